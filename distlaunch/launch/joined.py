@@ -18,7 +18,7 @@ from distlaunch.coordinator.joined.launchers import JoinedLaunchers
 from distlaunch.coordinator.joined.local_node import LocalNode
 from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job import JobPolicy
-from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.records import EventLog, LineFilter, OutputFiles
 from distlaunch.coordinator.runtime.run_directory import join_run_dir, make_run_dir, new_job_id
@@ -161,7 +161,7 @@ class JobLaunchers:
         """``otherwise`` returns the addresses by which the scheduler reaches node 0, which is this
         one.
 
-        ``alone``: see ``Gathering``.
+        ``alone``: see ``NodeSetupSettings``.
         """
         self._planner = planner
         self._addresses_of_node_0 = otherwise
@@ -169,7 +169,7 @@ class JobLaunchers:
         self._alone = alone
         self._joined_launchers: JoinedLaunchers | None = None
 
-    def gathering(self) -> Gathering:
+    def node_setup_settings(self) -> NodeSetupSettings:
         """Return the functions that the policy calls."""
         planner = self._planner
         tokens: dict[int, str] = {}
@@ -184,13 +184,13 @@ class JobLaunchers:
         def of_scheduler(_: str) -> Sequence[str]:
             return () if self._addresses_of_node_0 is None else self._addresses_of_node_0()
 
-        return Gathering(
+        return NodeSetupSettings(
             hosts=planner.hosts,
             bounds=planner.bounds,
             survey=planner.survey,
             compose=compose,
             addresses=partial(planner.addresses, of_scheduler=of_scheduler),
-            meet=partial(planner.choose_master, of_scheduler=of_scheduler),
+            choose_master=partial(planner.choose_master, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=self._options.join_timeout,
             launchers=True,
@@ -473,7 +473,7 @@ def _coordinate(
             plan,
             environ,
             backend=parts.planned.backend,
-            gathering=launchers.gathering(),
+            node_setup=launchers.node_setup_settings(),
             scheduler=None if slurm_job is None else slurm_job.scheduler(),
             terminal=False,
         )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings, Scheduler
+from distlaunch.coordinator.policy.job_settings import NodeSetupSettings, PolicySettings, Scheduler
 from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S, SignalPipe
 from distlaunch.coordinator.runtime.sink import Sink
@@ -146,7 +146,7 @@ def policy_settings(
     environ: Mapping[str, str],
     *,
     backend: PlannedBackend,
-    gathering: Gathering | None,
+    node_setup: NodeSetupSettings | None,
     scheduler: Scheduler | None,
     terminal: bool,
 ) -> PolicySettings:
@@ -156,7 +156,7 @@ def policy_settings(
         first_ranks=plan.first_ranks,
         world_size=len(plan.workers),
         scheduler=scheduler,
-        gathering=gathering,
+        node_setup=node_setup,
         python=None if options.no_python else options.python or sys.executable,
         dashes_first=options.script_args[:1] == ("--",),
         adds_local_rank=any(word.startswith("--local_rank=") for word in backend.worker_words(0))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.policy.events_and_actions import Composition
-from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.runtime.remote_agents import Feeder, RemoteAgents
 from distlaunch.coordinator.runtime.remote_output import Files, OutputThread
 from distlaunch.core.model.topology import Node
@@ -75,7 +75,7 @@ class RemoteNodes:
             return False
         return self._allocation is not None and self._allocation.by_user
 
-    def gathering(self) -> Gathering:
+    def node_setup_settings(self) -> NodeSetupSettings:
         """Return the functions that the policy calls."""
         planner, options = self._planner, self._options
         tokens: dict[int, str] = {}
@@ -89,16 +89,16 @@ class RemoteNodes:
         def of_scheduler(host: str) -> tuple[str, ...]:
             return () if self._slurm_job is None else self._slurm_job.addresses.of(host)
 
-        return Gathering(
+        return NodeSetupSettings(
             hosts=tuple(node.host for node in planner.hosts),
             bounds=planner.bounds,
             survey=planner.survey,
             compose=compose,
             addresses=partial(planner.addresses, of_scheduler=of_scheduler),
-            meet=partial(planner.choose_master, of_scheduler=of_scheduler),
+            choose_master=partial(planner.choose_master, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=options.join_timeout,
-            patience_s=None if options.who_set("join_timeout") else _FIRST_TRY_S,
+            retry_timeout_s=None if options.who_set("join_timeout") else _FIRST_TRY_S,
             discover=options.discover is not None,
             named_once=self._are_named,
             alone=None if self._slurm_job is None else run_alone_hint(options),

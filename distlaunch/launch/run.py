@@ -218,7 +218,7 @@ def _run(
             plan,
             environ,
             backend=planned.backend,
-            gathering=None if nodes is None else nodes.gathering(),
+            node_setup=None if nodes is None else nodes.node_setup_settings(),
             scheduler=None if slurm_job is None else slurm_job.scheduler(),
             terminal=terminal is not None,
         )

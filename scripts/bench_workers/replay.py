@@ -48,12 +48,12 @@ class Replay:
             join_timeout=600.0,
         )
         planned = make_plan(options, {"PATH": "/usr/bin", "HOME": "/nowhere"})
-        gathering = remote.RemoteNodes(planned.planner, options, {}).gathering()
+        settings = remote.RemoteNodes(planned.planner, options, {}).node_setup_settings()
         self.composing_s = 0.0
         self.seconds = 0.0
         self.policy = JobPolicy(
             PolicySettings(
-                gathering=replace(gathering, compose=self.timed(gathering.compose)), max_restarts=1
+                node_setup=replace(settings, compose=self.timed(settings.compose)), max_restarts=1
             )
         )
         self.nodes = nodes

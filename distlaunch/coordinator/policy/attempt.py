@@ -357,7 +357,7 @@ class Attempt:
 
             if not losses.explains(diagnosis, self.failures, self.losses):
                 others = failures.doing(ends, world_size=world_size, after_grace=after_grace)
-                may_have_bounds = settings.gathering is None or settings.gathering.may_have_bounds
+                may_have_bounds = settings.node_setup is None or settings.node_setup.may_have_bounds
                 diagnosis = losses.diagnosis_of(
                     self.losses, others, latest=progress.latest, may_have_bounds=may_have_bounds
                 )

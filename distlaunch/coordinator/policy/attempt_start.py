@@ -23,7 +23,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     ToNode,
     Unreachable,
 )
-from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
+from distlaunch.coordinator.policy.job_settings import NodeSetupSettings, PolicySettings
 from distlaunch.coordinator.policy.losses import Loss, hint_of_transport, who_left
 from distlaunch.coordinator.policy.membership import shown
 from distlaunch.coordinator.policy.node_setup import NodeSetup
@@ -48,10 +48,10 @@ SLACK_S = 5.0
 class AttemptStart:
     """Chooses and prepares the nodes of each attempt."""
 
-    def __init__(self, gathering: Gathering, settings: PolicySettings) -> None:
-        self._gathering = gathering
-        self._port, self._worker_ports = settings.master_port, settings.worker_ports
-        self._node_setup = NodeSetup(gathering, failure_grace_s=settings.failure_grace_s)
+    def __init__(self, settings: NodeSetupSettings, policy: PolicySettings) -> None:
+        self._settings = settings
+        self._port, self._worker_ports = policy.master_port, policy.worker_ports
+        self._node_setup = NodeSetup(settings, failure_grace_s=policy.failure_grace_s)
         self._preparation: Preparation | None = None
         self._before: AttemptNodes | None = None
         self._said: set[str] = set()
@@ -113,7 +113,7 @@ class AttemptStart:
             joined = f"; new: {name_hosts(new)}" if new else ""
             left = f"{self._node_setup.left}; " if self._node_setup.left is not None else ""
             text = (
-                f"{left}going on with {len(nodes.members)} of {self._gathering.bounds[1]} "
+                f"{left}going on with {len(nodes.members)} of {self._settings.bounds[1]} "
                 f"nodes{joined}"
             )
             actions.append(Say(text=text, level="warning" if left else "info"))
@@ -134,12 +134,12 @@ class AttemptStart:
     def replaces(self) -> bool:
         """Return whether the job continues without a lost node. That does not count as a
         restart."""
-        fewest, most = self._gathering.bounds
-        return fewest < most or (self._gathering.flexible and self._node_setup.here() >= fewest)
+        fewest, most = self._settings.bounds
+        return fewest < most or (self._settings.flexible and self._node_setup.here() >= fewest)
 
     def can_spare(self, number: int) -> bool:
         """Return whether the job can continue with ``number`` nodes fewer than are connected."""
-        return self.replaces() and self._node_setup.here() - number >= self._gathering.bounds[0]
+        return self.replaces() and self._node_setup.here() - number >= self._settings.bounds[0]
 
     # --- what happens to nodes
 
@@ -247,7 +247,7 @@ class AttemptStart:
             for member in nodes.members
             if (surveyed := self._node_setup.nodes[member].surveyed)
         ]
-        self._preparation = Preparation(self._gathering, nodes, attempt, surveys, now)
+        self._preparation = Preparation(self._settings, nodes, attempt, surveys, now)
         return self._preparation.begin(self._port, worker_ports=self._worker_ports)
 
     @property
@@ -270,7 +270,7 @@ class AttemptStart:
         job."""
         return None if self._preparation is None else self._preparation.late(owing)
 
-    def meet(self, now: float) -> MasterChoice | JobError | list[Action]:
+    def choose_master(self, now: float) -> MasterChoice | JobError | list[Action]:
         """Return the master address.
 
         Return actions instead if the job continues without the nodes that cannot reach the master,
@@ -280,7 +280,7 @@ class AttemptStart:
         if preparation is None:
             return []
         astray = preparation.astray(self.can_spare)
-        return self.leave_out(astray, now) if astray else preparation.meet()
+        return self.leave_out(astray, now) if astray else preparation.choose_master()
 
 
 class Preparation:
@@ -288,17 +288,17 @@ class Preparation:
 
     def __init__(
         self,
-        gathering: Gathering,
+        settings: NodeSetupSettings,
         nodes: AttemptNodes,
         attempt: int,
         surveys: Sequence[Surveyed],
         now: float,
     ) -> None:
-        self._gathering = gathering
+        self._settings = settings
         self._nodes = nodes
         self._attempt = attempt
         self._surveys = surveys
-        self._token = gathering.token(attempt) if len(nodes.members) > 1 else ""
+        self._token = settings.token(attempt) if len(nodes.members) > 1 else ""
         self._reached: dict[int, Reached] = {}
         self._until = now + PREPARE_S
         self.reaches = False
@@ -334,7 +334,7 @@ class Preparation:
         self.reaches = True
         self._until = now + REACH_S + SLACK_S
         try:
-            addresses = self._gathering.addresses(self._surveys[0], nodes.hosts[0])
+            addresses = self._settings.addresses(self._surveys[0], nodes.hosts[0])
         except LaunchError as exc:
             return JobError.of(exc)
         question = Reach(
@@ -379,10 +379,10 @@ class Preparation:
         ]
         return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
 
-    def meet(self) -> MasterChoice | JobError:
+    def choose_master(self) -> MasterChoice | JobError:
         """Return the master address after all nodes have tried to connect, or the error that there
         is none."""
         try:
-            return self._gathering.meet(self._surveys, self._reached)
+            return self._settings.choose_master(self._surveys, self._reached)
         except LaunchError as exc:
             return JobError.of(exc)

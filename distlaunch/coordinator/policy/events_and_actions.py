@@ -229,7 +229,7 @@ class StartAttempt(Record):
     port: int | None
     composition: Composition | None = None
     """The participating nodes. None on one machine."""
-    meeting: MasterChoice | None = None
+    master: MasterChoice | None = None
     """The master address. None if there is one node."""
     ports: tuple[int, ...] = ()
     """The ports reserved for workers, by rank. Each worker has the same number."""

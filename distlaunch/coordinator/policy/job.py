@@ -71,7 +71,7 @@ processes that workers have left."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 Phase = Literal[
     "new",
-    "gathering",
+    "connecting",
     "preparing",
     "starting",
     "running",
@@ -82,7 +82,7 @@ Phase = Literal[
 ]
 """``lingering``: all workers have ended with 0, and the launcher waits for processes that they have
 left. ``waiting``: an attempt has failed, and the delay before the next one has not passed."""
-_WITHOUT_ATTEMPT = ("new", "gathering", "waiting")
+_WITHOUT_ATTEMPT = ("new", "connecting", "waiting")
 """In these phases no node takes part in an attempt."""
 
 
@@ -104,10 +104,10 @@ class JobPolicy:
         """How long the last attempt ran after that signal."""
         self._attempt_start: AttemptStart | None = None
         """Sets up the nodes, if the job uses several nodes or another machine."""
-        if settings.gathering is not None:
+        if settings.node_setup is not None:
             from distlaunch.coordinator.policy.attempt_start import AttemptStart
 
-            self._attempt_start = AttemptStart(settings.gathering, settings)
+            self._attempt_start = AttemptStart(settings.node_setup, settings)
         self._run = Attempt(0, AttemptNodes.fixed(settings), began=0.0)
         """The current attempt, or the one that has just ended."""
         self._hang_detector = HangDetector(settings, self._run)
@@ -126,7 +126,9 @@ class JobPolicy:
         self._restart_at: float | None = None
         """When the delay before the next attempt ends. None: there is no delay."""
         self._signals = Signals(
-            holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
+            holds=scheduler is not None
+            and scheduler.signals_all
+            and settings.node_setup is not None
         )
         self._requests = StopSignalCounter()
         self._stop_signal_at = 0.0
@@ -164,7 +166,7 @@ class JobPolicy:
             self._signals.deadline(),
             self._restart_at,
         ]
-        if self._attempt_start is not None and self.phase in ("gathering", "preparing"):
+        if self._attempt_start is not None and self.phase in ("connecting", "preparing"):
             times.append(self._attempt_start.deadline())
         return min((time for time in times if time is not None), default=None)
 
@@ -273,16 +275,14 @@ class JobPolicy:
         attempt_start = self._attempt_start
         if self._restart_at is not None:
             return self._begin_attempt(now) if now >= self._restart_at else []
-        if attempt_start is None or self.phase not in ("gathering", "preparing"):
+        if attempt_start is None or self.phase not in ("connecting", "preparing"):
             return self._tick_running(now)
-        if self.phase == "gathering":
-            return self._continue_gathering(attempt_start, attempt_start.tick(now), now)
+        if self.phase == "connecting":
+            return self._continue_node_setup(attempt_start, attempt_start.tick(now), now)
         if now < attempt_start.deadline():
             return []
         refusal = attempt_start.late(self._run.owing)
-        return (
-            self._settle_meeting(attempt_start, now) if refusal is None else self._refuse(refusal)
-        )
+        return self._choose_master(attempt_start, now) if refusal is None else self._refuse(refusal)
 
     def _tick_running(self, now: float) -> list[Action]:
         if self._run.notice_at is not None and now >= self._run.notice_at:
@@ -299,8 +299,8 @@ class JobPolicy:
         attempt_start = self._attempt_start
         if attempt_start is None:
             return self._prepare(self._run.nodes, now)
-        self.phase = "gathering"
-        return self._continue_gathering(attempt_start, attempt_start.begin(now, fresh=fresh), now)
+        self.phase = "connecting"
+        return self._continue_node_setup(attempt_start, attempt_start.begin(now, fresh=fresh), now)
 
     def _on_membership(
         self,
@@ -310,15 +310,15 @@ class JobPolicy:
     ) -> list[Action]:
         match event:
             case Joined():
-                return self._continue_gathering(
+                return self._continue_node_setup(
                     attempt_start, attempt_start.joined(event, now), now
                 )
             case Unreachable():
-                return self._continue_gathering(
+                return self._continue_node_setup(
                     attempt_start, attempt_start.unreachable(event, now), now
                 )
             case Discovered():
-                return self._continue_gathering(
+                return self._continue_node_setup(
                     attempt_start, attempt_start.discovered(event, now), now
                 )
             case Lost():
@@ -329,7 +329,7 @@ class JobPolicy:
 
         Return the actions that follow.
         """
-        if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
+        if self.phase not in ("new", "connecting") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1
         self._restart_rule.on_takeover(known.restarts, now)
@@ -340,15 +340,15 @@ class JobPolicy:
     def _on_surveyed(
         self, attempt_start: AttemptStart, node: int, message: m.Surveyed, now: float
     ) -> list[Action]:
-        return self._continue_gathering(
+        return self._continue_node_setup(
             attempt_start, attempt_start.surveyed(node, message, now), now
         )
 
-    def _continue_gathering(
+    def _continue_node_setup(
         self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
         """Return the actions, extended by those that prepare the attempt if its nodes are known."""
-        found = attempt_start.settle(self.attempt, now) if self.phase == "gathering" else None
+        found = attempt_start.settle(self.attempt, now) if self.phase == "connecting" else None
         if found is None:
             return actions
         if isinstance(found, tuple):
@@ -356,7 +356,7 @@ class JobPolicy:
             return [*actions, *notices, *self._prepare(nodes, now)]
         return actions + self._refuse(found)
 
-    def _gather_again(self, now: float) -> list[Action]:
+    def _repeat_node_setup(self, now: float) -> list[Action]:
         """Return the actions that set up the nodes again.
 
         The previous attempt ended before any worker was started.
@@ -395,9 +395,9 @@ class JobPolicy:
             return []
         if message.problem is not None:
             if attempt_start is not None and attempt_start.can_spare(1):
-                return attempt_start.leave_out([(node, message.problem)], now) + self._gather_again(
-                    now
-                )
+                return attempt_start.leave_out(
+                    [(node, message.problem)], now
+                ) + self._repeat_node_setup(now)
             problem = (
                 message.problem
                 if attempt_start is None
@@ -428,30 +428,30 @@ class JobPolicy:
             return []
         attempt_start.reached(node, message)
         run.owing.discard(node)
-        return [] if run.owing else self._settle_meeting(attempt_start, now)
+        return [] if run.owing else self._choose_master(attempt_start, now)
 
-    def _settle_meeting(self, attempt_start: AttemptStart, now: float) -> list[Action]:
+    def _choose_master(self, attempt_start: AttemptStart, now: float) -> list[Action]:
         from distlaunch.planning.master_address import MasterChoice
 
-        found = attempt_start.meet(now)
+        found = attempt_start.choose_master(now)
         if isinstance(found, list):
-            return found + self._gather_again(now)
+            return found + self._repeat_node_setup(now)
         return self._start(found) if isinstance(found, MasterChoice) else self._refuse(found)
 
-    def _start(self, meeting: MasterChoice | None) -> list[Action]:
+    def _start(self, master: MasterChoice | None) -> list[Action]:
         run = self._run
         self.phase = "starting"
         run.owing = set(run.nodes.members)
         fields: dict[str, object] = {"attempt": self.attempt, "master_port": self._port}
-        if meeting is not None:
-            fields["master_addr"] = meeting.address
+        if master is not None:
+            fields["master_addr"] = master.address
         composition = run.nodes.composition
         ports = tuple(port for member in run.nodes.members for port in run.ports[member])
         start = StartAttempt(
             attempt=self.attempt,
             port=self._port,
             composition=composition,
-            meeting=meeting,
+            master=master,
             ports=ports,
         )
         return [Entry(type="attempt_started", fields=fields), start]
@@ -609,12 +609,12 @@ class JobPolicy:
         about = (self.attempt, run.nodes.ranks(node)) if took_part else None
         wanted = self.stop_signal is None and self._fault is None
         actions = attempt_start.lost(event, about, now, wanted=wanted)
-        if event.final and self.phase in ("gathering", "preparing", "waiting"):
+        if event.final and self.phase in ("connecting", "preparing", "waiting"):
             return actions + self._refuse(attempt_start.refuse(event))
         if not actions or not took_part:
-            return self._continue_gathering(attempt_start, actions, now)
+            return self._continue_node_setup(attempt_start, actions, now)
         if self.phase == "preparing":
-            return actions + self._gather_again(now)
+            return actions + self._repeat_node_setup(now)
         owed = node in run.owing
         kind = attempt_start.kind_lost(node)
         loss = run.lost(node, attempt_start.why_lost(node), now, exit_code=code, kind=kind)
@@ -778,10 +778,10 @@ class JobPolicy:
         if self.phase == "waiting":
             said = f"{name}: stopped; the restart had not begun"
             return [record, Say(text=said, level="warning"), *self._end(128 + signum)]
-        if self.phase in ("new", "gathering", "preparing"):
+        if self.phase in ("new", "connecting", "preparing"):
             waited = (
                 []
-                if self.settings.gathering is None
+                if self.settings.node_setup is None
                 else [Say(text=f"{name}: stopped; no worker had started")]
             )
             return [record, *waited, *self._end(128 + signum)]

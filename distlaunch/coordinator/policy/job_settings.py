@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from distlaunch.planning.master_address import MasterChoice
 
 
-class Gathering(Record):
+class NodeSetupSettings(Record):
     """How the nodes of a job are set up, if the job uses other machines as well.
 
     Its functions do no I/O.
@@ -30,14 +30,14 @@ class Gathering(Record):
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
     """Returns the addresses of the master, best first, from its survey and its name in the list of
     hosts. Raises LaunchError."""
-    meet: Callable[[Sequence[Surveyed], Mapping[int, Reached]], MasterChoice]
+    choose_master: Callable[[Sequence[Surveyed], Mapping[int, Reached]], MasterChoice]
     """Returns the master address from the surveys of all members, by node rank, and from the
     addresses that the other members have reached. Raises LaunchError."""
     token: Callable[[int], str]
     """Returns the word that the master port sends in an attempt, so that other nodes recognise
     it."""
     join_timeout_s: float = 60.0
-    patience_s: float | None = None
+    retry_timeout_s: float | None = None
     """How long failed nodes are tried again at the first start of a job of fixed size. None: until
     the join timeout."""
     discover: bool = False
@@ -72,12 +72,12 @@ class PolicySettings(Record):
     """Settings that do not change during a job. Times are seconds."""
 
     hosts: tuple[str, ...] = ()
-    """Hosts by node rank. This field and the next two are not used with ``gathering``."""
+    """Hosts by node rank. This field and the next two are not used with ``node_setup``."""
     first_ranks: tuple[int, ...] = ()
     """The lowest rank of each node, by node rank."""
     world_size: int = 0
     scheduler: Scheduler | None = None
-    gathering: Gathering | None = None
+    node_setup: NodeSetupSettings | None = None
     """The node setup, for a job on several nodes or on another machine."""
     python: str | None = None
     """The workers' interpreter, for hints. None if the workers do not run Python."""

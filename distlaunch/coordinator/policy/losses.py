@@ -104,7 +104,7 @@ def diagnosis_of(
 ) -> Diagnosis:
     """Return the diagnosis of an attempt that ended because nodes were lost.
 
-    ``latest``: the newest heartbeats, by rank. ``may_have_bounds``: as in ``Gathering``.
+    ``latest``: the newest heartbeats, by rank. ``may_have_bounds``: as in ``NodeSetupSettings``.
     """
     first = losses[0]
     ranks = tuple(rank for loss in losses for rank in loss.ranks)

@@ -19,7 +19,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     LossKind,
     Say,
 )
-from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.host_list import fold_hosts, name_hosts
 from distlaunch.core.model.text import counted, format_ranks, printable
@@ -302,7 +302,11 @@ def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectF
 
 
 def too_few(
-    settings: Gathering, inside: Sequence[Member], missing: Sequence[Member], *, present: int
+    settings: NodeSetupSettings,
+    inside: Sequence[Member],
+    missing: Sequence[Member],
+    *,
+    present: int,
 ) -> JobError:
     """Return the error that there are too few nodes, with one row for each missing node."""
     if settings.flexible:

@@ -26,7 +26,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Say,
     ToNode,
 )
-from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.policy.membership import Member, Membership
 from distlaunch.core.errors import EXIT_USAGE, LaunchError, NodesError
 from distlaunch.core.model.host_list import name_hosts
@@ -53,11 +53,11 @@ class NodeSetup:
     """Sets up the nodes of each attempt, and tracks between attempts which nodes could take part in
     the next."""
 
-    def __init__(self, gathering: Gathering, *, failure_grace_s: float) -> None:
-        self._settings = gathering
-        self._composer = CompositionCache(gathering.compose)
+    def __init__(self, settings: NodeSetupSettings, *, failure_grace_s: float) -> None:
+        self._settings = settings
+        self._composer = CompositionCache(settings.compose)
         self.nodes = Membership(
-            gathering.hosts, flexible=gathering.flexible, failure_grace_s=failure_grace_s
+            settings.hosts, flexible=settings.flexible, failure_grace_s=failure_grace_s
         )
         self.active = False
         self.left: str | None = None
@@ -111,8 +111,10 @@ class NodeSetup:
         if fresh or not self._extended:
             self._until = now + settings.join_timeout_s
         self._extended = not fresh
-        patience_s = settings.patience_s if self._first and not settings.flexible else None
-        self._hope_until = None if patience_s is None else now + patience_s
+        retry_timeout_s = (
+            settings.retry_timeout_s if self._first and not settings.flexible else None
+        )
+        self._hope_until = None if retry_timeout_s is None else now + retry_timeout_s
         self._enough_since = self._differ_since = self._why_few = None
         self._too_few = 0
         for names in (self._in, self._unanswered, self._retrying, self._failed):

@@ -20,8 +20,8 @@ from distlaunch.core.model.run_files import (
     EVENTS_OF_NODE,
     MARKER,
     REPORT,
-    is_our_folder,
-    is_ours,
+    is_output_folder,
+    is_output_of_distlaunch,
 )
 from distlaunch.core.model.text import printable
 from distlaunch.core.private_files import make_private_dir, make_private_dirs, open_private
@@ -228,9 +228,9 @@ def _is_open_elsewhere(events: str) -> bool:
 def _remove(run: str) -> None:
     with suppress(OSError):
         for entry in list(os.scandir(run)):
-            if entry.is_dir(follow_symlinks=False) and is_our_folder(entry.name):
+            if entry.is_dir(follow_symlinks=False) and is_output_folder(entry.name):
                 _remove(entry.path)
-            elif is_ours(entry.name) and entry.name != MARKER:
+            elif is_output_of_distlaunch(entry.name) and entry.name != MARKER:
                 os.unlink(entry.path)
         if os.listdir(run) == [MARKER]:
             os.unlink(os.path.join(run, MARKER))

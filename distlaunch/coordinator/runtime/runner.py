@@ -187,7 +187,7 @@ class Runner:
         plan = self._plan
         if plan.first_shown == 0:  # an outer launcher's other workers show it already
             self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
-        if self._policy.settings.gathering is None:
+        if self._policy.settings.node_setup is None:
             self._say_notes(plan)
         fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
         self._events.write("job_started", {**fields, "host": os.uname().nodename})
@@ -319,7 +319,7 @@ class Runner:
         before = "restarting" if policy.attempt else "starting"
         phases = {
             "new": "starting",
-            "gathering": before,
+            "connecting": before,
             "preparing": before,
             "waiting": "restarting",
         }
@@ -344,12 +344,12 @@ class Runner:
         composition, attempt = action.composition, action.attempt
         plan = self._plan if composition is None else composition.plan
         self._plan = self._reporter.plan = plan = bind(
-            plan, attempt=attempt, master_port=action.port, meeting=action.meeting
+            plan, attempt=attempt, master_port=action.port, master=action.master
         )
         if action.ports and self._backend is not None:
             from distlaunch.planning.worker_addresses import cluster_of, with_cluster
 
-            cluster = cluster_of(plan, action.ports, action.meeting)
+            cluster = cluster_of(plan, action.ports, action.master)
             try:
                 self._plan = self._reporter.plan = plan = with_cluster(plan, cluster, self._backend)
             except ConfigError as exc:

@@ -130,7 +130,7 @@ def plan_path(run_dir: str, attempt: int) -> str:
     return os.path.join(run_dir, f"plan-{attempt}.json")
 
 
-def is_ours(name: str) -> bool:
+def is_output_of_distlaunch(name: str) -> bool:
     """Return whether a file in a run directory has a name that distlaunch gives to its files."""
     of_node = name.startswith(("events-", "filtered_")) and name.endswith((".jsonl", ".log"))
     return (
@@ -140,6 +140,6 @@ def is_ours(name: str) -> bool:
     )
 
 
-def is_our_folder(name: str) -> bool:
+def is_output_folder(name: str) -> bool:
     """Return whether a directory in a run directory has a name that a layout gives."""
     return name.startswith(("attempt-", "attempt_", "rank.")) or (name.isascii() and name.isdigit())

@@ -7,7 +7,7 @@ import pytest
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job import JobPolicy
-from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
+from distlaunch.coordinator.policy.job_settings import NodeSetupSettings, PolicySettings
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
@@ -234,7 +234,7 @@ class NodesJob(Job):
         discover=False,
         launchers=False,
         join_timeout_s=60.0,
-        patience_s=None,
+        retry_timeout_s=None,
         may_have_bounds=True,
         **more,
     ):
@@ -242,21 +242,21 @@ class NodesJob(Job):
         self.names = [f"n{number}" for number in range(hosts)]
         self.composed: list[Composition] = []
         self.refuses: Exception | None = None
-        gathering = Gathering(
+        node_setup = NodeSetupSettings(
             hosts=tuple(self.names),
             bounds=self.bounds,
             survey=self.survey,
             compose=self.compose,
             addresses=lambda surveyed, host: ("10.0.0.1", host),
-            meet=self.meet,
+            choose_master=self.choose_master,
             token=lambda attempt: f"word{attempt}",
             join_timeout_s=join_timeout_s,
-            patience_s=patience_s,
+            retry_timeout_s=retry_timeout_s,
             discover=discover,
             launchers=launchers,
             may_have_bounds=may_have_bounds,
         )
-        super().__init__(0, per_node, gathering=gathering, **more)
+        super().__init__(0, per_node, node_setup=node_setup, **more)
 
     def survey(self, serial: int) -> m.Survey:
         return m.Survey(
@@ -299,7 +299,7 @@ class NodesJob(Job):
         self.composed.append(Composition(members=members, plan=plan))
         return self.composed[-1]
 
-    def meet(self, surveys, reached) -> MasterChoice:
+    def choose_master(self, surveys, reached) -> MasterChoice:
         assert sorted(reached) == list(range(1, len(surveys)))
         if not all(answer.routes for answer in reached.values()):
             raise NodesError("no address of n0 can be reached from all")

@@ -27,7 +27,7 @@ def test_a_spare_stands_in_at_the_start_if_one_cannot_take_part(make_nodes):
     job = make_nodes(3, bounds=(2, 2))
     job.begin()
     job.gather(0, 2)
-    assert job.phase == "gathering", "node 1 may yet come"
+    assert job.phase == "connecting", "node 1 may yet come"
     job.unreachable(1, step="login", text="no key", passing=False)
     assert job.members == (0, 2)
     assert "without n1 (login: no key)" in job.said
@@ -86,7 +86,7 @@ def test_hosts_are_looked_for_at_each_re_forming_and_new_ones_take_part(found):
     job.lost(0)
     assert len(job.of(p.Discover, job.stop_others(0))) == 1
     job.survey_all()
-    assert job.phase == "gathering", "the hosts are not known yet"
+    assert job.phase == "connecting", "the hosts are not known yet"
     actions = job.discovered("n0", "n1", "n2", "m7", "m7", "m8")
     assert job.connects(actions) == [(3, 0.0), (4, 0.0)]
     job.gather(3, 4)

@@ -57,7 +57,7 @@ def test_a_job_that_has_not_started_its_workers_ends_at_once(make_nodes, come):
     job = make_nodes(2, max_restarts=3)
     job.step(p.Begin())
     job.gather(*([0] if come == "some are here" else [0, 1]))
-    assert job.phase == ("gathering" if come == "some are here" else "preparing")
+    assert job.phase == ("connecting" if come == "some are here" else "preparing")
     actions = cut_off(job, 0)
     assert job.exit_code == 69
     assert not job.of(p.Connect, actions)

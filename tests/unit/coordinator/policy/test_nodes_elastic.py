@@ -32,7 +32,7 @@ def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
     job.gather(0, 2)
     job.unreachable(1)
     job.pass_time(ELASTIC_WAIT_S - 0.1)
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
     job.pass_time(0.2)
     assert job.phase == "preparing"
     assert job.members == (0, 2)
@@ -78,7 +78,7 @@ def test_a_total_that_the_first_nodes_cannot_hold_waits_for_more(make_nodes):
     job.begin()
     job.gather(0, 1)
     job.pass_time(ELASTIC_WAIT_S)
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
     job.refuses = None
     job.gather(2)
     assert job.members == (0, 1, 2)
@@ -300,7 +300,7 @@ def test_a_node_that_cannot_prepare_is_left_out_if_the_others_will_do(make_nodes
     job.prepared(2, problem="no thread can be started")
     assert job.exit_code is None
     assert "node n2 left out: no thread can be started" in job.said
-    assert job.phase in ("gathering", "preparing")
+    assert job.phase in ("connecting", "preparing")
 
 
 def test_where_nobody_can_be_spared_a_node_that_cannot_prepare_ends_the_job(make_nodes):
@@ -321,7 +321,7 @@ def test_a_node_that_finds_no_way_to_the_master_is_left_out(make_nodes):
     actions = job.reached(2, routes=(), problem="no route to host")
     assert "node n2 left out: no route to host" in job.said
     assert [node for node, _ in job.connects(actions)] == [2]
-    assert (job.attempt, job.phase) == (1, "gathering")
+    assert (job.attempt, job.phase) == (1, "connecting")
     job.survey_all()
     assert job.members == (0, 1)
 

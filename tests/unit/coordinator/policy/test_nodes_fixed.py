@@ -15,7 +15,7 @@ def test_all_nodes_are_connected_at_once_and_each_is_surveyed_as_it_joins(make_n
     job.begin()
     assert job.connects() == [(0, 0.0), (1, 0.0), (2, 0.0)]
     assert [node for node, _ in job.sent(m.Survey, job.joined(1))] == [1]
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
 
 
 def test_the_way_from_hosts_to_running_workers(make_nodes):
@@ -155,7 +155,7 @@ def test_a_node_that_is_lost_before_anything_runs_is_waited_for_again(make_nodes
     job.gather()
     job.prepared(0)
     actions = job.lost(1)
-    assert (job.attempt, job.phase) == (1, "gathering")
+    assert (job.attempt, job.phase) == (1, "connecting")
     assert [node for node, _ in job.connects(actions)] == [1]
     job.survey_all()
     job.gather(1)

@@ -251,7 +251,7 @@ def test_a_script_that_differs_after_the_job_has_run_is_looked_at_for_longer(mak
     while job.now < 30.0:
         job.pass_time(LOOK_AGAIN_S)
         job.survey_all()
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
     job.refuses = None
     job.pass_time(LOOK_AGAIN_S)
     job.survey_all()

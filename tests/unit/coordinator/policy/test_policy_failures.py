@@ -509,7 +509,7 @@ def test_several_nodes_gather_after_the_delay(make_nodes):
     job.fail()
     assert waits(job) == 8.0
     job.pass_time(8.0)
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
     job.survey_all()
     job.come_up()
     assert (job.phase, job.attempt) == ("running", 1)

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from distlaunch.coordinator.runtime.records import LineFilter
 from distlaunch.coordinator.runtime.run_directory import folder_name
-from distlaunch.core.model.run_files import TORCHRUN, TRAIN, is_our_folder, is_ours
+from distlaunch.core.model.run_files import (
+    TORCHRUN,
+    TRAIN,
+    is_output_folder,
+    is_output_of_distlaunch,
+)
 from tests.examples import examples
 
 
@@ -92,7 +97,7 @@ def test_all_that_a_layout_names_is_known_as_ours(layout):
     }
     for path in files:
         *folders, name = path.removeprefix("/r/").split("/")
-        assert is_ours(name)
-        assert all(map(is_our_folder, folders))
-    assert not is_ours("checkpoint.pt")
-    assert not is_our_folder("checkpoints")
+        assert is_output_of_distlaunch(name)
+        assert all(map(is_output_folder, folders))
+    assert not is_output_of_distlaunch("checkpoint.pt")
+    assert not is_output_folder("checkpoints")

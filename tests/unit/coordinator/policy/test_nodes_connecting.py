@@ -72,7 +72,7 @@ def test_a_node_that_comes_up_late_takes_part(make_nodes):
 
 
 def test_at_the_first_start_a_node_that_fails_is_not_tried_for_long(make_nodes):
-    job = make_nodes(3, patience_s=15.0)
+    job = make_nodes(3, retry_timeout_s=15.0)
     job.begin()
     job.gather(0)
     for _ in range(4):
@@ -88,7 +88,7 @@ def test_at_the_first_start_a_node_that_fails_is_not_tried_for_long(make_nodes):
 
 
 def test_after_a_loss_there_is_all_the_time(make_nodes):
-    job = make_nodes(2, patience_s=15.0, max_restarts=1).run()
+    job = make_nodes(2, retry_timeout_s=15.0, max_restarts=1).run()
     job.lost(1)
     job.exited(0, -15, told=True)
     job.exited(1, -15, told=True)
@@ -169,7 +169,7 @@ def test_a_node_that_is_lost_while_the_others_gather_is_connected_again(make_nod
     [(node, _)] = job.connects(job.lost(0))
     assert node == 0
     job.gather(1)
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
     job.gather(0)
     assert job.phase == "preparing"
 
@@ -240,7 +240,7 @@ def test_what_a_network_file_system_shows_late_costs_a_moment(make_nodes):
     job.gather(0)
     job.joined(1)
     job.surveyed(1, script_sha256=None)
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
     job.pass_time(LOOK_AGAIN_S)
     job.surveyed(1)
     assert job.phase == "preparing"
@@ -256,7 +256,7 @@ def test_an_answer_to_an_earlier_survey_does_not_count(make_nodes):
     job.pass_time(LOOK_AGAIN_S)
     assert job.asked(1) > old
     assert job.say(1, job.answer(1, serial=old)) == []
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
 
 
 def test_differing_scripts_are_looked_at_again_and_then_end_the_job(make_nodes):
@@ -266,7 +266,7 @@ def test_differing_scripts_are_looked_at_again_and_then_end_the_job(make_nodes):
     )
     job.begin()
     job.gather()
-    assert job.phase == "gathering"
+    assert job.phase == "connecting"
     looked_at = []
     while job.exit_code is None:
         looked_at += [node for node, _ in job.sent(m.Survey, job.pass_time(LOOK_AGAIN_S))]
