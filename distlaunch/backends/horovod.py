@@ -91,7 +91,7 @@ class Horovod(Backend):
         shown = {"PYTHONFAULTHANDLER": "1"}
         return shown | {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else shown
 
-    def check_meeting(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
+    def check_nodes(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
         """Raise ConfigError if a node resolves its own name to a loopback address.
 
         Horovod 0.28's groups for data listen at that address, whatever HOROVOD_GLOO_IFACE is.

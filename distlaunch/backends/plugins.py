@@ -349,7 +349,7 @@ _METHODS: Mapping[str, _Check] = {
     "notes_on_script": _check_texts,
     "check": _accept,
     "check_files": _accept,
-    "check_meeting": _accept,
+    "check_nodes": _accept,
     "script_words": _check_arguments,
     "worker_words": _check_arguments,
     "job_variables": _check_variables,

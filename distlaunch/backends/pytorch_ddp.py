@@ -25,7 +25,7 @@ class TorchBackend(Backend):
     how many are kept (2,000 since 2.7) unless an option sets it.
     """
 
-    meets_at_port = True
+    uses_master_port = True
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)

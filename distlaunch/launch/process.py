@@ -163,7 +163,7 @@ def policy_settings(
         or any(word.startswith("--local-rank=${") for word in options.script_args[:1]),
         master_port=plan.wanted_port,
         worker_ports=plan.worker_ports,
-        meets_at_port=backend.meets_at_port,
+        uses_master_port=backend.uses_master_port,
         max_restarts=options.max_restarts,
         restart_window_s=options.restart_window,
         restart_delay_s=options.restart_delay or (0.0, 0.0),

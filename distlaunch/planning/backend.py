@@ -29,7 +29,7 @@ class PlannedBackend:
     """
     worker_ports: ClassVar[int] = 0
     """How many ports a node holds for each of its workers; see ``cluster_variables``."""
-    meets_at_port: ClassVar[bool] = False
+    uses_master_port: ClassVar[bool] = False
     """Workers that train together always use MASTER_PORT."""
     shared_memory: ClassVar[tuple[str, ...]] = ()
     """Names of files that each worker may leave in /dev/shm. The node removes them after every
@@ -66,7 +66,7 @@ class PlannedBackend:
         """Raise ConfigError if the chosen options are impossible with these nodes and workers."""
         del topology
 
-    def check_meeting(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
+    def check_nodes(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
         """Raise ConfigError if the backend cannot work on these nodes, each of which reaches the
         first one.
 

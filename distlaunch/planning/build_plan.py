@@ -226,21 +226,21 @@ def build_plan(
 
 
 def bind(
-    plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: MasterChoice | None = None
+    plan: LaunchPlan, *, attempt: int, master_port: int | None, master: MasterChoice | None = None
 ) -> LaunchPlan:
     """Return the plan with the values of one attempt: its number, the master port, the error files.
 
-    ``meeting`` has the master address and the variables that nodes need to use it; None on one
+    ``master`` has the master address and the variables that nodes need to use it; None on one
     node.
     """
-    if meeting is not None:
+    if master is not None:
         nodes = tuple(
             replace(node, env={**node.env, **more, **_repeated(plan, more)})
-            if (more := meeting.env.get(rank))
+            if (more := master.env.get(rank))
             else node
             for rank, node in enumerate(plan.nodes)
         )
-        plan = replace(plan, master_addr=meeting.address, nodes=nodes)
+        plan = replace(plan, master_addr=master.address, nodes=nodes)
     error_file = plan.layout.error_files(plan.run_dir, attempt)
     workers = plan.workers
     if any(worker.env.get(_ERROR_FILE) != error_file(worker.rank) for worker in workers[:1]):

@@ -459,7 +459,7 @@ class JoinedPlanner:
             if value in there and name not in taken
         }
         where = MasterChoice(address=start.master_addr, env={rank: env} if env else {})
-        plan = bind(plan, attempt=start.attempt, master_port=start.master_port, meeting=where)
+        plan = bind(plan, attempt=start.attempt, master_port=start.master_port, master=where)
         return with_cluster(plan, start.cluster, self._backend)
 
     def _check(self, start: p.StartWorkers) -> None:

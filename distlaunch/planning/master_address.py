@@ -220,10 +220,10 @@ class AddressChooser:
         from distlaunch.planning import interfaces
         from distlaunch.planning.hosts.this_host import is_loopback
 
-        options, meeting_host = self._options, self._rendezvous_host
+        options, rendezvous_host = self._options, self._rendezvous_host
         if options.master_addr is not None:
             return (options.master_addr,)
-        if options.interface is not None or meeting_host is None:
+        if options.interface is not None or rendezvous_host is None:
             return interfaces.addresses(
                 surveyed, host, interface=options.interface, of_scheduler=of_scheduler(host)
             )
@@ -231,10 +231,10 @@ class AddressChooser:
             found = interfaces.addresses(surveyed, host, of_scheduler=of_scheduler(host))
         except ConfigError:
             found = ()
-        numeric = meeting_host.replace(".", "").isdecimal() or ":" in meeting_host
-        direct = numeric or is_loopback(meeting_host)
-        first = (meeting_host,) if direct and meeting_host not in _UNSPECIFIED else ()
-        return tuple(dict.fromkeys((*first, *found, meeting_host)))
+        numeric = rendezvous_host.replace(".", "").isdecimal() or ":" in rendezvous_host
+        direct = numeric or is_loopback(rendezvous_host)
+        first = (rendezvous_host,) if direct and rendezvous_host not in _UNSPECIFIED else ()
+        return tuple(dict.fromkeys((*first, *found, rendezvous_host)))
 
     def choose(
         self,
@@ -260,7 +260,7 @@ class AddressChooser:
             set_by_user=set_by_user,
             nccl=nccl,
         )
-        self._backend.check_meeting(surveys, hosts)
+        self._backend.check_nodes(surveys, hosts)
         return found
 
 

@@ -239,8 +239,8 @@ def _find_this_machine(
         return allocation.node_rank, by or allocation.source
     identity = around.identity
     if allocation.part == "node" and options.rendezvous is not None:
-        meeting_host = rendezvous_endpoint(options)[0]
-        if meeting_host is not None and is_this_machine(meeting_host, identity):
+        rendezvous_host = rendezvous_endpoint(options)[0]
+        if rendezvous_host is not None and is_this_machine(rendezvous_host, identity):
             return 0, options.named("rendezvous")
     ours = [
         index for index, host in enumerate(allocation.hosts) if is_this_machine(host.name, identity)

@@ -27,15 +27,15 @@ default."""
 
 
 def cluster_of(
-    plan: LaunchPlan, ports: Sequence[int], meeting: MasterChoice | None
+    plan: LaunchPlan, ports: Sequence[int], master: MasterChoice | None
 ) -> tuple[str, ...]:
     """Return ``HOST:PORT`` for each port.
 
-    ``ports`` are in the order of ranks, ``plan.worker_ports`` of them for each worker. ``meeting``
+    ``ports`` are in the order of ranks, ``plan.worker_ports`` of them for each worker. ``master``
     says how the nodes reach each other; None for a job on one node.
     """
     each = plan.worker_ports
-    hosts = (plan.master_addr or "",) if meeting is None else meeting.addresses
+    hosts = (plan.master_addr or "",) if master is None else master.addresses
     by_port = (
         host
         for host, node in zip(hosts, plan.nodes, strict=True)

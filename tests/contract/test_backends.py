@@ -194,7 +194,7 @@ def test_notes_and_words_are_text_of_one_line(backend, topology, method):
 def test_contradictions_are_config_errors(backend, topology):
     with suppress(ConfigError):
         backend.check(topology)
-    backend.check_meeting([], [])
+    backend.check_nodes([], [])
 
 
 def test_sizing_twice_changes_nothing(backend):

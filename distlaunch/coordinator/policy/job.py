@@ -947,7 +947,7 @@ class JobPolicy:
         time."""
         run, settings = self._run, self.settings
         lived_s = max((end.uptime_s for end in run.finished), default=0.0)
-        if not settings.meets_at_port or run.port_used is not False or run.nodes.world_size < 2:
+        if not settings.uses_master_port or run.port_used is not False or run.nodes.world_size < 2:
             return []
         if lived_s < settings.min_uptime_s:  # too short for a training
             return []

@@ -90,7 +90,7 @@ class PolicySettings(Record):
     master_port: int = 0
     worker_ports: int = 0
     """The number of ports that a node reserves for each of its workers."""
-    meets_at_port: bool = False
+    uses_master_port: bool = False
     """Workers that train together always use ``master_port``."""
     max_restarts: int = 0
     restart_window_s: float | None = None

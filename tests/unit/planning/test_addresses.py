@@ -191,10 +191,10 @@ def test_own_names_that_lead_to_loopback_are_found_where_there_are_others(make_s
     )
     assert names_of_loopback([good, astray], ["n1", "n2"]) == {"n2": "127.0.1.1"}
     horovod, other = (find_backend(name)({}, {}) for name in ("horovod", "pytorch-ddp"))
-    other.check_meeting([good, astray], ["n1", "n2"])
-    horovod.check_meeting([good, good], ["n1", "n3"])
+    other.check_nodes([good, astray], ["n1", "n2"])
+    horovod.check_nodes([good, good], ["n1", "n3"])
     with pytest.raises(
         ConfigError, match=r"n2: the machine's own name resolves to 127\.0\.1\.1"
     ) as caught:
-        horovod.check_meeting([good, astray], ["n1", "n2"])
+        horovod.check_nodes([good, astray], ["n1", "n2"])
     assert "/etc/hosts of n2" in str(caught.value.hint)

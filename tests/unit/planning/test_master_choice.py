@@ -280,7 +280,7 @@ def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_planner, m
     met = made.choose_master(
         [surveys[number] for number in members], {1: reached(way("10.0.0.1", "10.0.0.2", "eth0"))}
     )
-    bound = bind(plan, attempt=2, master_port=4711, meeting=met)
+    bound = bind(plan, attempt=2, master_port=4711, master=met)
     assert (bound.env["MASTER_ADDR"], bound.env["MASTER_PORT"], bound.attempt) == (
         "10.0.0.1",
         "4711",

@@ -232,6 +232,6 @@ def test_a_nodes_variables_that_repeat_one_of_ours_are_shown_and_none_that_it_in
         repeated={"GOSSIP_IFACE": "GLOO_SOCKET_IFNAME"},
     )
     met = MasterChoice(address="10.0.0.1", env={1: {"GLOO_SOCKET_IFNAME": "eth1"}})
-    one, other = bind(planned, attempt=0, master_port=7, meeting=met).record()["nodes"]
+    one, other = bind(planned, attempt=0, master_port=7, master=met).record()["nodes"]
     assert "env" not in one
     assert other["env"] == {"GLOO_SOCKET_IFNAME": "eth1", "GOSSIP_IFACE": "eth1"}

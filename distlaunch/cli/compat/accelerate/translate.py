@@ -25,14 +25,14 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialect, DropInOptions
 
-_MEETING_PORT = 29500
+_RENDEZVOUS_PORT = 29500
 _LISTS = ("hosts", "hostfile", "discover")
 _JOIN_S = 600.0
 """What torchrun's rendezvous, which is Accelerate's, waits for machines."""
 _BY_HAND = ("standard", "nossh")
 """Values of ``deepspeed_multinode_launcher`` for which the user starts a launcher on each
 machine."""
-_MEETING = (
+_RENDEZVOUS_HINT = (
     "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all "
     "from here, by SSH"
 )
@@ -321,7 +321,7 @@ def _machines_by_hand(asked: _Asked, values: dict[str, Any]) -> None:
     host, rank = asked.text("main_process_ip"), asked.number("machine_rank")
     named = f"--num_machines {machines}"
     if host is None:
-        raise UsageError(f"{named}: where they meet is not said", hint=_MEETING)
+        raise UsageError(f"{named}: where they meet is not said", hint=_RENDEZVOUS_HINT)
     if processes is None or processes % machines:
         what = (
             "is missing"
@@ -340,7 +340,7 @@ def _machines_by_hand(asked: _Asked, values: dict[str, Any]) -> None:
         )
     bare = f"[{host}]" if ":" in host and host[0] != "[" else host
     values.update(num_nodes=machines, node_rank=rank)
-    values["rendezvous"] = f"{bare}:{asked.number('main_process_port') or _MEETING_PORT}"
+    values["rendezvous"] = f"{bare}:{asked.number('main_process_port') or _RENDEZVOUS_PORT}"
     values["given"]["rendezvous"] = "--main_process_ip"
     values.setdefault("join_timeout", _JOIN_S)
     _count(asked, values, processes // machines, per_node=True)

@@ -26,13 +26,13 @@ DEFAULT_HOSTFILE = "/job/hostfile"
 """The host file that DeepSpeed reads if it exists and the user names no other."""
 _SLURM = "slurm"
 _ACCELERATOR = "DS_ACCELERATOR"
-_MEETING_PORT = 29500
-_MEETING_OPTION = "--master_addr"
+_RENDEZVOUS_PORT = 29500
+_RENDEZVOUS_OPTION = "--master_addr"
 """The option with the address at which the launchers meet."""
-_MEETING_SPELLING = (
+_RENDEZVOUS_NAMES = (
     ("--rendezvous HOST:PORT", "--master_port PORT"),
     ("port in --rendezvous", "port in --master_port"),
-    ("--rendezvous", _MEETING_OPTION),
+    ("--rendezvous", _RENDEZVOUS_OPTION),
 )
 _SPELLING = (
     *SPELLING,
@@ -133,7 +133,7 @@ def translate(
     values.setdefault("grace", _GRACE_S)
     values.setdefault("failure_grace", _GRACE_S)
     sized = (("--gpus-per-node", "--num_gpus"),) if own["num_gpus"] else ()
-    met = _MEETING_SPELLING if values["given"].get("rendezvous") == _MEETING_OPTION else ()
+    met = _RENDEZVOUS_NAMES if values["given"].get("rendezvous") == _RENDEZVOUS_OPTION else ()
     by_slurm = (("--source slurm", "--launcher slurm"),) if own["launcher"] == _SLURM else ()
     options = DropInOptions(
         **values, dialect=Dialect(spelling=(*_SPELLING, *sized, *met, *by_slurm))
@@ -259,8 +259,8 @@ def _nodes(
     elif several and "master_addr" in values:
         host = values["master_addr"]
         bare = f"[{host}]" if ":" in host else host
-        values["rendezvous"] = f"{bare}:{values.pop('master_port', _MEETING_PORT)}"
-        values["given"]["rendezvous"] = _MEETING_OPTION
+        values["rendezvous"] = f"{bare}:{values.pop('master_port', _RENDEZVOUS_PORT)}"
+        values["given"]["rendezvous"] = _RENDEZVOUS_OPTION
 
 
 def _launcher_args(

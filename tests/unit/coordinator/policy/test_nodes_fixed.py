@@ -39,7 +39,7 @@ def test_the_way_from_hosts_to_running_workers(make_nodes):
     job.reached(2)
     [start] = job.of(p.StartAttempt, job.reached(1))
     assert (start.attempt, start.port, start.composition) == (0, 29500, job.composed[0])
-    assert start.meeting.address == "10.0.0.1"
+    assert start.master.address == "10.0.0.1"
     for rank in job.ranks:
         job.started(rank)
     assert (job.phase, job.policy.up, job.policy.world_size) == ("running", 6, 6)

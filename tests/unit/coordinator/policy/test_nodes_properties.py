@@ -97,7 +97,7 @@ class World:
         assert all(number in self.up for number in members), "a member is not there"
         assert all(number in self.prepared for number in members), "a member has not prepared"
         assert not self.starts or action.attempt > self.starts[-1]
-        assert (action.meeting is None) == (len(members) == 1)
+        assert (action.master is None) == (len(members) == 1)
         self.starts.append(action.attempt)
         self.prepared.clear()
         self.codes = {}
