@@ -47,7 +47,7 @@ from distlaunch.transport.tcp_listener import PortTakenError
 if TYPE_CHECKING:
     from distlaunch.launch.slurm import SlurmJob
 
-Otherwise = Callable[[], Sequence[str]]
+OtherAddresses = Callable[[], Sequence[str]]
 OpenSink = Callable[[int], Sink]
 OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 
@@ -155,16 +155,16 @@ class JobLaunchers:
         planner: JoinedPlanner,
         options: TrainOptions,
         *,
-        otherwise: Otherwise | None = None,
+        other_addresses: OtherAddresses | None = None,
         alone: str | None = None,
     ) -> None:
-        """``otherwise`` returns the addresses by which the scheduler reaches node 0, which is this
+        """``other_addresses`` returns the addresses by which the scheduler reaches node 0, which is this
         one.
 
         ``alone``: see ``NodeSetupSettings``.
         """
         self._planner = planner
-        self._addresses_of_node_0 = otherwise
+        self._addresses_of_node_0 = other_addresses
         self._options = options
         self._alone = alone
         self._joined_launchers: JoinedLaunchers | None = None
@@ -242,9 +242,13 @@ def report_no_plan(options: TrainOptions, environ: Mapping[str, str], why: Launc
         rendezvous = choose_rendezvous_without_plan(options, location)
         job_identity = make_job_identity(rendezvous, options, environ)
         if rendezvous.leads != "yes":
-            otherwise = _addresses_of_node_0(rendezvous, location, environ)
+            other_addresses = _addresses_of_node_0(rendezvous, location, environ)
             decline(
-                rendezvous, job_identity, host=facts.hostname, why=why.message, otherwise=otherwise
+                rendezvous,
+                job_identity,
+                host=facts.hostname,
+                why=why.message,
+                other_addresses=other_addresses,
             )
         elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
             RendezvousPort(
@@ -281,7 +285,7 @@ def run_launcher(
     for text in notices:
         sink.say(text)
     clock = Clock()
-    otherwise = _addresses_of_node_0(planner.rendezvous, planned.location, environ)
+    other_addresses = _addresses_of_node_0(planner.rendezvous, planned.location, environ)
     warn = partial(sink.say, level="warning")
     rendezvous_port: RendezvousPort | None = None
     if planner.rendezvous.leads != "no":
@@ -304,14 +308,14 @@ def run_launcher(
                 job_identity,
                 host=planner.hostname,
                 why=exc.message,
-                otherwise=otherwise,
+                other_addresses=other_addresses,
             )
         else:
             rendezvous_port.refuse(exc)
         raise
     if rendezvous_port is None:
-        return _join(parts, job_identity, otherwise)
-    return _coordinate(parts, rendezvous_port, slurm_job, clock, otherwise)
+        return _join(parts, job_identity, other_addresses)
+    return _coordinate(parts, rendezvous_port, slurm_job, clock, other_addresses)
 
 
 class _LauncherParts:
@@ -400,7 +404,7 @@ class _LauncherParts:
 
 def _addresses_of_node_0(
     rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
-) -> Otherwise | None:
+) -> OtherAddresses | None:
     """Return a function for the scheduler's addresses of node 0; None if there is no scheduler.
 
     These addresses need no name service.
@@ -423,7 +427,7 @@ def _coordinate(
     rendezvous_port: RendezvousPort,
     slurm_job: SlurmJob | None,
     clock: Clock,
-    otherwise: Otherwise | None,
+    other_addresses: OtherAddresses | None,
 ) -> int:
     options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
     job_id = parts.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
@@ -440,7 +444,7 @@ def _coordinate(
         files = parts.files(run_dir.path)
         stack.callback(files.close)
         launchers = JobLaunchers(
-            planner, options, otherwise=otherwise, alone=_run_alone_hint(parts)
+            planner, options, other_addresses=other_addresses, alone=_run_alone_hint(parts)
         )
         own = parts.node(job_id, files, clock)
         housekeeping = process.Housekeeping(run_dir)
@@ -522,7 +526,9 @@ def _coordinate(
     return ended[-1]
 
 
-def _join(parts: _LauncherParts, job_identity: JobIdentity, otherwise: Otherwise | None) -> int:
+def _join(
+    parts: _LauncherParts, job_identity: JobIdentity, other_addresses: OtherAddresses | None
+) -> int:
     options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
     with ExitStack() as stack:
         signal_pipe = SignalPipe()
@@ -533,7 +539,7 @@ def _join(parts: _LauncherParts, job_identity: JobIdentity, otherwise: Otherwise
             join_timeout_s=options.join_timeout,
             say=sink.say,
             signals=signal_pipe,
-            otherwise=otherwise,
+            other_addresses=other_addresses,
         )
         try:
             connection, welcome = connector()

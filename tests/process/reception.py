@@ -93,7 +93,7 @@ def call(
     within_s=BOUND_S,
     progress=None,
     watched=None,
-    otherwise=None,
+    other_addresses=None,
 ):
     return connect.connect_to_listener(
         host,
@@ -105,7 +105,7 @@ def call(
         until=time.monotonic() + within_s,
         progress=progress,
         watched=watched,
-        otherwise=otherwise,
+        other_addresses=other_addresses,
     )
 
 

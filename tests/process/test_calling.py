@@ -85,7 +85,7 @@ def test_a_name_that_is_known_late_is_looked_up_until_it_is(monkeypatch):
 def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeypatch):
     asked = []
 
-    def otherwise():
+    def other_addresses():
         asked.append(1)
         return ["nobody.either", "127.0.0.1"]
 
@@ -96,18 +96,18 @@ def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeyp
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     with closing(Reception()) as reception:
-        connection, _ = call("n1", [reception.port], otherwise=otherwise)
+        connection, _ = call("n1", [reception.port], other_addresses=other_addresses)
         connection.close()
         assert asked
         asked.clear()
-        connection, _ = call("localhost", [reception.port], otherwise=otherwise)
+        connection, _ = call("localhost", [reception.port], other_addresses=other_addresses)
         connection.close()
         assert not asked
 
 
 def test_a_name_that_nobody_can_resolve_leads_to_the_option_for_an_address():
     with pytest.raises(NodesError) as error:
-        call("a..b", [29400], within_s=0.3, otherwise=lambda: ())
+        call("a..b", [29400], within_s=0.3, other_addresses=lambda: ())
     assert "its name cannot be resolved" in error.value.message
     assert error.value.hint.startswith("--rendezvous ADDRESS:PORT")
 

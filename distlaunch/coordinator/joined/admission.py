@@ -104,11 +104,11 @@ class CoordinatorConnector:
         join_timeout_s: float,
         say: Callable[..., None],
         signals: SignalPipe,
-        otherwise: Callable[[], Sequence[str]] | None = None,
+        other_addresses: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """``signals``: connecting is aborted only by a signal that ends the launcher.
 
-        ``otherwise`` returns other addresses of the coordinator. It is called if the coordinator's
+        ``other_addresses`` returns other addresses of the coordinator. It is called if the coordinator's
         name cannot be resolved; see ``connect.connect_to_listener``.
         """
         self._joiner, self._job_identity, self._join_timeout_s = (
@@ -116,7 +116,7 @@ class CoordinatorConnector:
             job_identity,
             join_timeout_s,
         )
-        self._otherwise = otherwise
+        self._other_addresses = other_addresses
         self._say, self._signals = say, signals
         self.ended_by: int | None = None
         """The signal that stopped connecting."""
@@ -157,7 +157,7 @@ class CoordinatorConnector:
             progress=self._progress,
             watched=self._signals.fileno(),
             stops=self._is_ended,
-            otherwise=self._otherwise,
+            other_addresses=self._other_addresses,
         )
         self._rank = welcome.rank
         with suppress(OSError):  # it has been reset already

@@ -649,11 +649,11 @@ def decline(
     *,
     host: str,
     why: str,
-    otherwise: Callable[[], Sequence[str]] | None = None,
+    other_addresses: Callable[[], Sequence[str]] | None = None,
 ) -> None:
     """Report to node 0 why this launcher, on ``host``, ends. Give up after ``BOUND_S``.
 
-    Does nothing in node 0 itself, and in a launcher without a rank. ``otherwise`` returns other
+    Does nothing in node 0 itself, and in a launcher without a rank. ``other_addresses`` returns other
     addresses of node 0; see ``connect.connect_to_listener``.
     """
     if not rendezvous.rank:
@@ -667,7 +667,7 @@ def decline(
             own_host=host,
             instance=os.urandom(16).hex(),
             until=time.monotonic() + BOUND_S,
-            otherwise=otherwise,
+            other_addresses=other_addresses,
         )
     except LaunchError:
         return

@@ -87,14 +87,14 @@ def connect_to_listener(
     progress: Callable[[float, str], None] | None = None,
     watched: int | None = None,
     stops: Callable[[], bool] = lambda: True,
-    otherwise: Callable[[], Sequence[str]] | None = None,
+    other_addresses: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[socket.socket, Welcome]:
     """Return the connection after the listener has admitted this launcher. No byte after the
     handshake is read.
 
     All hosts and ports are tried, because other jobs may use some of the ports. ``until`` is
     monotonic time. ``progress`` is called repeatedly with the seconds since the beginning and the
-    reason for waiting, as a clause. ``otherwise`` is called in a thread if the name of the only
+    reason for waiting, as a clause. ``other_addresses`` is called in a thread if the name of the only
     host cannot be resolved. It returns other addresses of that host.
 
     Raises NodesError at the deadline, and RejectedError for a final rejection. Raises
@@ -117,7 +117,7 @@ def connect_to_listener(
         progress=progress,
         watched=watched,
         stops=stops,
-        otherwise=otherwise,
+        other_addresses=other_addresses,
     )
     try:
         return connector.run()
@@ -140,7 +140,7 @@ class _Connector:
         progress: Callable[[float, str], None] | None,
         watched: int | None,
         stops: Callable[[], bool],
-        otherwise: Callable[[], Sequence[str]] | None,
+        other_addresses: Callable[[], Sequence[str]] | None,
     ) -> None:
         self._host = host if isinstance(host, str) else ", ".join(host)
         self._ports = ports
@@ -152,7 +152,9 @@ class _Connector:
         self._stops = stops
         self._started_at = self._reported_at = time.monotonic()
         self._addresses = (
-            HostAddresses(host, otherwise) if isinstance(host, str) else SeveralHostAddresses(host)
+            HostAddresses(host, other_addresses)
+            if isinstance(host, str)
+            else SeveralHostAddresses(host)
         )
         self._endpoints: dict[Address, Endpoint] = {}
         self._next_at = 0.0
@@ -587,18 +589,20 @@ def set_socket_options(connection: socket.socket) -> None:
 class HostAddresses:
     """The addresses of a host name.
 
-    Lookups run in a thread, one at a time, because they cannot be interrupted. ``otherwise`` is
+    Lookups run in a thread, one at a time, because they cannot be interrupted. ``other_addresses`` is
     called in that thread if the name is unknown. It returns other names or addresses of the host.
     """
 
-    def __init__(self, host: str, otherwise: Callable[[], Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, host: str, other_addresses: Callable[[], Sequence[str]] | None = None
+    ) -> None:
         self.known: list[Address] = []
         self.problem = "its name has not been resolved yet"
         self.settled = threading.Event()
         """Set while no lookup is running."""
         self.settled.set()
         self._host = host
-        self._otherwise = otherwise
+        self._other_addresses = other_addresses
         self._until = 0.0
         self._numeric = False
 
@@ -615,7 +619,9 @@ class HostAddresses:
             return
         self.settled.clear()
         try:
-            resolve_in_thread(self._host, 0, self._on_resolved, otherwise=self._otherwise)
+            resolve_in_thread(
+                self._host, 0, self._on_resolved, other_addresses=self._other_addresses
+            )
         except RuntimeError:
             self.problem = "its name cannot be looked up: no thread can be started"
             self.settled.set()

@@ -206,12 +206,12 @@ def resolve_in_thread(
     done: Callable[[list[Address] | OSError | UnicodeError], None],
     *,
     family: int = 0,
-    otherwise: Callable[[], Sequence[str]] | None = None,
+    other_addresses: Callable[[], Sequence[str]] | None = None,
 ) -> None:
     """Start a thread that resolves a name and calls ``done`` with the addresses or the error.
 
     The thread is abandoned if the resolver hangs. If the name is unknown, the thread calls
-    ``otherwise``, which returns other names or addresses of the host. Raises RuntimeError if no
+    ``other_addresses``, which returns other names or addresses of the host. Raises RuntimeError if no
     thread can be started.
     """
     import threading
@@ -223,7 +223,7 @@ def resolve_in_thread(
         except (OSError, UnicodeError) as exc:
             found = exc
             others: list[Address] = []
-            for other in () if otherwise is None else otherwise():
+            for other in () if other_addresses is None else other_addresses():
                 with suppress(OSError, UnicodeError):
                     others += resolve_host(other, port, family=family)
             if others:
