@@ -166,11 +166,11 @@ class AttemptStart:
         return self._node_setup.surveyed(node, message, now)
 
     def lost(
-        self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool
+        self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, reconnect: bool
     ) -> list[Action]:
         """Record that a node is lost. Return the actions that follow; none if the loss was known.
 
-        ``run``: the attempt in which the node took part, and its ranks. ``wanted``: see
+        ``run``: the attempt in which the node took part, and its ranks. ``reconnect``: see
         ``NodeSetup.lost``.
         """
         self.is_cut_off = self.is_cut_off or event.final
@@ -183,7 +183,7 @@ class AttemptStart:
         return [
             Entry(type="node_lost", fields=fields),
             *self._node_setup.lost(
-                event.node, why, now, wanted=wanted and not self.is_cut_off, kind=event.kind
+                event.node, why, now, reconnect=reconnect and not self.is_cut_off, kind=event.kind
             ),
         ]
 
@@ -194,7 +194,7 @@ class AttemptStart:
         text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
         actions: list[Action] = [Say(text=text, level="warning")]
         for node, why in astray:
-            actions += self.lost(Lost(node=node, why=why), None, now, wanted=True)
+            actions += self.lost(Lost(node=node, why=why), None, now, reconnect=True)
         return actions
 
     @staticmethod

@@ -607,8 +607,8 @@ class JobPolicy:
         run, node = self._run, event.node
         took_part = self.phase not in _WITHOUT_ATTEMPT and node in run.alive
         about = (self.attempt, run.nodes.ranks(node)) if took_part else None
-        wanted = self.stop_signal is None and self._fault is None
-        actions = attempt_start.lost(event, about, now, wanted=wanted)
+        reconnect = self.stop_signal is None and self._fault is None
+        actions = attempt_start.lost(event, about, now, reconnect=reconnect)
         if event.final and self.phase in ("connecting", "preparing", "waiting"):
             return actions + self._refuse(attempt_start.refuse(event))
         if not actions or not took_part:

@@ -353,11 +353,11 @@ class NodeSetup:
         return [*actions, self.nodes.connect_again(member, now, needed=awaited)]
 
     def lost(
-        self, number: int, why: str, now: float, *, wanted: bool, kind: LossKind = LossKind.GONE
+        self, number: int, why: str, now: float, *, reconnect: bool, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
         """Record that a connected node is lost, and return the actions that follow.
 
-        ``wanted``: the job still runs, so the node may be connected again. It is False while the
+        ``reconnect``: the job still runs, so the node may be connected again. It is False while the
         job is being stopped or has failed.
         """
         member = self.nodes[number]
@@ -365,7 +365,7 @@ class NodeSetup:
             return []
         actions = self.nodes.lost(member, why, now, kind)
         self._unreported.add(number)
-        if not wanted:
+        if not reconnect:
             return [action for action in actions if not isinstance(action, Connect)]
         if self.active:
             self._forget(number)
