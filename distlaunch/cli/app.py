@@ -32,7 +32,7 @@ from distlaunch.cli.help import (
 from distlaunch.cli.help_layout import described, terminal_columns
 from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
-from distlaunch.cli.suggestions import counterpart, suggest_command, taken_as_it_is
+from distlaunch.cli.suggestions import drop_in_note, replace_torchrun_option, suggest_command
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.train_options import TrainOptions
@@ -113,10 +113,10 @@ def _refuse_options_of_train(word: str) -> None:
         raise UsageError(
             f"unknown option {quoted(flag)}", hint=f"distlaunch train {flag} ... SCRIPT [ARGS]..."
         )
-    if (instead := counterpart(flag)) is not None:
+    if (instead := replace_torchrun_option(flag)) is not None:
         raise UsageError(
             f"unknown option {quoted(flag)}",
-            hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}{taken_as_it_is(flag)}",
+            hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}{drop_in_note(flag)}",
         )
 
 

@@ -243,7 +243,11 @@ def refuse_unknown(
     """
     from difflib import get_close_matches
 
-    from distlaunch.cli.suggestions import counterpart, meant, taken_as_it_is
+    from distlaunch.cli.suggestions import (
+        drop_in_note,
+        replace_similar_option,
+        replace_torchrun_option,
+    )
 
     if flag in HELP_FLAGS:
         flag = word.partition("=")[0]
@@ -253,7 +257,7 @@ def refuse_unknown(
         place = "Options of the script go after SCRIPT."
     else:
         place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
-    instead = counterpart(flag)
+    instead = replace_torchrun_option(flag)
     of_backend = None
     if backend is not None and flag[:2] == "--":
         from distlaunch.backends.backend_options import suggest_option
@@ -262,9 +266,9 @@ def refuse_unknown(
     if of_backend is not None:
         hint = f"--backend {backend} takes it as {of_backend}. {place}"
     elif instead is not None:
-        hint = instead + taken_as_it_is(flag)
+        hint = instead + drop_in_note(flag)
         hint = hint if script is None else f"{hint}; {place}"
-    elif (other := meant(flag)) is not None:
+    elif (other := replace_similar_option(flag)) is not None:
         hint = f"{other}. {place}"
     else:
         # Without the dashes, which would make all short names alike; ``-np`` is a long one with one

@@ -23,7 +23,7 @@ from distlaunch.cli.pages import (
     topics,
     without_marks,
 )
-from distlaunch.cli.suggestions import counterpart, of_sbatch
+from distlaunch.cli.suggestions import replace_sbatch_option, replace_torchrun_option
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
 
@@ -119,8 +119,8 @@ def find_word(word: str) -> HelpPage | None:
 def _of_others(flag: str) -> tuple[str, ...]:
     """Return hints with our replacements for an option of torchrun and for one of sbatch."""
     texts = (
-        (f"Instead of torchrun's {flag}", counterpart(flag)),
-        (f"Instead of sbatch's {flag}, for render slurm", of_sbatch(flag)),
+        (f"Instead of torchrun's {flag}", replace_torchrun_option(flag)),
+        (f"Instead of sbatch's {flag}, for render slurm", replace_sbatch_option(flag)),
     )
     return tuple(f"{of}: {text}." for of, text in texts if text is not None)
 

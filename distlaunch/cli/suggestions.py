@@ -28,7 +28,7 @@ _ONE_MACHINE = (
 _ENDED_AT_ONCE = "not needed here: the end of a worker is noticed at once"
 _STARTED_ANEW = "not needed here: each worker is a program of its own, started anew"
 
-_COUNTERPARTS = {
+_TORCHRUN_OPTIONS = {
     "--nproc-per-node": _WORKERS_OF_NODE,
     "--nproc": _WORKERS_OF_NODE,
     "-n": _WORKERS,
@@ -63,7 +63,7 @@ _COUNTERPARTS = {
     "--use-env": "not needed here: LOCAL_RANK is always in the workers' environment",
 }
 
-_MEANT = {
+_SIMILAR_OPTIONS = {
     "--num-workers": f"{_WORKERS}; how many workers load data is the script's to say",
     "--workers": _WORKERS,
     "--num-processes": _WORKERS,
@@ -74,7 +74,7 @@ _MEANT = {
 """Hints by option of other programs, for options that resemble one of ours but mean something
 else."""
 
-_OF_SBATCH = {
+_SBATCH_OPTIONS = {
     "--signal": "--usr1-before SECONDS: when before the time limit the workers get USR1",
     "-t": "--time",
     "-p": "--partition",
@@ -92,7 +92,7 @@ _OF_SBATCH = {
     "--ntasks-per-node": "--gpus-per-node, or --procs-per-node for CPU workers",
 }
 """Options of ``render`` with the same effect, by option of sbatch."""
-_WORDS_OF_COMMANDS = {
+_OTHER_COMMANDS = {
     ("stop", "kill", "cancel", "down"): (
         "Ctrl-C in the launcher's terminal, or kill PID of the launcher, stops a job; distlaunch "
         "help failures has more"
@@ -104,38 +104,38 @@ _WORDS_OF_COMMANDS = {
 }
 """Hints by name of a command that other programs have and distlaunch has not."""
 
-_WORDS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
+_ARGUMENTS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
 _NOT_TORCHRUNS = ("-n",)
 _LEGACY = "torch.distributed.launch"
 
 
-def counterpart(flag: str) -> str | None:
+def replace_torchrun_option(flag: str) -> str | None:
     """Return distlaunch's replacement for an option of torchrun, written ``--with-dashes``.
 
     Return None if torchrun has no such option.
     """
-    return _COUNTERPARTS.get(flag)
+    return _TORCHRUN_OPTIONS.get(flag)
 
 
-def meant(flag: str) -> str | None:
+def replace_similar_option(flag: str) -> str | None:
     """Return distlaunch's replacement for an option of another program that resembles one of ours.
 
     Return None for any other option.
     """
-    return _MEANT.get(flag)
+    return _SIMILAR_OPTIONS.get(flag)
 
 
-def of_sbatch(flag: str) -> str | None:
+def replace_sbatch_option(flag: str) -> str | None:
     """Return the option of ``render`` that replaces an option of sbatch; None for all other
     options."""
-    return _OF_SBATCH.get(flag)
+    return _SBATCH_OPTIONS.get(flag)
 
 
-def taken_as_it_is(flag: str) -> str:
+def drop_in_note(flag: str) -> str:
     """Return a note that ``distlaunch torchrun`` accepts the option; an empty string if it does
     not.
 
-    The note is appended to the text that ``counterpart`` returns.
+    The note is appended to the text that ``replace_torchrun_option`` returns.
     """
     return "" if flag in _NOT_TORCHRUNS else "; or distlaunch torchrun, which takes it as it is"
 
@@ -167,7 +167,7 @@ def suggest_command(args: Sequence[str], names: Sequence[str]) -> str:
             "accelerate launch"
         )
     if (backend := backend_name_for(first)) is not None:
-        more = _WORDS_OF_BACKENDS.get(backend, "")
+        more = _ARGUMENTS_OF_BACKENDS.get(backend, "")
         return (
             f"distlaunch train --backend {backend}{more} SCRIPT [ARGS]...; distlaunch backends "
             f"{backend} has more"
@@ -179,7 +179,7 @@ def suggest_command(args: Sequence[str], names: Sequence[str]) -> str:
             "distlaunch train [OPTIONS] SCRIPT [ARGS]... runs SCRIPT with the Python that "
             "distlaunch has"
         )
-    for words, how in _WORDS_OF_COMMANDS.items():
+    for words, how in _OTHER_COMMANDS.items():
         if first in words:
             return how
     near = get_close_matches(first, names, n=1, cutoff=0.5)

@@ -229,9 +229,9 @@ def _refuse_option_of_sbatch(
 ) -> NoReturn:
     """Raise UsageError for an unknown option. If it is an option of sbatch, the hint names our
     option for it."""
-    from distlaunch.cli.suggestions import of_sbatch
+    from distlaunch.cli.suggestions import replace_sbatch_option
 
-    if (instead := of_sbatch(flag)) is None:
+    if (instead := replace_sbatch_option(flag)) is None:
         parser.refuse_unknown(flag, word, by_flag, given, rest)
     raise UsageError(
         f"unknown option {quoted(flag)}",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from distlaunch.cli.app import run_app
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import HelpRequested, parse_plan, parse_train, unknown_variables
-from distlaunch.cli.suggestions import counterpart
+from distlaunch.cli.suggestions import replace_torchrun_option
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import replace
 from distlaunch.planning.train_options import TrainOptions
@@ -315,7 +315,7 @@ def test_words_of_torchrun_are_answered_with_what_stands_for_them(parser, words,
     ],
 )
 def test_every_word_of_torchrun_has_a_counterpart_whose_options_exist(flag: str):
-    hint = counterpart(flag) or ""
+    hint = replace_torchrun_option(flag) or ""
     ours = {known for option in TRAIN_OPTIONS for known in option.all_flags}
     named = {word.strip(",:;()") for word in hint.split() if word.startswith("-")} - {flag}
     assert hint
