@@ -17,7 +17,7 @@ from distlaunch.toolkit.toolkit_error import ToolkitError
 
 
 class StatefulBatchSampler(Sampler[list[int]]):
-    """Splits each epoch's batches between all workers; its position is saved in checkpoints.
+    """Divides the batches of each epoch among all workers. Its position is saved in checkpoints.
 
     ::
 
@@ -25,20 +25,22 @@ class StatefulBatchSampler(Sampler[list[int]]):
         loader = DataLoader(dataset, batch_sampler=batches, num_workers=2)
         checkpoint = Checkpoint("runs/a", model=model, sampler=batches)
 
-    ``Checkpoint.step`` advances the position, so that batches which a DataLoader has prefetched do
-    not count. Iterating yields the rest of the epoch. The order depends only on seed and epoch, so
-    each sample is seen once even if the training resumes with another number of workers. At the end
-    of an epoch, samples that do not fill a batch on all workers are dropped (``drop_last``), or the
-    batch is filled up with samples that are used twice.
+    ``Checkpoint.step`` advances the position, so batches that a DataLoader has only prefetched do
+    not count. Iterating yields the remaining batches of the epoch. The order depends only on seed
+    and epoch, so each sample is used once even if the training resumes with another number of
+    workers. If the samples at the end of an epoch do not fill a batch on all workers, they are
+    dropped (``drop_last``), or the batch is filled with samples that are used twice.
 
-    The length is that of a whole epoch. During an iteration it is the length of that iteration,
-    which is shorter if it resumed within an epoch. A DataLoader with ``persistent_workers`` keeps
-    an iteration, and its length, until the next one begins. Raises ConfigError if there are fewer
-    samples than one batch needs, or if there are several workers and no process group.
+    The length is the number of batches of a whole epoch. During an iteration it is the length of
+    this iteration, which is shorter after a resume within an epoch. A DataLoader with
+    ``persistent_workers`` keeps its iteration, and so this length, until the next one begins.
+
+    Raises ConfigError if the dataset has fewer samples than one batch needs, or if there are
+    several workers and no process group.
     """
 
     before_first: Callable[[], object] | None = None
-    """Called once before the next iteration, if that resumes within an epoch. Set by
+    """Called once before the next iteration, if the iteration resumes within an epoch. Set by
     ``Checkpoint``."""
 
     def __init__(
@@ -67,8 +69,8 @@ class StatefulBatchSampler(Sampler[list[int]]):
                 hint="it takes a whole number of 64 bits, as torch does",
             )
         self._iteration: ref[Iterator[list[int]]] | None = None
-        """The latest iteration. It ends when nothing refers to it: a DataLoader exhausts it
-        early."""
+        """The latest iteration. A weak reference, because a DataLoader drops an exhausted
+        iteration."""
         self._length = 0
         """Number of batches of the latest iteration."""
         self.epoch = 0
@@ -124,7 +126,8 @@ class StatefulBatchSampler(Sampler[list[int]]):
             yield samples[self._rank :: self._workers].tolist()
 
     def advance(self, batches: int = 1) -> None:
-        """Count batches as trained on. Begins the next epoch after the last one."""
+        """Advance the position by batches that were trained on. After an epoch's last batch, begin
+        the next epoch."""
         self.position += batches * self._global_batch
         if not self._remaining_batches or self.position >= self._count:
             self.epoch += 1
@@ -156,7 +159,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
 
 
 def _whole_number(name: str, number: Any) -> int:
-    """Return a whole number, also one of numpy or torch, as int. Raises ToolkitError for others."""
+    """Return an integer of Python, numpy or torch as int. Raises ToolkitError for anything else."""
     try:
         if not isinstance(number, bool):
             return operator.index(number)

@@ -71,7 +71,7 @@ it.
 
 
 class _NotGiven(int):
-    """Marks an argument that was not given. Compared by identity, so that an explicit 0 differs."""
+    """Marks an argument that was not passed, so that it differs from None."""
 
 
 _DEFAULT_SEED = _NotGiven(0)
@@ -90,7 +90,7 @@ _owner_pid = 0
 
 
 class Context(Record):
-    """What ``init`` returns. Used as a context manager, it ends the process group on exit."""
+    """The result of ``init``. As a context manager, it ends the process group on exit."""
 
     rank: int
     local_rank: int
@@ -98,18 +98,19 @@ class Context(Record):
     local_world_size: int
     device: torch.device
     backend: str
-    """The communication backend: ``gloo``, or one per device type as in ``cpu:gloo,cuda:nccl``."""
+    """The communication backend: ``gloo``, or one per device type, as in ``cpu:gloo,cuda:nccl``."""
     strategy: Strategy
     """How ``wrap`` distributes the model."""
     attempt: int
     """How often the job has been restarted."""
     seed: int | None
-    """The seed of this rank; None if nothing was seeded."""
+    """The seed of this rank; None if ``init`` seeded nothing."""
 
     def close(self) -> None:
-        """Wait up to 10 s for the other workers; destroy the process group if all have come.
+        """Wait up to 10 s for the other workers. Destroy the process group if all of them have
+        called this.
 
-        Happens by itself when Python exits.
+        Called automatically when Python exits.
         """
         _end_group(clean=True)
 
@@ -135,18 +136,21 @@ def init(
 ) -> Context:
     """Choose the device, form the process group and seed the random generators.
 
-    A second call returns the same context. Arguments given again must equal those of the first
-    call; they may be left out or None (except ``seed``, where None means no seeding).
+    A second call returns the same context. Its arguments must equal those of the first call; they
+    may be omitted or None (except ``seed``, where None means no seeding).
 
     ``device``: ``cpu``, ``cuda``, …; by default an accelerator if there is one, else the CPU.
-    ``backend``: by default the one of the device (nccl, gloo), with gloo for CPU tensors.
+    ``backend``: by default that of the device (nccl, gloo), with gloo for CPU tensors.
     ``collective_timeout``: seconds after which a collective fails; the launcher's ``-o
     collective-timeout`` takes precedence. ``seed``: rank 0 seeds ``random``, numpy and torch with
-    it, every other rank with a number derived from it and the rank; None seeds nothing.
+    this number, every other rank with a number derived from the seed and the rank; None seeds
+    nothing.
 
     When Python exits, each worker waits up to 10 s for the others and then destroys the group.
-    After an exception it does not wait. Raises ToolkitError for incomplete variables, a missing
-    device, unknown arguments, and arguments that differ from the first call's.
+    After an exception it does not wait.
+
+    Raises ToolkitError for incomplete variables, a missing device, unknown arguments, and arguments
+    that differ from the first call's.
     """
     global _current, _owner_pid, _arguments  # noqa: PLW0603 - one group a process, as in torch
     arguments: dict[str, object] = {
@@ -404,8 +408,8 @@ def _at_exit() -> None:
 def _end_group(*, clean: bool) -> None:
     """Leave the process group.
 
-    Destroy it if the exit is clean or there is only one worker. After an exception, do not destroy
-    it: the other workers are in other collectives, so destroying would hang.
+    The group is destroyed if ``clean`` or if there is only one worker. After an exception it is
+    not: the other workers are in collectives, and destroying the group would wait for them.
     """
     global _current, _store  # noqa: PLW0603 - as in init
     if _current is None or _owner_pid != os.getpid():
@@ -427,9 +431,9 @@ def choose_device(
     shared: bool,
     environ: Mapping[str, str],
 ) -> torch.device:
-    """Return the device of this local rank. Raises ToolkitError if it does not exist.
+    """Return the device for a local rank. Raises ToolkitError if the device does not exist.
 
-    ``shared``: if there are more workers than devices, several workers share one.
+    ``shared``: workers may share a device if there are more workers than devices.
     """
     accelerator = _accelerator()
     if requested is None:
@@ -457,7 +461,8 @@ def choose_device(
 
 
 def _device_type(requested: str | torch.device, accelerator: str | None) -> str:
-    """Return the type of the requested device. Refuses an index, because LOCAL_RANK chooses it."""
+    """Return the type of the requested device. Raises ToolkitError for an index, because LOCAL_RANK
+    chooses the index."""
     written = f"init(device={str(requested)!r})"
     try:
         device = torch.device(requested)

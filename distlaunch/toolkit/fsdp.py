@@ -40,8 +40,9 @@ def shard(
 ) -> None:
     """Shard a model in place, and make the optimizer train the shards.
 
-    The model and each part of ``parts_to_shard`` are FSDP units: their parameters are gathered when
-    their forward or backward begins and freed after it. Raises ToolkitError.
+    The model and each module of ``parts_to_shard`` become FSDP units: their parameters are gathered
+    when their forward or backward pass begins, and freed after it. Raises ToolkitError if torch,
+    the device or the model does not support the options.
     """
     try:
         from torch.distributed.fsdp import (
@@ -150,9 +151,10 @@ def _check(
 
 
 def _watch_optimizers() -> None:
-    """Make every optimizer step raise if its optimizer trains parameters that sharding replaced.
+    """Make an optimizer's step raise ToolkitError if it trains parameters that sharding has
+    replaced.
 
-    Such an optimizer was made before ``wrap`` and not passed to it. It would train nothing.
+    Such an optimizer was created before ``wrap`` and not passed to it. It would train nothing.
     """
     global _is_watching  # noqa: PLW0603 - torch has one list of such hooks for the process
     if not _is_watching:
@@ -182,11 +184,11 @@ def _refuse_replaced_parameters(
 def parts_to_shard(
     model: nn.Module, *, classes: str = "", min_params: int | None = None
 ) -> list[nn.Module]:
-    """Return the parts of a model that become FSDP units, each before the parts within it.
+    """Return the modules of a model that become FSDP units, each before the modules inside it.
 
-    * If ``classes`` (class names, comma-separated) is given: modules of these classes.
-    * Else if ``min_params`` is given: the innermost modules with at least that many parameters, not
-      counting parameters of modules chosen within them.
+    * If ``classes`` (class names, comma-separated) is set: modules of these classes.
+    * Else if ``min_params`` is set: the innermost modules with at least that many parameters, not
+      counting parameters of modules already chosen inside them.
     * Else: modules of the classes that a Transformers model lists in ``_no_split_modules``, or else
       the items of its outermost module lists.
 
@@ -247,9 +249,10 @@ def _outer_module_lists(module: nn.Module) -> list[nn.ModuleList]:
 
 
 def _collect_by_size(module: nn.Module, least: int, found: list[nn.Module]) -> int:
-    """Append modules with at least ``least`` parameters to ``found``; return how many are left.
+    """Append modules with at least ``least`` parameters to ``found``. Return the number of
+    remaining parameters.
 
-    Parameters of appended modules do not count for the modules around them.
+    Parameters of appended modules are not counted again in the modules around them.
     """
     rest = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     # MultiheadAttention uses its children's weights without calling them, which FSDP2 would miss.
@@ -266,9 +269,9 @@ def _collect_by_size(module: nn.Module, least: int, found: list[nn.Module]) -> i
 
 
 def _without_shared_parameters(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Return the parts without those that share a parameter with the rest of the model.
+    """Return the modules without those that share a parameter with the rest of the model.
 
-    A parameter cannot be sharded by two units.
+    Two FSDP units cannot shard the same parameter.
     """
     places = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
 
@@ -301,7 +304,8 @@ def _mesh(sharding: str, context: Context) -> DeviceMesh:
 
 
 def _checkpoint_activations(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Enable activation checkpointing for the outer parts; return the parts with their wrappers."""
+    """Enable activation checkpointing for the outermost of the given modules. Return the modules,
+    wrapped where enabled."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         CheckpointWrapper,
         apply_activation_checkpointing,

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 _model_numbers = count(1)
-"""Numbers in the names of tensors. Horovod matches operations by name, so models need different
-ones."""
+"""Numbers in the names of tensors. Horovod matches operations by name, so each model needs
+different names."""
 _hooks: Any = WeakTensorKeyDictionary()
 """The averaging hook of each parameter."""
 
 
 def start_horovod(rank: int, world_size: int) -> Any:
-    """Initialize Horovod, and return a store for torch's process group that rank 0 serves.
+    """Initialize Horovod. Return a store for torch's process group, served by rank 0.
 
-    Horovod's own store listens on ``MASTER_PORT``. This one uses a free port, which rank 0
-    broadcasts.
+    Horovod's own store listens on ``MASTER_PORT``. The returned store uses a free port, which rank
+    0 broadcasts.
     """
     hvd = _horovod()
     hvd.init()
@@ -73,15 +73,16 @@ def average_by_horovod(
 
 
 class _GradientAveraging:
-    """Averages a model's gradients during backward, so that they are averaged when it returns.
+    """Averages a model's gradients during backward, so that they are averaged when backward
+    returns.
 
-    Horovod's own optimizer waits in its ``step``, too late for code that clips, scales, checks or
-    accumulates gradients before. Averaging an averaged gradient again changes nothing, so gradients
-    may be accumulated over several backward passes.
+    Horovod's own optimizer waits in its ``step``. That is too late for code that clips, scales,
+    checks or accumulates gradients before the step. Averaging an averaged gradient again changes
+    nothing, so gradients may be accumulated over several backward passes.
 
-    Copies of the gradients are averaged, which doubles their memory until backward returns. A
-    parameter that is used both in a checkpointed part and outside it gets more gradient while the
-    first average is pending.
+    Copies of the gradients are averaged, so their memory doubles until backward returns. A
+    parameter may be used both inside a checkpointed module and outside; it then gets more gradient
+    while its first average is pending.
     """
 
     def __init__(self, hvd: Any, name: str, model: nn.Module, compression: str) -> None:
@@ -168,7 +169,7 @@ class _GradientAveraging:
         self._pending[number] = handle, parameter.grad
 
     def _wait(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Wait for an average. Returns it and the gradient that it replaces."""
+        """Wait for an average. Return the average and the gradient that it replaces."""
         handle, gradient = self._pending.pop(number)
         return (
             handle().coalesce() if gradient.is_sparse else self._hvd.synchronize(handle)

@@ -19,11 +19,12 @@ _FUSED = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagr
 def match_groups(
     here: Sequence[Collection[str]], there: Sequence[Collection[str]]
 ) -> tuple[dict[int, int], list[str]]:
-    """Match each parameter group here with the one in the checkpoint that has the same parameters.
+    """Match each parameter group of the optimizer with the checkpoint's group of the same
+    parameters.
 
-    Both arguments list the names of each group's parameters. Returns the checkpoint's group number
-    by the number here, and the differences as text. The numbers are complete only if there are no
-    differences.
+    ``here`` lists the names of each group's parameters in the optimizer, ``there`` those in the
+    checkpoint. Return the checkpoint's group number by the optimizer's, and the differences as
+    texts. The numbers are complete only if there are no differences.
     """
     free = dict(enumerate(map(frozenset, there)))
     found: dict[int, int] = {}
@@ -100,10 +101,10 @@ def _shown_names(names: Collection[str]) -> str:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> None:
-    """Load a ``state_dict`` without changing the types of its tensors.
+    """Load a ``state_dict`` (``whole``) without changing the types of its tensors.
 
-    torch would cast the fp32 state of a bf16 weight to bf16. The device, and the type of step
-    counts, are left to torch, since a fused optimizer keeps the counts on the device.
+    torch would convert the fp32 state of a bf16 weight to bf16. Devices, and the type of step
+    counts, are left to torch, because a fused optimizer needs the counts on the device.
     """
     optimizer.load_state_dict(whole)
     for group, saved in zip(optimizer.param_groups, whole["param_groups"], strict=True):

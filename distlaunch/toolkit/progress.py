@@ -22,22 +22,22 @@ limit."""
 _next_send_at = 0.0
 _descriptor = -1
 _pipe: tuple[int, int] | None = None
-"""Device and inode of the launcher's pipe; None until it has been checked."""
+"""Device and inode of the launcher's pipe; None until the pipe has been checked."""
 _owner_pid = 0
 """The process that registered the exit handler. A forked child registers its own."""
 _sent: dict[str, float] = {}
 _step: object = None
-"""The newest step, if it has not been sent."""
+"""The newest step that has not been sent."""
 
 
 def heartbeat(**values: object) -> None:
     """Report numbers, as in ``heartbeat(step=step, loss=loss, samples=seen)``.
 
-    May be called at every step: at most two calls a second send something, and only these convert
+    May be called at every step. At most two calls per second send something, and only these convert
     their values, so that other calls do not wait for a tensor on a GPU. ``step`` is the job's
-    progress; any call, even without values, shows that the worker is alive. A newest ``step`` that
-    was not sent is sent when Python exits. It never raises and never blocks, and does nothing
-    without a launcher.
+    progress. Any call, even without values, shows that the worker is alive. If the newest ``step``
+    was not sent, it is sent when Python exits. ``heartbeat`` never raises and never blocks. Without
+    a launcher it does nothing.
     """
     global _step  # noqa: PLW0603 - one pipe a process
     if monotonic() >= _next_send_at:
@@ -66,7 +66,7 @@ def _send(values: dict[str, object]) -> None:
 
 
 def _send_last() -> None:
-    """Send the newest step when Python exits. Skips a tensor, because that could block."""
+    """Send the newest step when Python exits, unless it is a tensor, which could block."""
     if _owner_pid == os.getpid() and type(_step) in (int, float):
         with suppress(Exception):
             if _is_launcher_pipe():

@@ -1,6 +1,6 @@
 """DTensors, of which each worker holds a shard.
 
-They are not imported by name: torch 2.2 to 2.4 have them in another module.
+DTensor is not imported by name, because torch 2.2 to 2.4 have it in another module.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ def is_sharded(value: object) -> bool:
 
 
 def sharded_like(value: Any, like: torch.Tensor) -> Any:
-    """Return this worker's shard of a full tensor if ``like`` is sharded and has the same shape.
+    """Return this worker's shard of the full tensor ``value`` if ``like`` is sharded and has the
+    same shape.
 
-    Any other value is returned as it is.
+    Return any other value unchanged.
     """
     whole = isinstance(value, torch.Tensor) and not is_sharded(value)
     if not (whole and is_sharded(like) and value.shape == like.shape and value.dim()):

@@ -1,8 +1,8 @@
 """Wait for the other workers before the process group ends, for a bounded time.
 
-Workers count themselves in the group's store. A barrier would not do: gloo limits its time on rank
-0 only, it would pair with another collective of a worker that is not ending, and an abandoned one
-blocks the destruction of the group.
+Workers count themselves in the group's store. A barrier is not suitable: gloo limits its time only
+on rank 0, a worker that is not ending would match it with another collective, and an abandoned
+barrier blocks the destruction of the group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 END_S = 10.0
-"""How long a worker that is ending waits for the others, which may still need it."""
+"""How long a worker that ends waits for the others, which may still need its store."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 """Time between two reads of the store, first and longest."""
@@ -24,13 +24,13 @@ _calls_before_end: list[Callable[[], None]] = []
 """Called before the groups are destroyed."""
 _uses: dict[str, int] = {}
 _incomplete_group: object = None
-"""A process group that some workers did not come to end."""
+"""A process group that was not destroyed, because some workers did not reach its end."""
 
 
 def wait_for_all_workers(name: str) -> bool:
-    """Wait up to ``END_S`` until all workers have called this; return whether they have.
+    """Wait up to ``END_S`` until all workers have called this function. Return whether they have.
 
-    ``name``: the purpose. All workers must call it equally often for each purpose.
+    ``name`` is the purpose. All workers must call the function equally often for each purpose.
     """
     _uses[name] = use = _uses.get(name, 0) + 1
     came, left = (f"distlaunch/{name}/{use}/{what}" for what in ("came", "left"))
@@ -63,7 +63,8 @@ def cancel_call_before_end(finish: Callable[[], None]) -> None:
 
 
 def end_process_group() -> None:
-    """Destroy all process groups if all workers come; otherwise leave them as they are.
+    """Destroy all process groups if all workers call this in time; otherwise leave the groups
+    unchanged.
 
     Destroying waits for pending collectives. Without it, gloo's threads (DDP keeps some) abort a
     Python that exits while they hold a tensor.
@@ -80,9 +81,9 @@ def end_process_group() -> None:
 
 
 def _wait_for_count(store: Any, key: str, count: int, until: float) -> bool:
-    """Poll a counter of the store until it reaches ``count``; return False if time runs out.
+    """Poll a counter of the store until it reaches ``count``. Return False at the time ``until``.
 
-    A blocking wait in the store would delay signals, and old stores fail after one.
+    A blocking wait in the store would delay signals, and old stores fail after such a wait.
     """
     pause = _FIRST_PAUSE_S
     while store.add(key, 0) < count:

@@ -30,18 +30,19 @@ def wrap(
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
     """Move a model to the device, and average its gradients over all workers.
 
-    All workers start with the parameters and buffers of rank 0. Pass the optimizer, too, or make it
-    from the wrapped model's parameters: FSDP2 replaces the parameters, and ``wrap`` makes the
-    optimizer train the new ones (it stays the same object and keeps its state); with Horovod, all
-    workers get the optimizer state of rank 0.
+    All workers start with the parameters and buffers of rank 0. Pass the optimizer, too, or create
+    it from the wrapped model's parameters. FSDP2 replaces the parameters, and ``wrap`` makes a
+    passed optimizer train the new ones; it remains the same object and keeps its state. With
+    Horovod, all workers get the optimizer state of rank 0.
 
-    The script has to split the data: ``StatefulBatchSampler`` or torch's ``DistributedSampler``
-    give each worker its part. If all workers train on the same first two batches, a warning is
-    logged once.
+    The script must split the data: ``StatefulBatchSampler`` or torch's ``DistributedSampler`` give
+    each worker its share. If all workers train on the same first two batches, a warning is logged
+    once.
 
     ``options`` are the launcher's ``-o`` options with underscores (``wrap_classes="Block"``).
-    Options of another strategy have no effect, and the launcher's take precedence. Raises
-    ToolkitError if ``init`` was not called, for unknown options, a model without trainable
+    Options of another strategy have no effect, and options of the launcher take precedence.
+
+    Raises ToolkitError if ``init`` was not called, for unknown options, a model without trainable
     parameters or on the meta device, an optimizer of another model, and anything that the strategy
     or the device does not support.
     """

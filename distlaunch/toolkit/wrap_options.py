@@ -43,7 +43,8 @@ _MAX_NUMBER = 1 << 40
 
 
 class WrapOptions(Record):
-    """Each strategy uses the options that concern it and ignores the others."""
+    """The options of ``wrap``. Each strategy (DDP, FSDP2, Horovod) uses its own options and ignores
+    the others."""
 
     find_unused_parameters: bool = False
     bucket_mb: int | None = None
@@ -76,8 +77,8 @@ def refuse_other_wrappers(environ: Mapping[str, str] = os.environ) -> None:
 def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     """Return the launcher's options that the toolkit uses.
 
-    The launcher has validated the names, so unknown ones are ignored. Without a launcher the
-    variable was set by hand: raises ToolkitError for names and values that are unknown.
+    The launcher has checked the names, so unknown names are ignored. If the variable was set
+    without the launcher, raises ToolkitError for unknown names and invalid values.
     """
     text = environ.get(BACKEND_OPTIONS)
     if not text:
@@ -101,7 +102,7 @@ def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, objec
 def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ) -> float | None:
     """Return the timeout of collectives in seconds; None for torch's default.
 
-    The launcher's option takes precedence over ``given``. Raises ToolkitError.
+    The launcher's option takes precedence over ``given``. Raises ToolkitError for an invalid value.
     """
     if given is not None:
         given = _checked_value("collective-timeout", given, "init(collective_timeout=...)")
@@ -112,8 +113,10 @@ def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ)
 def wrap_options(
     given: Mapping[str, object], environ: Mapping[str, str] = os.environ
 ) -> WrapOptions:
-    """Merge the script's options with the launcher's, which take precedence. Raises
-    ToolkitError."""
+    """Return the options of the script (``given``) and of the launcher, which take precedence.
+
+    Raises ToolkitError for an unknown option or an invalid value.
+    """
     chosen: dict[str, object] = {}
     for argument, value in given.items():
         name = argument.replace("_", "-")

@@ -1,1 +1,1 @@
-"""Checkpoints of a training script: what is saved, where, and how it is read back."""
+"""Checkpoints of a training script: their content, storage, saving and loading."""

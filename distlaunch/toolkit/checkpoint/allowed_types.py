@@ -1,5 +1,4 @@
-"""Layer toolkit: which types a checkpoint holds, for the save, which refuses all others, and for
-the unpickler."""
+"""The types that a checkpoint may hold. A save refuses all others, and so does the unpickler."""
 
 from __future__ import annotations
 
@@ -29,9 +28,10 @@ WAY_OUT = (
 )
 _DEPTH = 100
 _EXPANDED_BYTES = 16 << 20
-"""How large a tensor may be of which several numbers are one in the memory."""
+"""Largest size of a tensor that is larger than its storage, because elements share memory
+(``expand``)."""
 _OF_A_DEQUE = 80
-"""An empty one takes 760 bytes, and five in a pickle if it is kept."""
+"""An empty deque takes 760 bytes of memory, but only five in a pickle."""
 _SHARED_BYTES = 16 << 20
 _PER_STORAGE = 16
 _SPARE_VALUES = 1_000_000
@@ -42,7 +42,7 @@ _LEAVES = {
 }
 _PLAIN_KEYS = {str, int, float, bool, bytes, type(None)}
 _KEY_SIZE = 10_000
-"""How many numbers and texts a key may have: the unpickler takes as many of each key."""
+"""How many numbers and texts a dictionary key may contain. The unpickler has the same limit."""
 _FACTORIES = {None, bool, int, float, complex, str, bytes, list, dict, set, tuple, OrderedDict}
 _NUMPY_KINDS = "?biufcSU"
 QUANTIZED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
@@ -85,10 +85,11 @@ def check_loaded(value: Any, size: int, room: Room | None = None) -> None:
 
 
 class Room:
-    """How many bytes tensors may have beyond ``_PER_STORAGE`` times those of their storages.
+    """The bytes by which all tensors together may exceed ``_PER_STORAGE`` times the bytes of their
+    storages.
 
-    Whoever takes a state may copy each tensor, so that a storage that many of them share could fill
-    the memory.
+    A consumer of the state may copy each tensor. Without the limit, many tensors that share one
+    storage could fill the memory.
     """
 
     def __init__(self, size: int = 1 << 30) -> None:
@@ -96,15 +97,15 @@ class Room:
 
 
 class _Check:
-    """Walks through a value. What is in it several times is looked at as often, as long as ``left``
-    lasts."""
+    """Checks a value recursively. An object that occurs several times is checked each time, within
+    the budget ``left``."""
 
     def __init__(self, left: int | None, room: Room) -> None:
         self._left = left
         self._room = room
         self._storages: set[int] = set()
         self._held = 0
-        """What the tensors so far may have more, without using the room."""
+        """Bytes that the tensors checked so far may occupy without using ``Room``."""
 
     def value(self, value: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
         kind = type(value)
@@ -140,7 +141,7 @@ class _Check:
         return above | {id(value)}
 
     def _keys(self, value: Any, path: tuple[Any, ...]) -> None:
-        """See that the unpickler takes the keys."""
+        """Check that the unpickler accepts the keys of a dictionary."""
         if _PLAIN_KEYS.issuperset(map(type, value)):
             return
         for number, key in enumerate(value):
@@ -211,7 +212,7 @@ class _Check:
 
     @staticmethod
     def _attributes(kind: type, names: Iterable[str], path: tuple[Any, ...]) -> None:
-        """See that the unpickler takes the names of attributes."""
+        """Check that the unpickler accepts the names of an object's attributes."""
         try:
             check_attributes(kind, names)
         except MalformedError:
@@ -262,7 +263,8 @@ def _name(kind: Any) -> str:
 
 
 def _sized(kind: Any) -> Any:
-    """Return what constructs a container of what is there already, and counts it."""
+    """Return a constructor of a container for the unpickler. It counts the items against the
+    budget."""
 
     def construct(unpickler: Unpickler, items: Any = (), *more: Any) -> Any:
         if type(items) not in {list, tuple, dict, str, bytes} or more:
@@ -448,7 +450,7 @@ TORCH: dict[str, Any] = {
 
 @cache
 def state_names() -> Mapping[str, Any]:
-    """Return what a state's pickle may name, but for tensors."""
+    """Return the names that the pickle of a state may contain, except those of tensors."""
     ours: Iterable[tuple[str, type]] = (("Elsewhere", Elsewhere), ("Whole", Whole))
     return {
         **TORCH,

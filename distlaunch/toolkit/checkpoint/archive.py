@@ -1,8 +1,9 @@
-"""Layer toolkit: what torch.save has written, read without executing anything in it.
+"""Read files written by torch.save without executing anything in them.
 
-It is a zip archive: ``data.pkl``, which is a pickle, and a file for each storage. All sizes are
-checked against what is there before memory is taken. torch.load(weights_only=True) is not used: its
-table of classes is the process's, and until torch 2.6 it could be made to execute code.
+Such a file is a zip archive with a pickle (``data.pkl``) and a file for each storage. Before memory
+is allocated, sizes in the pickle are checked against the archive. torch.load(weights_only=True) is
+not used: its table of allowed classes is global to the process, and before torch 2.6 it could be
+made to execute code.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _STORAGES: Mapping[str, torch.dtype] = {
 
 
 class Part(io.RawIOBase):
-    """A part of a file, as a file. It never gives, or allocates, more than there is."""
+    """A section of a file, with the interface of a file. Reads are limited to the section."""
 
     def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
         self._file, self._offset, self.size, self._at = file, offset, size, 0
@@ -79,13 +80,14 @@ class Part(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read as much as there is room for."""
+        """Read at most as many bytes as the buffer holds. Return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read_into(self, buffer: memoryview, at: int) -> None:
-        """Fill a buffer from a position. Raises MalformedError if there is less."""
+        """Fill a buffer with the bytes from position ``at``. Raises MalformedError if there are
+        fewer."""
         if at < 0 or at + len(buffer) > self.size:
             raise MalformedError("a storage ends outside of its file")
         self._file.seek(self._offset + at)
@@ -98,11 +100,11 @@ class Part(io.RawIOBase):
 
 
 def loaded(part: Part, room: Room | None = None) -> Any:
-    """Return what torch.save has written there, on the CPU.
+    """Return the object that torch.save has written to ``part``, with all tensors on the CPU.
 
-    ``room``: for numbers that several tensors share; the same one for all parts of a checkpoint.
-    Raises RefusedClassError for a class that a checkpoint does not need, and MalformedError for
-    what is damaged.
+    ``room`` limits tensors that share elements; all parts of one checkpoint share the same
+    ``room``. Raises RefusedClassError for a class that is not allowed, and MalformedError for
+    damaged data.
     """
     archive = _Archive(part)
     data = archive.pickle()
@@ -176,8 +178,10 @@ class _Archive:
         return data
 
     def _place(self, name: str) -> tuple[int, int]:
-        """Return where in the part a file begins, and its size; all of them together are no larger
-        than the part."""
+        """Return the offset and size of a file in the archive.
+
+        Raises MalformedError if all files together are larger than the archive.
+        """
         found = self._files.get(name)
         if found is None:
             raise MalformedError(f"has no {name[:100]}")
@@ -219,8 +223,8 @@ def _construct_tensor(
     requires_grad: Any,
     metadata: Any,
 ) -> torch.Tensor:
-    """Construct a tensor of a part of a storage. Raises MalformedError if it is larger than
-    that."""
+    """Construct a tensor on a storage. Raises MalformedError if it does not fit into the
+    storage."""
     if type(storage) is not _Storage or not isinstance(dtype, torch.dtype):
         raise MalformedError("a pickle has a tensor without a storage")
     if not {type(size), type(stride)} <= {tuple, torch.Size}:

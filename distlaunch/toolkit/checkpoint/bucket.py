@@ -1,4 +1,8 @@
-"""Checkpoints at a URL that fsspec understands: ``s3://bucket/run``, ``gs://…``, ``memory://…``."""
+"""Store checkpoints at an fsspec URL: ``s3://bucket/run``, ``gs://…``, ``memory://…``.
+
+An object store has no locks. Instead, each job writes a mark (a random text) to one object. The job
+whose mark is there owns the location.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,8 @@ log = logging.getLogger("distlaunch.checkpoint")
 
 
 class Bucket(Store):
-    """An object store has no locks: the job that came last owns the place, and one before it fails
-    at its next save."""
+    """Checkpoints at a URL. The job that claimed the URL last owns it; an earlier job fails at its
+    next save."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -63,7 +67,7 @@ class Bucket(Store):
         self._mark = ""
 
     def claim(self) -> None:
-        """Own the place, and remove checkpoints that have no manifest."""
+        """Write this job's mark, and remove checkpoints without a manifest."""
         if (
             self.root.startswith("memory://")
             and dist.is_initialized()
@@ -87,8 +91,10 @@ class Bucket(Store):
             ) from error
 
     def _is_half_written(self, name: str) -> bool:
-        """Return whether a job of ours began this checkpoint and did not complete it. Raises
-        ReadError."""
+        """Return whether a job of this format began the checkpoint and did not complete it.
+
+        Raises ReadError if the folder cannot be listed.
+        """
         if (
             steps_of(name) < 0 or "." not in name
         ):  # a job's mark is in the names of all that it begins
@@ -100,7 +106,8 @@ class Bucket(Store):
         return MANIFEST not in files and only_ours(files)
 
     def check_claim(self) -> None:
-        """See who owns the place now."""
+        """Raise CheckpointError if another job owns the URL now, and PlaceLostError if the mark is
+        gone."""
         try:
             found = self._owner()
         except FileNotFoundError as error:
@@ -113,18 +120,19 @@ class Bucket(Store):
             )
 
     def mark(self) -> str:
-        """Return the owner's mark."""
+        """Return the mark of this job."""
         return self._mark
 
     def sees(self, mark: str) -> bool:
-        """Read who owns it."""
+        """Return whether the mark at the URL is ``mark``."""
         try:
             return self._owner() == mark
         except FileNotFoundError:
             return False
 
     def _owner(self) -> str | None:
-        """Return the mark of the job that owns the place. Raises FileNotFoundError or ReadError."""
+        """Return the mark at the URL. Raises FileNotFoundError if there is none, and ReadError if
+        it cannot be read."""
         data = self.read(_OWNER)
         try:
             found = json.loads(data)
@@ -133,7 +141,7 @@ class Bucket(Store):
         return found.get("mark") if isinstance(found, dict) else None
 
     def release(self) -> None:
-        """Leave the mark: who comes overwrites it."""
+        """Do nothing: the next job overwrites the mark."""
 
     def listed(self) -> list[str]:
         """List all there is."""
@@ -144,7 +152,8 @@ class Bucket(Store):
             return []
 
     def files(self, name: str) -> list[str]:
-        """List the objects under a name; one that is itself an object is no folder."""
+        """Return the names of the objects below a name. Raises NotADirectoryError if the name
+        itself is an object."""
         path = f"{self._path}/{name}"
         found = self._fs.ls(path, detail=False)
         if [str(each).rstrip("/") for each in found] == [path]:
@@ -172,12 +181,12 @@ class Bucket(Store):
             file.write(data)
 
     def name(self, steps: int) -> str:
-        """Add the mark, so that no two jobs write to one name, and a failing one removes nothing
-        but its own."""
+        """Return the name of a new checkpoint. It ends in the mark, so that two jobs never write to
+        the same name."""
         return f"{name_of(steps)}.{self._mark}"
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
-        """Write the manifest, the mark of a whole checkpoint."""
+        """Write the manifest. A checkpoint with a manifest is complete."""
         self.write(f"{name}/{MANIFEST}", sealed(manifest))
 
     def remove(self, name: str) -> bool:
@@ -210,11 +219,11 @@ class Bucket(Store):
                 self._fs.rm(f"{self._path}/{name}", recursive=True)
 
     def set_aside(self, name: str) -> None:
-        """Copy all objects under another name, the manifest last, and remove them, the manifest
-        first.
+        """Copy all objects to another name, then remove them.
 
-        An object store cannot rename. A copy that was not completed is removed, or completed by the
-        next try: it has the same name.
+        An object store cannot rename. The manifest is copied last and removed first, so neither
+        name ever looks complete without being so. The next call continues an interrupted copy,
+        because it uses the same name.
         """
         aside = f"aside-{name}"
         self._fs.invalidate_cache()
@@ -241,7 +250,7 @@ class Bucket(Store):
             self._fs.invalidate_cache()
 
     def _is_taken(self, name: str) -> bool:
-        """Return whether there is a whole copy of that name."""
+        """Return whether a complete copy with this name exists."""
         try:
             return MANIFEST in self.files(name)
         except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""Checkpoints that a kill at any instant leaves whole, and a training that goes on from the newest.
+"""Checkpoints that are complete after a kill at any instant, and resuming from the newest one.
 
-``Checkpoint`` is the class that scripts use. This module checks its arguments and decides when
-workers ask each other whether one of them has been told to save.
+``Checkpoint`` is the class that scripts use. This module checks its arguments, and decides at which
+steps the workers agree on whether to save.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ _TOO_LATE = "it came after the last step, and nothing has been saved for it"
 
 
 class Stopped(SystemExit):
-    """The job was told to stop (TERM), and all workers have saved. Uncaught, Python ends with 143,
-    and no traceback."""
+    """The job was told to stop (SIGTERM), and all workers have saved.
+
+    If it is not caught, Python exits with code 143 and prints no traceback.
+    """
 
 
 class Checkpoint:
-    """Checkpoints of a training, in a directory that all nodes share or at a URL of fsspec's
-    (``s3://…``).
+    """Checkpoints of a training, in a directory that all nodes share or at a URL (``s3://…``).
 
     ::
 
@@ -88,15 +89,18 @@ class Checkpoint:
         checkpoint.save()  # after the last step, if that is not saved yet
         checkpoint.close()
 
-    A step is given by its index, counted from 0 over all epochs; a checkpoint is named by how many
-    steps are done. After ``step(299)`` it is ``step-000000300``, and ``resume`` returns 300, the
-    index of the next step.
+    ``step`` is the index of a step, counted from 0 over all epochs. A checkpoint is named by the
+    number of completed steps. After ``step(299)`` it is ``step-000000300``, and ``resume`` returns
+    300, the index of the next step.
 
-    All workers make one and call its methods alike. ``every`` and ``every_s`` say after how many
-    steps, or seconds, one is saved; ``keep`` how many stay. ``sampler`` and further keywords are
-    whatever has state_dict and load_state_dict. TERM has all save at the next step and end
-    (``Stopped``); USR1 has them save and go on. Raises ConfigError for a place that cannot be used,
-    is not the same for all workers, or is another job's.
+    All workers must create a Checkpoint and make the same calls. A checkpoint is saved every
+    ``every`` steps, and every ``every_s`` seconds. ``keep`` is the number of checkpoints that are
+    kept. ``sampler`` and further keyword arguments are objects with state_dict and load_state_dict.
+    After SIGTERM all workers save at the next step and end (``Stopped``). After SIGUSR1 they save
+    and continue.
+
+    Raises ConfigError if the location cannot be used, differs between workers, or is used by
+    another job.
     """
 
     def __init__(
@@ -115,12 +119,12 @@ class Checkpoint:
         trust: bool = False,
         **parts: Stateful,
     ) -> None:
-        """``background``: write in a thread, from a copy on the CPU, while the training goes on.
+        """``background``: write in a thread, from a copy on the CPU, while the training continues.
 
-        ``trust``: save and load objects of any class. Loading them can execute code: only for
-        checkpoints that you have written yourself. Without it, a checkpoint holds tensors, numbers,
-        texts, numpy's arrays, and Python's lists, dictionaries and the like; a save refuses
-        anything else, and a resume executes nothing that a checkpoint names.
+        ``trust``: save and load objects of any class. Loading them can execute code, so use it only
+        for checkpoints that you have written yourself. Without it, a checkpoint holds tensors,
+        numbers, texts, numpy arrays, and Python's containers; a save refuses anything else, and a
+        resume executes no code that a checkpoint names.
         """
         above_0("keep", keep, whole=True)
         if every is not None:
@@ -147,7 +151,7 @@ class Checkpoint:
         self._resumed = self._closed = False
         self._parts_checked = False
         self._only_resumed = False
-        """There was a checkpoint, and no step since."""
+        """Whether a checkpoint was loaded and no step has followed."""
         self._reached = 0
         """After how many steps a call was last, or what resume() gave."""
         self._saved_at = time.monotonic()
@@ -158,15 +162,17 @@ class Checkpoint:
     # --- going on --------------------------------------------------------------------------------------------------
 
     def resume(self, steps: int | None = None) -> int:
-        """Load the newest whole checkpoint, or the one after so many steps; return the index of the
-        next step, 0 if there is none.
+        """Load the newest complete checkpoint, or the one after ``steps`` steps.
 
-        The one that is loaded is logged; ``close`` logs it if no step came after it. A damaged one
-        is skipped, and that is logged. One is damaged if a file is missing or is not what was
-        written, not if it cannot be read. What is newer than the one loaded is set aside: renamed,
-        and not touched again. Raises ConfigError if the checkpoint is of another model or
-        optimizer, and CheckpointError if one cannot be read, or if there are some and none is
-        whole.
+        Return the index of the next step; 0 if there is no checkpoint. The name of the loaded
+        checkpoint is logged. If no step follows, ``close`` logs this.
+
+        A damaged checkpoint is skipped, with a warning. It is damaged if a file is missing or has
+        other content than was written, but not if a file cannot be read. Checkpoints newer than the
+        loaded one are renamed (``aside-…``) and never touched again.
+
+        Raises ConfigError if the checkpoint is of another model or optimizer. Raises
+        CheckpointError if a checkpoint cannot be read, or if all checkpoints are damaged.
         """
         self._see_that_it_is_open("resume")
         with self._naming_loss(call := ("resume", -1 if steps is None else steps)):
@@ -213,10 +219,11 @@ class Checkpoint:
         return 0
 
     def _verified(self, name: str) -> tuple[Nested, str | None]:
-        """Have each worker read a share of the files; return the manifest and the damage, the same
-        on all workers.
+        """Verify the files of a checkpoint; each worker reads a share. Return the manifest and the
+        damage.
 
-        Raises CheckpointError on all workers if one of them cannot read its share.
+        The result is the same on all workers. Raises CheckpointError on all workers if one of them
+        cannot read its share.
         """
         manifest, damage, unread = self._group.first(
             self._read_manifest(name) if self._group.rank == 0 else ({}, None, None)
@@ -244,7 +251,8 @@ class Checkpoint:
         return manifest, damage
 
     def _read_manifest(self, name: str) -> tuple[Nested, str | None, str | None]:
-        """Return the manifest, or its damage, or why it cannot be read."""
+        """Return the manifest, its damage, and why it cannot be read. Of the last two, at most one
+        is set."""
         try:
             return self._store.manifest(name), None, None
         except FileNotFoundError:
@@ -260,15 +268,19 @@ class Checkpoint:
             )
 
     def _damage(self, name: str, files: Nested) -> tuple[str | None, str | None]:
-        """Return the damage of some files, or why one cannot be read."""
+        """Return the damage of some files, and why a file cannot be read. At most one of them is
+        set."""
         try:
             return self._store.damage(name, files), None
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
             return None, error.message if isinstance(error, CheckpointError) else describe(error)
 
     def _load(self, name: str, manifest: Nested) -> None:
-        """Have the parts that can refuse come first: nothing of model and optimizer has been
-        changed by then."""
+        """Load a checkpoint into the script's objects.
+
+        Entries that may be refused are loaded first, so that a refusal leaves model and optimizer
+        unchanged.
+        """
         where, trained, rank, world_size = (
             self._store.where(name),
             self._trained,
@@ -320,8 +332,10 @@ class Checkpoint:
             self._sampler.before_first = trained.restore_random
 
     def _read(self, reader: Reader, state: Nested) -> None:
-        """Read into ``state``, all workers together: nothing that may fail on one alone goes before
-        it unagreed."""
+        """Read the checkpoint into ``state`` on all workers together.
+
+        Before it, all workers must have agreed on every step that can fail on one worker alone.
+        """
         load(
             state,
             storage_reader=reader,
@@ -331,7 +345,7 @@ class Checkpoint:
         )
 
     def _set_aside(self, names: Sequence[str]) -> None:
-        """Have rank 0 set them aside. Raises CheckpointError on all workers if it cannot."""
+        """Rename checkpoints on rank 0. Raises CheckpointError on all workers if that fails."""
         for name in names:
             where = (
                 f"{self._store.where(name)} is newer than what was resumed, and cannot be set aside"
@@ -344,12 +358,13 @@ class Checkpoint:
     # --- saving ----------------------------------------------------------------------------------------------------
 
     def step(self, step: int, *, batches: int = 1) -> bool:
-        """Tell that a step is done, on all workers; save if it is time, or a signal has asked for
-        it.
+        """Report that a step is done, on all workers. Save a checkpoint if one is due or a signal
+        has asked for one.
 
-        ``step``: the index of the step that is done, from 0. ``batches``: how many of the sampler's
-        this step took. Returns whether a checkpoint has been begun. Raises Stopped after a TERM,
-        and CheckpointError if one could not be written: at once, or when it is noticed.
+        ``step``: the index of the step, from 0. ``batches``: how many batches of the sampler the
+        step used. Return whether a checkpoint was begun. Raises Stopped after SIGTERM. Raises
+        CheckpointError if a checkpoint could not be written, also if it was begun by an earlier
+        call.
         """
         self._see_that_it_is_open("step")
         steps, before = steps_after(step, self._reached), self._reached
@@ -373,19 +388,23 @@ class Checkpoint:
         return due
 
     def _check_parts(self) -> None:
-        """Refuse at the first step what the first save would refuse of the parts. At the first step
-        all workers are here."""
+        """At the first step, raise what the first save would raise about the scheduler, sampler and
+        so on.
+
+        All workers call this together.
+        """
         if not self._parts_checked:
             self._parts_checked = True
             self._group.agree("Checkpoint: the part", self._trained.check_parts)
 
     def save(self, step: int | None = None, *, background: bool = False) -> None:
-        """Save the state after a step, on all workers, once. In the background: what goes wrong is
-        raised later.
+        """Save the state after a step, on all workers. A state that is saved already is not saved
+        again.
 
-        ``step``: the index of the step that is done, from 0. Without it, the last step that was
-        given to ``step`` or ``save``; nothing is saved if a checkpoint has it already, or if no
-        step was given since ``resume``. Raises Stopped after a TERM, as ``step`` does.
+        ``step``: the index of the step that is done, from 0. The default is the last step given to
+        ``step`` or ``save``; without a step since ``resume``, nothing is saved. ``background``:
+        return at once; a later call raises the errors. Raises Stopped after SIGTERM, and
+        CheckpointError if the checkpoint cannot be written.
         """
         self._see_that_it_is_open("save")
         if step is not None:
@@ -402,13 +421,13 @@ class Checkpoint:
             self._save(self._reached, background=background, stop=False)
 
     def wait(self) -> None:
-        """Wait until what has been begun is whole. Raises CheckpointError if it could not be
-        written."""
+        """Wait until the checkpoint being written is complete. Raises CheckpointError if writing
+        failed."""
         self._writing.wait()
 
     def _ask(self, steps: int) -> tuple[bool, bool, bool]:
-        """Agree with all workers on whether to save now, whether USR1 has asked for it, and whether
-        to stop then."""
+        """Agree with all workers. Return whether to save now, whether SIGUSR1 asked for it, and
+        whether to stop."""
         now = time.monotonic()
         due = (
             self._every_s is not None
@@ -436,8 +455,8 @@ class Checkpoint:
 
     @contextmanager
     def _naming_loss(self, call: Call) -> Iterator[None]:
-        """Raise CheckpointError where another worker is lost: it names this rank and the checkpoint
-        that is kept."""
+        """Raise CheckpointError if another worker is lost. Its text has this rank and the newest
+        complete checkpoint."""
         try:
             yield
         except LostError as error:
@@ -469,7 +488,8 @@ class Checkpoint:
             self._stop(f"saved {self._store.where(self._writing.names[0])}")
 
     def _begin(self, steps: int) -> bool:
-        """Have all workers ready for the next one, or none; tell whether one of them is to stop."""
+        """Begin the next checkpoint on all workers, or on none. Return whether a worker is to
+        stop."""
         names, name = self._writing.names, self._store.name(steps)
         folder, error, taken, state = "", None, None, {}
         try:
@@ -498,7 +518,10 @@ class Checkpoint:
     # --- the place, and the end ------------------------------------------------------------------------------------
 
     def _claim(self) -> list[str]:
-        """Have rank 0 take the place, and see that it is the same for all; return what is there."""
+        """Claim the location on rank 0, and check that all workers see the same location.
+
+        Return the names of the checkpoints there.
+        """
         refused, names, mark = None, [], ""
         if self._group.rank == 0:
             try:
@@ -524,12 +547,12 @@ class Checkpoint:
         return names
 
     def close(self) -> None:
-        """Wait for what is being written, and give up the place, the signals and the groups. Call
-        it on all workers.
+        """Wait for the checkpoint being written, then release the location, the signals and the
+        process groups.
 
-        Raises CheckpointError if the last checkpoint could not be written, and Stopped after a TERM
-        that came behind the last step; in an ``except`` or ``finally`` of an error that TERM is
-        only logged: the error goes before it.
+        All workers must call it. Raises CheckpointError if the last checkpoint could not be
+        written. Raises Stopped if SIGTERM came after the last step; if another exception is being
+        handled, SIGTERM is only logged.
         """
         if self._closed:
             return
@@ -577,10 +600,9 @@ class Checkpoint:
         return stop
 
     def _end(self) -> bool:
-        """Return all up; tell whether TERM has come that nothing has answered.
+        """Release everything. Return whether SIGTERM came and was not handled.
 
-        An error goes first. Nothing tells one that is under way from one that the script is just
-        handling.
+        If an exception is being handled, SIGTERM is only logged.
         """
         stop = self._requests.end()
         self._store.release()
@@ -633,8 +655,7 @@ class Checkpoint:
 
 
 def _age(saved_s: object) -> str:
-    """Return how long ago a time of the clock was, as ``, saved 5 min ago``; nothing if that is not
-    known."""
+    """Return how long ago a time was, as in ``, saved 5 min ago``; empty if the time is unknown."""
     if not isinstance(saved_s, int | float) or not 0 <= saved_s < 1 << 40:
         return ""
     ago_s = max(0, int(time.time() - saved_s))
@@ -649,7 +670,8 @@ def _nothing() -> None:
 
 
 def _sees(store: Store, mark: str) -> bool | str:
-    """Return whether the worker sees what rank 0 has written, or why that cannot be told."""
+    """Return whether this worker sees the mark of rank 0, or a text that says why it cannot be
+    read."""
     try:
         return store.sees(mark)
     except Exception as error:  # noqa: BLE001 - the others wait for an answer
@@ -657,8 +679,8 @@ def _sees(store: Store, mark: str) -> bool | str:
 
 
 def above_0(name: str, number: Any, *, whole: bool) -> None:
-    """Raise ConfigError for anything but a number above 0; True is none, though Python has it be
-    1."""
+    """Raise ConfigError unless ``number`` is above 0, and an integer if ``whole``. True is no
+    number here."""
     is_one = isinstance(number, Integral if whole else Real) and not isinstance(number, bool)
     if not (is_one and 0 < float(number) < math.inf):
         expected = "a whole number above 0" if whole else "a number of seconds above 0"
@@ -675,8 +697,8 @@ def refuse_misspelt(name: str, part: object) -> None:
     """Raise ConfigError if the name of an additional keyword argument looks like a misspelt
     parameter.
 
-    A stateful object, or None, may have a name that extends a parameter's name: ``lr_scheduler``,
-    ``optimizers``.
+    An object with a state (``part``), or None, may have a name that extends that of a parameter:
+    ``lr_scheduler``, ``optimizers``.
     """
     if not (near := get_close_matches(name, _PARAMETERS, n=1, cutoff=0.8)):
         return
@@ -686,8 +708,8 @@ def refuse_misspelt(name: str, part: object) -> None:
 
 
 def several(optimizer: Any) -> Sequence[Optimizer]:
-    """Return the optimizers: one, several or none. Raises ConfigError for what has no order, and for
-    one given twice."""
+    """Return the optimizers as a sequence. Raises ConfigError for an unordered collection, and for
+    an optimizer that occurs twice."""
     if optimizer is None or isinstance(optimizer, Optimizer):
         return () if optimizer is None else (optimizer,)
     if isinstance(optimizer, str) or not isinstance(optimizer, Sequence):
@@ -701,11 +723,11 @@ def several(optimizer: Any) -> Sequence[Optimizer]:
 
 
 def steps_after(step: Any, reached: int) -> int:
-    """Return how many steps are done after the one with this index; numpy's and torch's whole
-    numbers are taken as well.
+    """Return the number of completed steps after the step with this index. Integers of numpy and
+    torch are accepted.
 
-    Raises ConfigError for no number, and where they go back: the newest checkpoint is the one after
-    the most steps.
+    Raises ConfigError if ``step`` is no integer, or is lower than in an earlier call: the newest
+    checkpoint must be the one after the most steps.
     """
     try:
         number = operator.index(step)
@@ -725,10 +747,10 @@ def steps_after(step: Any, reached: int) -> int:
 
 
 def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
-    """Say which workers do not see what rank 0 has written.
+    """Return a message that lists the workers that do not see rank 0's files.
 
-    ``places``: of each worker by rank its host, its place, and whether it sees that; a text says
-    why it cannot tell.
+    ``places`` has an entry for each rank: host, location, and whether the worker sees rank 0's
+    mark; a text instead says why it cannot be read.
     """
     host, root, _ = places[0]
     blind = [(rank, *place) for rank, place in enumerate(places) if place[2] is not True]
@@ -749,42 +771,48 @@ def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
 
 
 ASK_S = 0.5
-"""How often workers ask each other; each time costs one tiny all-reduce."""
+"""Seconds between two agreements of the workers. Each costs a small all-reduce."""
 MOST_STEPS_BETWEEN = 1000
 """The most steps between two questions."""
 
 
 class Asking:
-    """All workers call it with the same steps and answers, so that all come to the same next
-    question."""
+    """Decides after which steps the workers agree on whether to save.
+
+    All workers call its methods with the same values, so that all choose the same steps.
+    """
 
     def __init__(self, now_s: float) -> None:
         self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
-        """Ask after the next step again: the training goes on somewhere else."""
+        """Let the workers agree after the next step, because training has begun or resumed at
+        another step."""
         self._asked: int | None = None
         self._at_s = now_s
         self._next = 0
 
     def is_due(self, steps: int) -> bool:
-        """Return whether to ask after this step; also where the steps go back."""
+        """Return whether the workers agree after this step. Also true if the steps have gone
+        back."""
         return steps >= self._next or (self._asked is not None and steps < self._asked)
 
     def step_us(self, steps: int, now_s: float) -> int:
-        """Return how long a step takes here, which goes into the question; the slowest worker's is
-        the answer."""
+        """Return the duration of a step on this worker, in microseconds. The agreement finds the
+        slowest worker's."""
         return int((now_s - self._at_s) / self._since(steps) * 1e6)
 
     def answered(self, steps: int, now_s: float, step_us: int) -> None:
-        """Choose the next question by the slowest worker's step, at most twice as far off as the
-        last one was."""
+        """Choose the step of the next agreement from the duration of a step on the slowest worker.
+
+        The distance at most doubles.
+        """
         self._next = steps + max(
             1, min(MOST_STEPS_BETWEEN, 2 * self._since(steps), int(ASK_S * 1e6 / max(1, step_us)))
         )
         self._asked, self._at_s = steps, now_s
 
     def _since(self, steps: int) -> int:
-        """Return the steps since the last question; before the first one lies a start, which tells
-        nothing."""
+        """Return the number of steps since the last agreement; 1 before the first, as start-up time
+        says nothing about steps."""
         return steps - self._asked if self._asked is not None and self._asked < steps else 1

@@ -1,4 +1,4 @@
-"""Choose the storage of checkpoints by what a script gives: a directory or a URL."""
+"""Choose the storage for a directory or a URL."""
 
 from __future__ import annotations
 

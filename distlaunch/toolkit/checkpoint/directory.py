@@ -1,4 +1,4 @@
-"""Checkpoints in a directory that all nodes share."""
+"""Store checkpoints in a directory that all nodes share."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _LOCK = ".lock"
 _MAX_LOCK_BYTES = 4096
 _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
 _HALF = re.compile(rf"(?:{re.escape(_SAVING)}|{re.escape(_REMOVING)})(.+)-[0-9a-f]{{8}}")
-"""What a save, or a removal, leaves that did not come to its end."""
+"""Names of folders that an interrupted save or removal has left."""
 _held: set[str] = set()
-"""What this process has, without symbolic links: where the lock is POSIX's it keeps only other
-processes out."""
+"""Directories locked by this process, without symbolic links. Some file systems have only POSIX
+locks, which do not exclude another Checkpoint in the same process."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 _WAIT_S = 5.0
 """For the lock of a job that is just ending, and for network file systems that show new files
 late."""
 _LEASE_S = 100.0
-"""For the lock of this very job on a node that has died: an NFSv4 server keeps it for its lease, 90
-s as a rule."""
+"""How long to wait for a lock that the same job held on a node that has died. An NFSv4 server keeps
+such a lock until its lease ends, usually 90 s."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, *_FULL}
 _FLOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -58,11 +58,11 @@ log = logging.getLogger("distlaunch.checkpoint")
 
 
 class Folder(Store):
-    """A directory. The lock is one of the open file, since POSIX's goes when its process reads the
-    file and closes it.
+    """Checkpoints in a directory.
 
-    It ends with the process; a forked child gives up its part of it. A directory that is there and
-    cannot be written to can be read: ``check_claim`` refuses to save then.
+    The lock belongs to the open file. A POSIX lock would end as soon as the process opens and
+    closes the file again. The lock ends with the process; a forked child closes its copy. A
+    directory that cannot be written can still be read; ``check_claim`` then refuses to save.
     """
 
     def __init__(self, root: str) -> None:
@@ -75,7 +75,7 @@ class Folder(Store):
         _folders.add(self)
 
     def claim(self) -> None:
-        """Make the directory, lock it, and sweep it."""
+        """Create the directory, lock it, and remove what interrupted saves have left."""
         real = os.path.realpath(self.root)
         if real in _held:
             raise ConfigError(
@@ -190,7 +190,10 @@ class Folder(Store):
             return
 
     def _holder(self) -> dict[str, Any]:
-        """Return what the lock file says of the job that has the directory. Raises ReadError."""
+        """Return the content of the lock file, which describes the job that holds the directory.
+
+        Raises ReadError if it cannot be read.
+        """
         data = retried(lambda: os.pread(self._lock, 4096, 0), self.where(_LOCK))
         try:
             found = json.loads(data)
@@ -199,11 +202,12 @@ class Folder(Store):
         return found if isinstance(found, dict) else {}
 
     def mark(self) -> str:
-        """Return what has been written into the lock file."""
+        """Return the random text that this job has written into the lock file."""
         return self._mark
 
     def sees(self, mark: str) -> bool:
-        """Look until the lock file shows the mark, for some seconds."""
+        """Return whether the lock file contains ``mark``. Wait some seconds for it, because a
+        network file system may show it late."""
         if self._lock >= 0:  # to open and close the file again would undo POSIX's lock
             return self._holder().get("mark") == mark
         deadline = time.monotonic() + _WAIT_S
@@ -221,7 +225,8 @@ class Folder(Store):
             time.sleep(0.1)
 
     def check_claim(self) -> None:
-        """See that it can be written to, and is the directory that was claimed."""
+        """Raise CheckpointError if the directory cannot be written, or is no longer the one that
+        was claimed."""
         where = f"checkpoints in {self.root}"
         if self._unwritable is not None:
             raise CheckpointError(
@@ -262,8 +267,8 @@ class Folder(Store):
         return os.listdir(f"{self.root}/{name}")
 
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return True: a directory gets its name when it is complete, and may have lost any of its
-        files since."""
+        """Return True. A folder gets its name only when it is complete, even if files are missing
+        later."""
         return True
 
     def open(self, path: str) -> BinaryIO:
@@ -276,12 +281,14 @@ class Folder(Store):
             file.write(data)
 
     def folder(self, name: str) -> str:
-        """Write under another name, which a job sweeps when it comes."""
+        """Return a temporary name. ``claim`` of a later job removes folders with such names."""
         return f"{_SAVING}{name}-{os.urandom(4).hex()}"
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
-        """Write the manifest, and give all of it its name by one rename. Raises FileExistsError if
-        that is taken."""
+        """Write the manifest, and rename the folder to its final name.
+
+        Raises FileExistsError if the name exists.
+        """
         self.write(f"{temporary}/{MANIFEST}", sealed(manifest))
         _sync(f"{self.root}/{temporary}")
         os.rename(
@@ -323,7 +330,8 @@ class Folder(Store):
         return True
 
     def _remove_files(self, name: str) -> bool:
-        """Remove a directory that holds nothing but files of ours; return whether it is gone."""
+        """Remove a folder if it has only files of the kinds that a save writes. Return whether it
+        is gone."""
         path = f"{self.root}/{name}"
         try:
             files = os.listdir(path)
@@ -337,7 +345,7 @@ class Folder(Store):
         return True
 
     def set_aside(self, name: str) -> None:
-        """Rename; nothing of ours removes it."""
+        """Rename a folder to a name that is never removed."""
         if self._unwritable is None:
             os.rename(f"{self.root}/{name}", f"{self.root}/{_ASIDE}{name}-{os.urandom(4).hex()}")
 
@@ -356,8 +364,8 @@ _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
 def _give_up_in_child() -> None:
-    """Close what a forked child has of locks: as long as it lived, its dead parent's job would have
-    the directory."""
+    """Close locks inherited by a forked child. Otherwise the directory would stay locked while the
+    child lives."""
     for folder in list(_folders):
         folder.release()
 
@@ -366,7 +374,7 @@ os.register_at_fork(after_in_child=_give_up_in_child)
 
 
 def _lock(descriptor: int) -> None:
-    """Lock for this open file, or, where there is no such lock, for this process."""
+    """Lock the open file, or with a POSIX lock where the former is not supported."""
     if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
         try:
             fcntl.fcntl(descriptor, command, _FLOCK)
@@ -401,7 +409,8 @@ class _Files(FileSystem):
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells a directory from another one of the same name; None if there is none."""
+    """Return device and inode of a directory, which differ if it was replaced; None if it does not
+    exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,10 @@
-"""What is sharded in the states of parts, as the average of an FSDP model's weights is.
+"""Sharded tensors in the states of parts.
 
-A sharded tensor belongs to the workers that there are. It is therefore no part of a worker's own
-bytes, but an entry of the checkpoint, as the model's are, which any number of workers reads.
+A part is an object of the script that is saved with model and optimizer: a scheduler, a sampler, or
+an average of the weights. Its state is saved per worker, with torch.save. But its state may have
+tensors that are sharded over the workers of this job (an average of an FSDP model's weights). Such
+tensors become entries of the checkpoint, like the model's, so that any number of workers can load
+them.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """Stands in a part's state for a tensor that has an entry of its own.
+    """Replaces a tensor in the state of a part. The tensor is an entry of the checkpoint.
 
-    It is pickled by the names of module, class and field: checkpoints that there are do not outlive
-    another name.
+    Pickles contain the names of this module, class and field: renaming them makes existing
+    checkpoints unreadable.
     """
 
     place: str
@@ -33,19 +36,21 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Holds a structure, so that torch writes it as one entry, exactly as it is.
+    """Wraps a structure, so that torch writes it unchanged, as one entry.
 
-    Of dictionaries torch would make an entry of each value, with ``str`` of its key, and none of an
-    empty one, and read an OrderedDict as a dict. It is pickled by the names of module, class and field.
+    Otherwise torch would write an entry for each value of a dictionary, with the key as text, and
+    no entry for an empty dictionary. It would also read an OrderedDict as a dict. Pickles contain
+    the names of this module, class and field.
     """
 
     value: Any
 
 
 def kept(value: Any, name: str) -> Any:
-    """Return what torch writes and reads as it is; ``name``: of the value, for errors.
+    """Return a form of the value that torch writes and reads unchanged. ``name`` is its name in
+    errors.
 
-    Raises ConfigError for a structure that has tensors, and that torch would change.
+    Raises ConfigError for a structure that has tensors and that torch would change.
     """
     if isinstance(value, torch.Tensor) or not _has_mapping(value):
         return value
@@ -71,7 +76,7 @@ def _has_mapping(value: Any) -> bool:
 
 
 def _has_subclass(value: Any) -> bool:
-    """Return whether there is a dictionary of another class than ``dict``."""
+    """Return whether the value contains a dictionary of another class than ``dict``."""
     if isinstance(value, Mapping):
         return type(value) is not dict or any(map(_has_subclass, value.values()))
     return isinstance(value, list | tuple) and any(map(_has_subclass, value))
@@ -102,12 +107,13 @@ def _refuse_changed(value: Any, name: str) -> None:
 
 
 def unwrapped(state: Any) -> Any:
-    """Return a state in which each ``Whole`` is what it holds."""
+    """Return a state in which each ``Whole`` is replaced by its content."""
     return changed(state, lambda _, value: value.value if isinstance(value, Whole) else value)
 
 
 def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the state without its sharded tensors, and these by their places."""
+    """Return the state without its sharded tensors, and these tensors by their path in the
+    state."""
     sharded: dict[str, torch.Tensor] = {}
 
     def take(path: Path, value: Any) -> Any:
@@ -126,11 +132,12 @@ def joined(
     here: Callable[[], dict[str, torch.Tensor]],
     shapes: Container[torch.Size],
 ) -> Any:
-    """Put what was ``read`` of each place into a part's state; shard what was whole and is sharded
-    ``here``.
+    """Put tensors into the state of a part, and return the state.
 
-    ``shapes``: of what is sharded in the model. Only for a tensor of one of them is the part asked
-    what it has.
+    ``read`` returns the tensor of the checkpoint for a path. A tensor that was saved whole is
+    sharded if the part's current state (``here``) has a sharded tensor at the same path. ``shapes``
+    are the shapes of the model's sharded tensors; the current state is only read for a tensor with
+    one of these shapes.
     """
 
     def put(path: Path, value: Any) -> Any:
@@ -150,11 +157,12 @@ def changed(
     path: Path = (),
     above: frozenset[int] = frozenset(),
 ) -> Any:
-    """Change what a state of dictionaries, lists and tuples holds; what stays the same is not
-    copied.
+    """Return a state of dictionaries, lists and tuples, with ``change`` applied to each other value
+    in it.
 
-    ``above``: the ids of those that it is in. One that holds itself is not entered again, but left
-    as it is there.
+    Containers without changes are not copied. ``path`` and ``above`` are for the recursion: the
+    keys to this value, and the ids of the containers around it. A container that contains itself is
+    left unchanged there.
     """
     if id(value) in above:
         return value

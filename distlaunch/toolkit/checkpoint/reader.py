@@ -1,10 +1,8 @@
-"""Layer toolkit: a checkpoint is read, and nothing in it is executed or believed that its files do
-not bear out.
+"""Read a checkpoint without executing code from it, and without trusting its metadata.
 
-``.metadata`` says which entries there are, their sizes, and where in which file each is. All of
-that is checked against the manifest, which names the files with their sizes, before memory is taken
-or a file is opened. With ``trust``, pickles are loaded as Python and torch do, with any class that
-they name.
+``.metadata`` lists the entries of a checkpoint: their sizes, and the file and offset of each. It is
+checked against the manifest, which has the sizes of all files, before memory is allocated or a file
+is opened. With ``trust``, pickles are loaded by Python and torch, with any class that they name.
 """
 
 from __future__ import annotations
@@ -69,30 +67,34 @@ _OF_HOSTILE_ARGUMENTS = (
         AssertionError,
     ),
 )
-"""What constructors raise; an error of reading is none of these, or at least an OSError."""
+"""Errors that constructors raise for invalid arguments. Errors of reading files are OSErrors, but
+none of these."""
 
 
 class RefusedError(CheckpointError):
-    """A checkpoint holds what is not loaded: it could execute code, or is not what a save
+    """The checkpoint is not loaded, because it could execute code or has content that no save
     writes."""
 
 
 def shown(text: object) -> str:
-    """Return a text of a checkpoint as it can be printed: without control characters, and not
-    endless."""
+    """Return ``text`` from a checkpoint in printable form: shortened, and without control
+    characters."""
     return "".join(each if each.isprintable() else "?" for each in str(text)[:_SHOWN])
 
 
 class Reader(StorageReader):
-    """Reads one checkpoint, for torch's ``load``. Reads and checks ``.metadata`` when it is
-    made."""
+    """Reads one checkpoint, for torch's ``load``. The constructor reads and checks
+    ``.metadata``."""
 
     def __init__(self, store: Store, name: str, files: Mapping[str, Any], *, trust: bool) -> None:
-        """``files``: the manifest's sizes and sums. Raises RefusedError."""
+        """``files`` has the sizes and checksums of the manifest.
+
+        Raises RefusedError if ``.metadata`` is not allowed or does not match ``files``.
+        """
         self._store, self._name, self._trust = store, name, trust
         self._room = Room()
         self._chunks: dict[str, dict[torch.Size, ChunkStorageMetadata]] = {}
-        """Of each tensor, by their offsets; made when they are first needed."""
+        """The chunks of each tensor by offset. Filled on first use."""
         data = store.read(f"{name}/{METADATA}")
         self.metadata: Metadata
         if trust:
@@ -140,7 +142,8 @@ class Reader(StorageReader):
         )
 
     def _refusing(self, what: str, load: Callable[[], Any]) -> Any:
-        """Return what ``load`` gives. Raises RefusedError, which names what was to be loaded."""
+        """Return the result of ``load``. Raises RefusedError, with ``what`` was loaded, if it
+        fails."""
         try:
             return load()
         except RefusedClassError as error:
@@ -155,7 +158,7 @@ class Reader(StorageReader):
     # --- what torch calls ------------------------------------------------------------------------------------------
 
     def read_metadata(self) -> Metadata:
-        """Return what is known already."""
+        """Return the metadata that the constructor has read."""
         return self.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # noqa: FBT001 - torch calls it so
@@ -180,7 +183,7 @@ class Reader(StorageReader):
         return True
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan has, one file after the other."""
+        """Read all items of the plan, file by file."""
         of_files: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             of_files.setdefault(
@@ -209,8 +212,8 @@ class Reader(StorageReader):
         return retried(lambda: self._store.open(path), self._store.where(path))
 
     def _put(self, item: ReadItem, value: Any, planner: LoadPlanner, what: str) -> None:
-        """Copy a part of a tensor to where it belongs. Raises RefusedError if it is not what the
-        metadata says."""
+        """Copy a chunk of a tensor to its destination. Raises RefusedError if it does not match the
+        metadata."""
         entry: Any = self.metadata.state_dict_metadata[item.storage_index.fqn]
         if not self._trust:
             key = item.storage_index.fqn
@@ -236,8 +239,7 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Loads into a flat dictionary: tensors where it has tensors, and anything else where it has
-    none."""
+    """Loads into a flat dictionary of tensors and other values."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False)
@@ -258,7 +260,7 @@ class Planner(DefaultLoadPlanner):
         return super().create_local_plan()
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Put a value, which the reader has unpickled already, where it belongs."""
+        """Store a value that the reader has already unpickled."""
         key = read_item.dest_index.fqn
         self.state_dict[key] = self.original_state_dict[key] = value
 
@@ -267,7 +269,7 @@ class Planner(DefaultLoadPlanner):
 
 
 class _TrustingUnpickler(pickle.Unpickler):
-    """Loads any class, and ours under the names that they once had."""
+    """Loads any class, and finds our classes under their former names too."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         return OLD_NAMES.get((module, name)) or super().find_class(module, name)
@@ -283,8 +285,8 @@ _TRUSTING: Any = SimpleNamespace(
 
 
 def _metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
-    """Return what a pickle holds, checked against the files that the manifest names. Raises
-    MalformedError."""
+    """Return the metadata in a pickle. Raises MalformedError if it does not match the files of the
+    manifest."""
     found = Unpickler(data, _names()).load()
     if type(found) is not Metadata:
         raise MalformedError("it is not the record that torch writes")
@@ -342,8 +344,8 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: i
 
 
 def _is_place(path: tuple[Any, ...]) -> bool:
-    """Return whether a save has entries in such a place. Those that a resume does not look for may
-    be anywhere."""
+    """Return whether a save writes an entry with this path. Paths that a resume does not read are
+    always accepted."""
     match path:
         case ("model", str(), *_) | ("optimizer", "state", str(), str() | int(), *_):
             return True
@@ -358,9 +360,10 @@ def _check_tensor(
     places: Mapping[MetadataIndex, Any],
     size_of_all: int,
 ) -> None:
-    """See that each part of a tensor is in the files, and that the parts cover it exactly.
+    """Check that the chunks of a tensor are in the files and cover the tensor exactly once.
 
-    So it is as large as the files bear out. ``size_of_all``: of the metadata, in bytes.
+    This bounds the size of the tensor by the size of the files. ``size_of_all`` is the size of the
+    metadata in bytes. Raises MalformedError.
     """
     held, seen = 0, set()
     parts: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -396,14 +399,15 @@ def _check_tensor(
 def covers_once(
     size: Sequence[int], parts: Sequence[tuple[Sequence[int], Sequence[int]]], most: int
 ) -> bool:
-    """Return whether parts, which are not empty, cover a tensor exactly once.
+    """Return whether chunks cover a tensor exactly once. No chunk may be empty.
 
-    ``parts``: offsets and sizes. ``most``: how many corners are looked at; a tensor that is divided
-    in so many dimensions is none of a save.
+    ``parts`` are the offsets and sizes of the chunks. Return False if the test would need more than
+    ``most`` corners, which no saved tensor does.
 
-    They do if their corners, counted positive at an even number of ends and negative at an odd one,
-    cancel each other everywhere but at the tensor's own corners. They are sorted, since hashes of
-    numbers can be made to collide.
+    Method: give each corner of a chunk the sign +1 or -1, by the parity of the number of upper
+    ends. The chunks cover the tensor exactly once if the signs at each point add up to 0, except at
+    the corners of the tensor. The corners are sorted, not hashed, because hashes of numbers can be
+    made to collide.
     """
     divided = [
         place for place, whole in enumerate(size) if any(each[place] != whole for _, each in parts)
@@ -459,7 +463,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _path(unpickler: Unpickler, *parts: Any) -> str:
-    """Construct a text: the path where it was written is not needed."""
+    """Return an empty text for a path object of pathlib in the pickle. The path is not used."""
     unpickler.spend(len(parts))
     return ""
 

@@ -1,4 +1,4 @@
-"""The signals that ask for a checkpoint. TERM: save and end; USR1: save and go on."""
+"""Signals that ask for a checkpoint. SIGTERM: save and end. SIGUSR1: save and continue."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class _Heard:
         self._owner = os.getpid()
 
     def begin(self) -> None:
-        """Set the handlers. Those of an earlier Checkpoint may still be called by a script's
-        own."""
+        """Set the signal handlers. Handlers of an earlier Checkpoint may remain in use, called by
+        handlers of the script."""
         self._owner, self.stop, self.answered = os.getpid(), False, False
         if (
             threading.current_thread() is threading.main_thread()
@@ -58,18 +58,19 @@ class _Heard:
             before(number, frame)
 
     def end(self) -> None:
-        """Give the signals back, unless the script has set handlers of its own meanwhile."""
+        """Restore the previous signal handlers, unless the script has set other handlers
+        meanwhile."""
         for number, handler in self._before.items():
             if signal.getsignal(number) == self.hear:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 _heard = _Heard()
-"""One for all Checkpoints of a process: they may end in any order."""
+"""Shared by all Checkpoints of the process, which may be closed in any order."""
 
 
 class Requests:
-    """What has been asked of one Checkpoint."""
+    """The requests of signals to one Checkpoint."""
 
     def __init__(self) -> None:
         self.stepped = self._stopping = False
@@ -85,7 +86,7 @@ class Requests:
 
     @property
     def stop(self) -> bool:
-        """Whether TERM has come."""
+        """Whether SIGTERM has arrived."""
         return _heard.stop
 
     def saved(self) -> None:
@@ -93,8 +94,10 @@ class Requests:
         self._served = _heard.saves
 
     def may_stop(self) -> bool:
-        """Tell, after a save for TERM, whether to end now: others that take steps get to their next
-        one first."""
+        """Return whether to end now, after the save for SIGTERM.
+
+        Other Checkpoints of the process may have steps left; they reach their next step first.
+        """
         waits = any(each.stepped and not each._stopping for each in _heard.open if each is not self)  # noqa: SLF001
         again, self._stopping = self._stopping, True
         return again or not waits
@@ -104,8 +107,10 @@ class Requests:
         _heard.answered = True
 
     def end(self) -> bool:
-        """Hear no more; the last one gives the signals back, and tells whether TERM has come and is
-        not answered."""
+        """Stop receiving signals. The last Checkpoint restores the handlers.
+
+        Return whether it is the last one and SIGTERM has arrived and was not handled.
+        """
         if self not in _heard.open:
             return False
         _heard.open.remove(self)

@@ -1,10 +1,13 @@
-"""What is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
+"""The content of a checkpoint, and loading it into model, optimizer, parts and random states.
 
-Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model
-read each other's. What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of
-``torch.save``; buffers, too, where they are not rank 0's, but for those that DDP makes rank 0's
-before they are used. Read is what the checkpoint has, not what is here: an optimizer that has not
-stepped has no state, and torch would step it to get one.
+A part is an object that is saved with model and optimizer: scheduler, scaler, sampler, and others
+of the script. Parameters have canonical names (torch.distributed.checkpoint.state_dict), so DDP,
+FSDP and a plain model read each other's checkpoints. The entry ``worker-<rank>`` has what differs
+between workers, as bytes of ``torch.save``: random states, states of parts, and buffers that differ
+from rank 0's. Buffers that DDP copies from rank 0 before each use are not in it.
+
+The entries to read are those of the checkpoint, not those of the optimizer here: an optimizer that
+has not stepped has no state yet, and torch would step it to get one.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ SHOWN = 5
 """How many differences an error shows."""
 _NAMES = {"params", "param_names"}
 _LENGTH = 4
-"""Of the place of a state or a setting: ``("optimizer", "state", name, key)``."""
+"""Length of the path of an optimizer's state or setting: ``("optimizer", "state", name, key)``."""
 _MT_NUMBERS = 624
 """How many numbers the state of numpy's generator has."""
 
@@ -77,11 +80,11 @@ class Trained:
         self.model = model
         self.optimizers = list(optimizers)
         self.parts = dict(parts)
-        """Scheduler, scaler, sampler and whatever else the script has; small, and each worker's
-        own."""
+        """Scheduler, scaler, sampler and other objects of the script. Each worker saves its own;
+        they should be small."""
         self._random: Nested | None = None
         self._own_entries: Nested = {}
-        """Of the model, as this worker had them."""
+        """Buffers of the model as this worker saved them."""
         self._groups: dict[int, int] = {}
         """The number in the checkpoint of each parameter group here."""
         _check(model, self.optimizers)
@@ -92,8 +95,10 @@ class Trained:
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def taken(self, *, alone: bool) -> Taken:
-        """Read what this worker adds to a checkpoint, but for its random states; tensors are the
-        live ones."""
+        """Return what this worker saves, except random states. Tensors are not copied.
+
+        ``alone``: there is only one worker.
+        """
         model, optimizer = self._canonical()
         if not alone:
             _refuse_owned(self.model)
@@ -121,13 +126,13 @@ class Trained:
         )
 
     def check_parts(self) -> None:
-        """Raise ConfigError if a resume would refuse to load what a part would have saved now."""
+        """Raise ConfigError if a resume would refuse the present state of a part."""
         if not self._trust:
             for name, part in self.parts.items():
                 check_saved(part.state_dict(), name)
 
     def _checked(self, value: Any, name: str) -> Any:
-        """Return a value. Raises ConfigError if a resume would refuse to load it."""
+        """Return the value. Raises ConfigError if a resume would refuse it."""
         if not self._trust:
             check_saved(value, name)
         return value
@@ -146,10 +151,12 @@ class Trained:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def own_template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
-        """Return the entry of this worker's own to be read; rank 0's where this one was not there.
+        """Return the entries of this worker to read: ``worker-<rank>``, and sharded tensors of
+        parts.
 
-        And what is sharded of the parts: as it is here, or else as a parameter of its shape is.
-        Raises CheckpointError if there is no such entry.
+        If the checkpoint has fewer workers, rank 0's entry is read. A sharded tensor is sharded as
+        in the part's present state, or else like a parameter of the same shape. Raises
+        CheckpointError if there is no such entry.
         """
         own = f"worker-{rank if rank < world_size else 0}"
         there: Mapping[str, Any] = metadata.state_dict_metadata
@@ -168,7 +175,7 @@ class Trained:
         return found
 
     def _sharded(self) -> dict[torch.Size, nn.Parameter]:
-        """Return the model's sharded parameters, one of each shape."""
+        """Return one sharded parameter of the model for each shape."""
         return {
             parameter.shape: parameter
             for parameter in self.model.parameters()
@@ -176,8 +183,7 @@ class Trained:
         }
 
     def groups_template(self, metadata: Metadata) -> Nested:
-        """Return the entries that tell which parameter groups there are: they are read before all
-        others.
+        """Return the entries that describe the parameter groups. They are read before all others.
 
         Raises ConfigError if the checkpoint is of another model.
         """
@@ -200,11 +206,11 @@ class Trained:
         return found
 
     def check_model(self, read: Nested, metadata: Metadata) -> list[str]:
-        """Compare what ``groups_template`` has read with the model; return what cannot be compared,
-        in words.
+        """Compare the entries of ``groups_template`` with the model. Return warnings about what
+        cannot be compared.
 
-        Raises ConfigError if a value does not fit the type of its buffer, and if parameters are one
-        here that were several.
+        Raises ConfigError if a value does not fit the type of its buffer, or if parameters are tied
+        here that were separate in the checkpoint.
         """
         for each, buffer in self.model.named_buffers(remove_duplicate=False):
             for name in canonical(self.model, [each]):
@@ -284,14 +290,13 @@ class Trained:
         return [type(each).__name__ for each in self.optimizers for _ in each.param_groups]
 
     def template(self, metadata: Metadata) -> Nested:
-        """Return the entries of model and optimizer to be read, by flat names; tensors of the model
-        are the live ones.
+        """Return the entries of model and optimizer to read, by flat name. The model's tensors are
+        filled in place.
 
-        What an optimizer had in its parameter's shape and type of numbers is read in the type of
-        the parameter here. A count of steps is none of that, whatever its shape: bf16 has no 301.
-
-        ``match_groups`` comes before it. Raises ConfigError if the checkpoint is of another
-        optimizer.
+        State of the optimizer that has the shape and number type of its parameter is read in the
+        present type of the parameter. A count of steps is not converted, whatever its shape: bf16
+        cannot represent 301. ``match_groups`` must have been called. Raises ConfigError if the
+        checkpoint is of another optimizer.
         """
         model, optimizer = self._canonical()
         there = metadata.state_dict_metadata
@@ -328,9 +333,9 @@ class Trained:
         return flat
 
     def check_sizes(self, values: Nested, metadata: Metadata) -> None:
-        """See that no fused optimizer would read behind the end of a state.
+        """Raise ConfigError if a fused optimizer would read beyond the end of a state.
 
-        ``values``: what has been read by ``template`` and is no tensor. Raises ConfigError.
+        ``values`` are the entries of ``template`` that are not tensors.
         """
         names = self._parameters(self._canonical()[1])
         fused: dict[int, object] = {}
@@ -358,7 +363,8 @@ class Trained:
             raise ConfigError(f"is of another optimizer: {listing(shown, 'entry')}")
 
     def converted(self, metadata: Metadata) -> str | None:
-        """Say which types of numbers differ, so that what is read is not what was written."""
+        """Return a text about a number type that differs from the checkpoint's, so that values were
+        converted; None if none differs."""
         model, _ = self._canonical()
         for name, value in model.items():
             entry = metadata.state_dict_metadata.get(f"model.{name}")
@@ -384,21 +390,21 @@ class Trained:
     def unpickle_own(
         read: Nested, unpickled: Callable[[str, memoryview, Callable[[Any], None]], Any]
     ) -> None:
-        """Replace the bytes of this worker's own parts by what ``unpickled`` makes of an entry, its
-        bytes and a check.
+        """Replace the bytes of ``worker-<rank>`` by the object in them.
 
-        Raises CheckpointError for what is not loaded.
+        ``unpickled`` is called with the entry's name, its bytes, and a check of the result. Raises
+        CheckpointError if the object is refused.
         """
         ((key, data),) = ((key, value) for key, value in read.items() if key.startswith("worker-"))
         read[key] = unpickled(key, data.numpy().data, check_own)
 
     def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
-        """Put this worker's own parts where they belong, but for random states; say what only one
-        side has.
+        """Load the states of parts and this worker's buffers, but not the random states.
 
-        ``was``: how many workers there were; where it is as many, each has its own buffers, else
-        all have rank 0's. ``unpickle_own`` comes before it. Raises ConfigError if a part does not
-        take what was its own; the sampler, which looks at it, comes first.
+        Return texts about parts that are only in the checkpoint or only here. ``was`` is the number
+        of workers that saved. If it is the same now, each worker gets its own buffers; otherwise
+        all get rank 0's. ``unpickle_own`` must have been called. Raises ConfigError if a part
+        refuses its state. The sampler is loaded first, because it checks its state.
         """
         (own,) = (value for key, value in read.items() if key.startswith("worker-"))
         self._random = own["random"] if rank < was else None
@@ -441,7 +447,7 @@ class Trained:
         part.load_state_dict(joined(state, entry, here, shapes))
 
     def take(self, read: Nested, metadata: Metadata) -> None:
-        """Put what was read by ``template`` where it belongs; tensors of the model are there
+        """Load the entries of ``template`` into the optimizer. Tensors of the model are loaded
         already."""
         try:
             nested = unwrapped(
@@ -492,8 +498,8 @@ class Trained:
         return loads
 
     def restore_random(self) -> None:
-        """Set the random states as they were; a worker that was not there keeps the seeds that the
-        script has set."""
+        """Set the random states of the checkpoint. A worker that the checkpoint does not have keeps
+        the seeds of the script."""
         if self._random is not None:
             set_random_states(self._random)
 
@@ -511,8 +517,8 @@ def _naming(what: object) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Keep torch from stepping optimizers that have no state yet, which changes them (and rank 0's
-    alone under DDP)."""
+    """Keep torch from stepping optimizers without state. A step would change weights, and under DDP
+    only rank 0's."""
     fresh = [
         (optimizer.state, first)
         for optimizer in optimizers
@@ -586,8 +592,8 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | None:
-    """Derive the class of each group's optimizer, as older checkpoints do not say it; None where it
-    is not certain."""
+    """Return the class of each parameter group's optimizer, which older checkpoints lack; None if
+    it is ambiguous."""
     if kinds is None:
         return None
     if len(set(kinds)) == 1:
@@ -596,8 +602,8 @@ def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | Non
 
 
 def _refuse_owned(model: nn.Module) -> None:
-    """Raise ConfigError for trained parameters that DDP leaves to each worker: only rank 0's would
-    be saved."""
+    """Raise ConfigError for trained parameters that DDP ignores. They differ between workers, and
+    only rank 0's would be saved."""
     ignored = (
         getattr(model, "parameters_to_ignore", ())
         if isinstance(model, DistributedDataParallel)
@@ -615,7 +621,7 @@ def _refuse_owned(model: nn.Module) -> None:
 
 
 def tied(model: nn.Module) -> list[list[str]]:
-    """Return the canonical names of parameters that are one, of each such parameter."""
+    """Return the canonical names of each parameter that has several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -623,8 +629,8 @@ def tied(model: nn.Module) -> list[list[str]]:
 
 
 def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether values are in the range of a type; rounding is no matter, unless it is to
-    whole numbers."""
+    """Return whether all values are in the range of a type. Rounding is accepted, except to
+    integers."""
     new = value.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return bool((torch.isfinite(new) | ~torch.isfinite(value)).all())
@@ -634,8 +640,8 @@ def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
 def _empty(
     entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None
 ) -> torch.Tensor | None:
-    """Give room for what the checkpoint has: what is shaped like its parameter is sharded like
-    it."""
+    """Return an empty tensor to read an entry into. It is sharded like the parameter if it has the
+    same shape."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
     dtype = entry.properties.dtype if dtype is None else dtype
@@ -685,8 +691,8 @@ def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[s
 
 
 def listing(differing: Sequence[str], noun: str) -> str:
-    """Name the first differences and how many there are: ``3 parameters differ: a [2] is only here;
-    …``."""
+    """Return a text with the first differences and their number: ``3 parameters differ: a [2] is
+    only here; …``."""
     plural = {"entry": "entries"}.get(noun, f"{noun}s")
     count = f"1 {noun} differs" if len(differing) == 1 else f"{len(differing):,} {plural} differ"
     more = f"; and {len(differing) - SHOWN:,} more" if len(differing) > SHOWN else ""
@@ -698,13 +704,16 @@ def _shape(value: object) -> str:
 
 
 def is_part(part: object) -> bool:
-    """Return whether ``stateful_part`` takes an object."""
+    """Return whether ``stateful_part`` accepts ``part``."""
     return _has_state(part) or _has_epoch(part)
 
 
 def stateful_part(name: str, part: Any) -> Stateful:
-    """Take what has a state, or torch's DistributedSampler, whose epoch is all. Raises ConfigError
-    for all else."""
+    """Return an object with state_dict and load_state_dict for ``part``.
+
+    It is ``part`` itself, or for torch's DistributedSampler an object that saves its epoch. Raises
+    ConfigError for other objects.
+    """
     if _has_state(part):
         stateful: Stateful = part
         return stateful
@@ -725,7 +734,7 @@ def _has_epoch(part: object) -> bool:
 
 
 class _Epoch:
-    """All that torch's DistributedSampler knows of where it is."""
+    """Saves the epoch of torch's DistributedSampler, which is its whole state."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -747,21 +756,21 @@ class Taken:
     model: dict[str, Any]
     optimizer: dict[str, Any] | None
     classes: list[str]
-    """Of each parameter group's optimizer."""
+    """The class of each parameter group's optimizer."""
     tied: list[list[str]]
-    """The names of parameters that are one."""
+    """The names of each parameter that has several names."""
     parts: dict[str, tuple[Any, dict[str, torch.Tensor]]]
     """Each without its sharded tensors, and these."""
     own: dict[str, Any]
-    """Of the model, what may differ between workers."""
+    """Entries of the model that may differ between workers."""
     digests: Digests
-    """Of that."""
+    """Digests of ``own``."""
     for_all: bool
-    """Whether rank 0's model is everyone's, as DDP has it."""
+    """Whether all workers have the same model, as with DDP."""
 
     def state(self, rank: int, rank_0s: Digests) -> dict[str, Any]:
-        """Return what this worker adds to the checkpoint; of what is its own only what differs from
-        rank 0's."""
+        """Return the entries that this worker saves. Of ``own``, only what differs from rank
+        0's."""
         own: dict[str, Any] = {
             "random": random_states(),
             "parts": {name: unsharded for name, (unsharded, _) in self.parts.items()},
@@ -813,13 +822,14 @@ def canonical(model: nn.Module, names: Iterable[str]) -> set[str]:
 
 
 def digests(entries: Mapping[str, Any]) -> Digests:
-    """Digest each of them, so that another worker can tell whether it has the same, on whatever
+    """Return digests of entries, with which workers compare them. They do not depend on the
     device."""
     return {name: _digest(value) for name, value in entries.items()}
 
 
 def differing(entries: Mapping[str, Any], mine: Digests, theirs: Digests) -> dict[str, Any]:
-    """Copy those whose digests differ: of a view, all of its storage would be saved."""
+    """Return copies of the entries whose digests differ. Without a copy, torch would save a view's
+    whole storage."""
     return {
         name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in entries.items()
@@ -854,7 +864,7 @@ def random_states() -> dict[str, Any]:
 
 
 def check_own(own: Any) -> None:
-    """Raise MalformedError for what no worker writes as its own entry."""
+    """Raise MalformedError if ``own`` is not the content of a ``worker-<rank>`` entry."""
     if not _is_named(own) or not (
         _is_named(own.get("random"))
         and _is_named(own.get("parts"))
@@ -886,10 +896,10 @@ def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
 
 
 def check_names(path: tuple[Any, ...], value: Any) -> None:
-    """Raise MalformedError for what no save writes of the parameter groups, at such a place.
+    """Raise MalformedError if an entry of the parameter groups is not a list of names.
 
-    They are the names of a group's parameters, those of parameters that are one, and the classes of
-    optimizers.
+    ``path`` tells which list: names of a group's parameters, of tied parameters, or of optimizer
+    classes.
     """
     if path[0] == "model":
         return

@@ -1,14 +1,15 @@
-"""Where checkpoints lie. ``Folder`` is a directory that all nodes share, ``Bucket`` an fsspec URL.
+"""Base class for the storage of checkpoints, and their format. ``Folder`` is a shared directory,
+``Bucket`` an fsspec URL.
 
-A checkpoint is a folder ``step-<steps done>`` with torch.distributed.checkpoint's files and
-``manifest.json``, which names each with its size and CRC-32. In a directory it gets its name by one
-rename when all of it is on the disk. An object store cannot rename, but writes each object whole or
-not at all: there the manifest comes last and is the mark, and the name ends in the mark of the job
-that has made it, since nothing keeps two jobs apart.
+A checkpoint is a folder ``step-<completed steps>`` with files of torch.distributed.checkpoint and
+``manifest.json``, which has the size and CRC-32 of each file. In a directory, the folder is renamed
+to its final name when all files are on the disk. An object store cannot rename, but writes an
+object completely or not at all. There the manifest is written last, and a folder without a manifest
+is incomplete. The name also ends in a mark of the job, because no lock excludes other jobs.
 
-A place may hold what others have written. Only what is certainly a checkpoint of this format is
-ever removed or renamed: its name is exactly one that ``name`` gives, and all files in it are of the
-kinds that a save writes.
+The location may have files of other programs. A folder is removed or renamed only if it is
+certainly a checkpoint: its name is one that ``name`` returns, and all its files are of the kinds
+that a save writes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 _SEAL = "crc32"
 MOST_STEPS = 10**18 - 1
-"""The most steps that a name can tell: 18 digits."""
+"""Largest number of steps; it has 18 digits."""
 _NAME = re.compile(r"step-(\d{9,18})(?:\.[0-9a-f]{16})?")
 OUR_FILE = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp|manifest\.json")
 """The files of a checkpoint: torch.distributed.checkpoint's and the manifest."""
@@ -53,36 +54,35 @@ T = TypeVar("T")
 
 
 class CheckpointError(LaunchError):
-    """A checkpoint could not be written or read. The text says which one is whole and kept."""
+    """A checkpoint could not be written or read. The text names the newest complete checkpoint."""
 
     exit_code = 1
 
 
 class PlaceLostError(CheckpointError):
-    """The place is not there any more, nor is what was in it."""
+    """The directory or URL and all its checkpoints have disappeared."""
 
 
 class ReadError(CheckpointError):
-    """Something could not be read (no permission, a timeout, an error of I/O): it may be damaged or
-    whole."""
+    """A file could not be read (permissions, timeout, I/O error). It may be intact or damaged."""
 
 
 class NotAFileError(OSError):
-    """There is something else in the place of a file: a directory, a FIFO."""
+    """A directory, FIFO or the like has the name of a file."""
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error in words; the class where it has none of its own."""
+    """Return the text of an error; its class if it has no text."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def retried(action: Callable[[], T], what: str) -> T:
-    """Return what ``action`` gives; try again after errors that may pass.
+    """Return the result of ``action``. Retry it after errors that may be temporary.
 
-    Raises FileNotFoundError, NotADirectoryError and NotAFileError as they come, and ReadError for
-    any other error that stays: its text names ``what``, the error and this host.
+    Raises FileNotFoundError, NotADirectoryError and NotAFileError at once. Raises ReadError for any
+    other error that persists; its text has ``what``, the error and this host.
     """
     for pause_s in (*_RETRIES_S, None):
         try:
@@ -99,8 +99,7 @@ def retried(action: Callable[[], T], what: str) -> T:
 
 
 def one_line(text: str) -> str:
-    """Return a text as it can be printed: it may have texts of a checkpoint, with anything in
-    them."""
+    """Return ``text`` in printable form, because it may contain texts of a checkpoint."""
     printable = "".join(
         each if each.isprintable() else " " if each.isspace() else "?" for each in text[:_LONGEST]
     )
@@ -108,8 +107,8 @@ def one_line(text: str) -> str:
 
 
 class Summed(io.RawIOBase):
-    """A file being written: counts and sums its bytes, and has them on the disk when it is
-    closed."""
+    """A file being written. It counts its bytes and computes their checksum, and is synced to the
+    disk when closed."""
 
     def __init__(self, raw: BinaryIO, sums: dict[str, list[int]], name: str, *, sync: bool) -> None:
         self._raw, self._sums, self._name, self._sync = raw, sums, name, sync
@@ -121,7 +120,7 @@ class Summed(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
+        """Write all bytes of ``data``."""
         view = memoryview(data).cast("B")
         try:
             self._raw.write(view)
@@ -146,8 +145,7 @@ class Summed(io.RawIOBase):
                 raise self._error from None
 
     def close(self) -> None:
-        """Flush, have it on the disk, close: an error of any of these is raised, and nothing is
-        recorded."""
+        """Flush, sync and close the file. Record size and checksum only if all of this succeeds."""
         if self.closed:
             return
         try:
@@ -161,47 +159,49 @@ class Summed(io.RawIOBase):
 
 
 class Store(ABC):
-    """A place for checkpoints. Names are those of folders in it; paths are ``name/file``."""
+    """A directory or URL with checkpoints. Names are names of folders in it; paths are
+    ``name/file``."""
 
     root: str
 
     @abstractmethod
     def claim(self) -> None:
-        """Take the place for this job and remove what a killed one left half-written. Rank 0 calls
-        it.
+        """Reserve the location for this job, and remove what interrupted saves have left. Called by
+        rank 0.
 
-        Raises ConfigError if the place cannot be used, or another job has it.
+        Raises ConfigError if the location cannot be used, or another job uses it.
         """
 
     @abstractmethod
     def check_claim(self) -> None:
-        """Raise CheckpointError if another job has taken the place meanwhile."""
+        """Raise CheckpointError if another job has claimed the location meanwhile."""
 
     @abstractmethod
     def sees(self, mark: str) -> bool:
-        """Return whether this worker sees what rank 0 wrote when it claimed the place."""
+        """Return whether this worker sees ``mark``, which rank 0 wrote when it claimed the
+        location."""
 
     @abstractmethod
     def mark(self) -> str:
-        """Return what ``sees`` takes; rank 0's."""
+        """Return the argument for ``sees``. Called by rank 0."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give the place back."""
+        """Release the location."""
 
     @abstractmethod
     def listed(self) -> list[str]:
-        """Return the names of all folders and files in the place, in any order."""
+        """Return the names of all folders and files in the location, in any order."""
 
     @abstractmethod
     def files(self, name: str) -> list[str]:
-        """Return the names of all files in a folder. Raises FileNotFoundError or NotADirectoryError
-        if it is none."""
+        """Return the names of all files in a folder. Raises FileNotFoundError or
+        NotADirectoryError."""
 
     @abstractmethod
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return whether a folder with these files was completed once, as far as their names
-        tell."""
+        """Return whether a folder with these files was once complete, judged by the names of the
+        files."""
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
@@ -209,54 +209,56 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, and have it on the disk."""
+        """Write a file and sync it to the disk."""
 
     def name(self, steps: int) -> str:
-        """Name the checkpoint that is to be made after so many steps. Rank 0's, once it has claimed
-        the place."""
+        """Return the name of a new checkpoint after this number of steps. Called by rank 0 after
+        ``claim``."""
         return name_of(steps)
 
     def folder(self, name: str) -> str:
-        """Name the folder that it is written to, of which ``commit`` makes the checkpoint."""
+        """Return the name of the folder to write to. ``commit`` turns it into the checkpoint."""
         return name
 
     @abstractmethod
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
-        """Make what has been written a checkpoint."""
+        """Turn the folder that was written into a complete checkpoint."""
 
     @abstractmethod
     def remove(self, name: str) -> bool:
-        """Remove a folder that holds nothing but files of ours; at no instant does a part of it
-        look whole.
+        """Remove a folder that has only files of the kinds that a save writes. It never looks
+        complete meanwhile.
 
-        Never raises. Returns False if an error kept it there, which is logged: to try again may
-        help.
+        Does not raise: returns False, and logs the error, if the folder could not be removed. A
+        later call may succeed.
         """
 
     @abstractmethod
     def set_aside(self, name: str) -> None:
-        """Rename a checkpoint so that it is not one any more, and its name is free. Raises OSError
-        if that fails."""
+        """Rename a checkpoint so that it no longer counts and its name is free. Raises OSError if
+        that fails."""
 
     @abstractmethod
     def writer(self, folder: str) -> Any:
-        """Give torch's writer; what it writes is summed in its ``fs.sums``."""
+        """Return torch's writer for a folder. Its ``fs.sums`` has the checksums of the files
+        written."""
 
     def names(self) -> list[str]:
-        """Return the names of checkpoints that were completed, damaged ones too, the newest
-        first."""
+        """Return the names of completed checkpoints, including damaged ones, the newest first."""
         return sorted(filter(self.is_ours, self.listed()), key=steps_of, reverse=True)
 
     def foreign(self) -> list[str]:
-        """Return names that begin like a checkpoint's and are not: somebody else's, left alone."""
+        """Return names that begin like a checkpoint's but are not checkpoints. They are never
+        touched."""
         return sorted(
             name for name in self.listed() if name.startswith("step-") and not self.is_ours(name)
         )
 
     def is_ours(self, name: str) -> bool:
-        """Return whether a folder is a checkpoint of this format, be it a damaged one.
+        """Return whether a folder is a checkpoint of this format, perhaps a damaged one.
 
-        Its manifest says so, or else all of its files are of the kinds that a save writes.
+        It is one if the manifest has this format. Without a readable manifest, all files must be of
+        the kinds that a save writes.
         """
         if steps_of(name) < 0:
             return False
@@ -279,7 +281,8 @@ class Store(ABC):
         return f"{self.root.rstrip('/')}/{name}"
 
     def read(self, path: str, most: int | None = None) -> bytes:
-        """Return what is in a file, or its first ``most`` bytes. Raises as ``retried`` does."""
+        """Return the content of a file, or its first ``most`` bytes. Raises the errors of
+        ``retried``."""
 
         def whole() -> bytes:
             with self.open(path) as file:
@@ -288,10 +291,10 @@ class Store(ABC):
         return retried(whole, self.where(path))
 
     def manifest(self, name: str) -> dict[str, Any]:
-        """Return what the manifest of a checkpoint says.
+        """Return the content of a checkpoint's manifest.
 
-        Raises ValueError or OSError if it is damaged or missing, and ReadError if that cannot be
-        told.
+        Raises ValueError if it is damaged, OSError if it is missing, and ReadError if it cannot be
+        read.
         """
         data = self.read(f"{name}/{MANIFEST}", _MANIFEST_BYTES)
         try:
@@ -300,9 +303,10 @@ class Store(ABC):
             raise ValueError(f"{MANIFEST} is nested too deeply") from error
 
     def damage(self, name: str, files: Mapping[str, Any]) -> str | None:
-        """Read files; return which one is not as it was written, if any.
+        """Read files and compare them with the manifest's sizes and checksums. Return a text about
+        the first damaged file, None if there is none.
 
-        Raises ReadError for one that cannot be read, which may well be whole.
+        Raises ReadError if a file cannot be read.
         """
 
         def sums(path: str) -> tuple[int, int]:
@@ -334,8 +338,7 @@ def name_of(steps: int) -> str:
 
 
 def steps_of(name: str) -> int:
-    """Return after how many steps a checkpoint was made; -1 if the name is not one of a
-    checkpoint."""
+    """Return the number of steps in the name of a checkpoint; -1 if it is no such name."""
     found = _NAME.fullmatch(name)
     if found is None or not name.startswith(name_of(int(found[1]))):
         return -1
@@ -343,30 +346,31 @@ def steps_of(name: str) -> int:
 
 
 def only_ours(files: Collection[str]) -> bool:
-    """Return whether there are files and all of them are of the kinds that a save writes."""
+    """Return whether there are files, and all have names of files that a save writes."""
     return bool(files) and all(OUR_FILE.fullmatch(file) for file in files)
 
 
 def some(names: Collection[str]) -> str:
-    """Return the first of several names, and how many more there are."""
+    """Return the first names as a text, and the number of further names."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(list(names)[:_SHOWN]) + more
 
 
 def log_not_removed(where: str, error: BaseException) -> None:
-    """Log that something could not be removed: a warning for the first time of each."""
+    """Log that ``where`` could not be removed. Only the first time is a warning."""
     level = logging.DEBUG if where in _not_removed else logging.WARNING
     _not_removed.add(where)
     log.log(level, "distlaunch: %s could not be removed: %s", where, describe(error))
 
 
 def sealed(manifest: bytes) -> bytes:
-    """Add a sum of its own to a manifest, as json.dumps has made it."""
+    """Return the manifest with its own checksum added."""
     return json.dumps({**json.loads(manifest), _SEAL: zlib.crc32(manifest)}).encode()
 
 
 def _manifest(data: bytes, steps: int) -> dict[str, Any]:
-    """Read one, and see that it is all there: what it leaves out would not be looked at."""
+    """Return the content of a manifest. Raises ValueError if it is incomplete or its checksum
+    differs."""
     found = json.loads(data)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{MANIFEST} is not one of format {FORMAT}")
@@ -400,8 +404,8 @@ def _is_size_and_sum(value: object) -> bool:
 
 
 def _is_a_manifest(data: bytes) -> bool | None:
-    """Return whether it is one of this format, perhaps a changed one; None if nothing can be told
-    from it."""
+    """Return whether data is a manifest of this format, perhaps a changed one; None if it is not
+    JSON."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

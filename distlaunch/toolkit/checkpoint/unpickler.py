@@ -1,10 +1,10 @@
-"""Layer toolkit: an unpickler that executes nothing that the pickle names.
+"""An unpickler that executes no code that the pickle names.
 
-It knows the operations that torch.save and pickle.dump write, and a fixed table of names. A name is
-never imported: it stands for a constructor of ours, which checks its arguments. No class or
+It supports the operations that torch.save and pickle.dump write, and a fixed table of names. A name
+is never imported. It selects a constructor of ours, which checks its arguments. No class or
 function is ever on the stack, so a pickle can neither call nor change one. Memory and time are
-bounded by the size of the pickle; keys of one container that have the same hash count as often as
-they are compared.
+bounded by the size of the pickle. For keys of one container with equal hashes, each comparison
+counts against the bound.
 """
 
 # ruff: noqa: SLF001 - a table at the end has the methods of the class above
@@ -27,7 +27,7 @@ _PER_BYTE = 16
 """What a pickle may have constructed beyond its own size: copies of a long string could otherwise
 fill the memory."""
 _OF_A_SET = 2 * _PER_BYTE
-"""An empty one takes 216 bytes, and two in a pickle if it is kept."""
+"""An empty set takes 216 bytes of memory, but only two in a pickle."""
 _KEY_DEPTH = 20
 _LARGEST = (1 << 63) - 1
 
@@ -45,8 +45,8 @@ class MalformedError(ValueError):
 
 
 class Name:
-    """What a name of the table stands for; it has no other use than REDUCE, NEWOBJ and as a default
-    factory."""
+    """What a name in a pickle selects: a constructor for REDUCE and NEWOBJ, or a default factory.
+    It cannot be used otherwise."""
 
     def __init__(self, construct: Construct | None, *, factory: Any = None) -> None:
         self.construct = construct
@@ -56,8 +56,8 @@ class Name:
 class Unpickler:
     """Reads one pickle.
 
-    ``names``: what a name stands for: a ``Name``, or the value itself. ``persistent``: returns what
-    a persistent id stands for.
+    ``names`` has a ``Name``, or a value, for each allowed name. ``persistent`` returns the value
+    for a persistent id.
     """
 
     def __init__(
@@ -185,8 +185,7 @@ class Unpickler:
             self._replace(value, built)
 
     def _replace(self, value: Any, built: Any) -> None:
-        """Put what a builder has made in the place of what stood for it, which nothing but stack
-        and memo has."""
+        """Replace a ``Pending`` value by the finished one, on the stack and in the memo."""
         self._stack[-1] = built
         for place in value.places:
             self._memo[place] = built
@@ -231,7 +230,8 @@ class Unpickler:
         target.update(items)
 
     def check_keys(self, keys: Iterable[Any]) -> None:
-        """Check all keys of a container that a constructor makes. Raises MalformedError."""
+        """Check the keys of a container. Raises MalformedError for a key that ``check_key``
+        refuses."""
         hashes: dict[int, int] = {}
         for key in keys:
             self._check_key(key, hashes)
@@ -243,8 +243,11 @@ class Unpickler:
         self._check_key(key, found[1])
 
     def _check_key(self, key: Any, hashes: dict[int, int]) -> None:
-        """Check a key, and count it as often as its container has others of the same hash: it is
-        compared with all of them."""
+        """Check a key and charge its cost to the budget.
+
+        A key is compared with all earlier keys of the container that have the same hash, so the
+        cost is multiplied by their number.
+        """
         before = self._budget
         check_key(key, self.spend)
         if type(key) in _SPREAD or (type(key) is int and abs(key) < _SMALL):
@@ -320,7 +323,7 @@ def check_key(key: Any, spend: Callable[[int], None], depth: int = _KEY_DEPTH) -
 
 
 class Pending:
-    """Stands for a value whose BUILD has not come: numpy's arrays and types, which cannot be
+    """Represents a value until its BUILD operation: numpy's arrays and types, which cannot be
     changed afterwards."""
 
     def __init__(self, build: Callable[[Any], Any]) -> None:
@@ -337,7 +340,7 @@ def _build_pending(_: Unpickler, value: Pending, state: Any) -> Any:
 
 
 def check_attributes(kind: type, names: Iterable[str]) -> None:
-    """Raise MalformedError for an attribute that would stand in the place of a method."""
+    """Raise MalformedError for an attribute that would hide an attribute of the class ``kind``."""
     for name in names:
         if hasattr(kind, name):
             raise MalformedError(f"a pickle gives a {kind.__name__} another {name[:100]}")
@@ -353,8 +356,10 @@ def _build_ordered(unpickler: Unpickler, value: OrderedDict[Any, Any], state: An
 
 
 def _set_fields(**kinds: type) -> Build:
-    """Return what sets the fields of a frozen record of ours, each of its type, from a list of
-    values or a dictionary."""
+    """Return a function that sets the fields of a frozen record, with a type check of each.
+
+    It accepts a list of values or a dictionary.
+    """
     names = tuple(kinds)
 
     def build(_: Unpickler, value: Any, state: Any) -> Any:
@@ -382,15 +387,16 @@ _KEYS = {
     *(torch.Size, torch.dtype, torch.device, torch.layout),
 }
 _SPREAD = {str, bytes, bool, type(None), torch.dtype, torch.layout}
-"""No pickle can have many of them with the same hash: there are few, or Python's seed is in it."""
+"""Types whose values cannot collide in a hash: they have few values, or Python's secret seed is
+part of their hash."""
 _SMALL = 1 << 60
-"""Below it whole numbers have hashes of their own."""
+"""Integers below this have distinct hashes."""
 _RECORD_KEYS: set[type] = set()
 
 
 def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False) -> None:
-    """Have a class of a checkpoint's records built by ``build(value, state)``, and be a key if
-    ``key`` is set."""
+    """Let the unpickler build objects of class ``kind`` with ``build(value, state)``. ``key``: they
+    may be dictionary keys."""
     _BUILDERS[kind] = lambda _, value, state: build(value, state)
     if key:
         _RECORD_KEYS.add(kind)
@@ -448,5 +454,4 @@ _OPERATIONS: dict[int, _Operation] = {
     ord("b"): Unpickler._build,
     ord("Q"): Unpickler._persist,
 }
-"""Those of the protocols 2 to 5 that torch.save and pickle.dump write for what a checkpoint
-holds."""
+"""Operations of the protocols 2 to 5 that torch.save and pickle.dump write for a checkpoint."""

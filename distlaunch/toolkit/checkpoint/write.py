@@ -1,7 +1,8 @@
-"""How all workers write a checkpoint, and what they agree on for it.
+"""Write a checkpoint with all workers, and let the workers agree.
 
-A thread writes: each worker its part, then rank 0 the manifest and the name. Workers agree over
-process groups of their own, so that no collective of the script is in the way.
+A thread of each worker writes its share; then rank 0 writes the manifest and gives the final name.
+Workers agree over process groups of their own, so that they do not interfere with collectives of
+the script.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _METHODS = "", "step", "save", "resume", "close"
 
 
 class Writing:
-    """One checkpoint at a time. The thread has what it needs from ``begin``; what it gives is taken
-    by ``wait``."""
+    """Writes one checkpoint at a time. ``begin`` hands the state to the thread; ``wait`` takes its
+    result."""
 
     def __init__(
         self,
@@ -66,10 +67,10 @@ class Writing:
         self.names = names
         """What is there, the newest first."""
         self.saved_steps = -1
-        """After how many steps the last one was made, or the one that was resumed."""
+        """Number of steps of the last checkpoint that was saved or resumed."""
         self._store, self._keep, self._kinds, self._trust = store, keep, kinds, trust
         self._unremoved: list[str] = []
-        """What an error has kept there; it is tried again after each save."""
+        """Folders that could not be removed. Removal is tried again after each save."""
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[list[str]] | None = None
 
@@ -83,7 +84,7 @@ class Writing:
         )
 
     def begin(self, name: str, folder: str, state: Nested) -> None:
-        """Copy what is to be written, and have it written; wait for the one before by then."""
+        """Copy the state and begin to write it. The previous checkpoint must be complete."""
         writer = self._store.writer(folder)
         staged = writer.stage(state)
         if self._thread is None:
@@ -93,8 +94,8 @@ class Writing:
         )
 
     def wait(self) -> None:
-        """Wait until what has been begun is whole. Raises CheckpointError if it could not be
-        written."""
+        """Wait until the checkpoint being written is complete. Raises CheckpointError if writing
+        failed."""
         if (pending := self._pending) is None:
             return
         self._pending = None
@@ -108,8 +109,10 @@ class Writing:
             self._thread = None
 
     def told(self, failure: Exception | str, names: Sequence[str]) -> str:
-        """Say what went wrong, and what there is: nothing where the place is lost, which then is
-        what went wrong."""
+        """Return the text of a failure, with the newest complete checkpoint.
+
+        If the location has disappeared, the text says only this.
+        """
         with suppress(Exception):  # of a place that is there: the failure tells more
             try:
                 if self.group.rank == 0:
@@ -127,7 +130,7 @@ class Writing:
         )
 
     def not_written(self, name: str, told: str) -> CheckpointError:
-        """Make the error of what ``told`` has said."""
+        """Return the error for a checkpoint that was not written. ``told`` is the reason."""
         return CheckpointError(f"checkpoint {self._store.where(name)} not written: {told}")
 
     # --- in the thread ---------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ class Writing:
         return names
 
     def _saved(self, state: Nested, writer: Any) -> str | None:
-        """Write all files but the manifest; say what went wrong here."""
+        """Write all files except the manifest. Return the text of an error on this worker."""
         try:
             save(
                 state,
@@ -179,7 +182,8 @@ class Writing:
     def _committed(
         self, error: str | None, writer: Any, folder: str, name: str, names: Sequence[str]
     ) -> str | None:
-        """Have rank 0 complete it, or remove what was written; all get the same answer."""
+        """Complete the checkpoint on rank 0, or remove it after a failure. Return the same error
+        text on all workers."""
         parts = self.group.all((error, writer.fs.sums))
         error = next((each for each, _ in parts if each is not None), None)
         if self.group.rank == 0:
@@ -218,37 +222,36 @@ class Writing:
 
 
 class LostError(RuntimeError):
-    """Gloo has failed: another worker has ended or cannot be reached, or does not answer in
-    time."""
+    """A collective of gloo has failed: another worker has ended, cannot be reached, or does not
+    answer in time."""
 
 
 class Group:
-    """All workers; the group is gloo's, on CPUs, whatever the training uses.
+    """A gloo process group of all workers, on CPUs, independent of the training's group.
 
-    Two of them let a thread write a checkpoint while the training goes on: collectives of one group
-    keep an order.
+    There are two, so that a thread can write a checkpoint while the training continues: collectives
+    of one group must have the same order on all workers.
     """
 
     warn_after_s = 60.0
-    """How long a call waits for those of the others before that is logged."""
+    """How long a call waits for other workers before a warning is logged."""
 
     def __init__(self, handle: dist.ProcessGroup | None) -> None:
         self.handle = handle
-        """None: one worker, which has nobody to ask."""
+        """The process group; None if there is only one worker."""
         self.rank = 0 if handle is None else dist.get_rank(handle)
         self.size = 1 if handle is None else dist.get_world_size(handle)
         self._has_answer = False
-        """Whether another worker has closed, and this one knows it."""
+        """Whether this worker knows that another one has called ``close``."""
         self.closing: dist.Work | None = None
-        """The collective that ``close`` has begun."""
+        """The collective begun by ``close``."""
 
     def compare(self, call: Call, numbers: Sequence[int]) -> list[int]:
-        """Return the largest of all workers' numbers, place by place, if all of them have made the
-        same call.
+        """Check that all workers have made the same call. Return the maximum of each of ``numbers``
+        over all workers.
 
-        It is the first collective of each call, and the same one for all of them, so that different
-        calls meet here. ``numbers`` are four. Raises ConfigError on all workers if they have made
-        different calls.
+        It is the first collective of every call, so that different calls are noticed. ``numbers``
+        has four numbers. Raises ConfigError on all workers if the calls differ.
         """
         if self.handle is None:
             return list(numbers)
@@ -282,10 +285,10 @@ class Group:
             timer.cancel()
 
     def close(self) -> None:
-        """Answer the first collective of a worker that makes another call after this one has
-        closed. Returns at once.
+        """Take part in one more ``compare``, so that a worker that makes another call after this
+        one has closed gets an error. Returns at once.
 
-        A worker whose call has met another's ``close`` does not do so: its own would meet nothing.
+        Does nothing if a call of this worker has already met the ``close`` of another.
         """
         if self.handle is not None and not self._has_answer:
             tensor = self._request(("close", -1), (0, 0, 0, 0))
@@ -295,8 +298,8 @@ class Group:
                 )
 
     def _request(self, call: Call, numbers: Sequence[int]) -> torch.Tensor:
-        """Return two numbers for each worker, of which only this one's are set, and then
-        ``numbers``."""
+        """Return the tensor for ``compare``: two numbers per worker, of which only this worker's
+        are set, then ``numbers``."""
         tensor = torch.zeros(2 * self.size + len(numbers), dtype=torch.int64)
         method, step = call
         mine = [_METHODS.index(method), step + 1]
@@ -323,9 +326,10 @@ class Group:
         return values[0]
 
     def agree(self, where: str, work: Callable[[], T]) -> T:
-        """Have each worker do something that may fail on one of them alone; then it fails on all.
+        """Run ``work`` on each worker. If it fails on one, raise an error on all.
 
-        Raises ConfigError where one of them has, and CheckpointError for anything else.
+        Raises ConfigError if it failed with one, otherwise CheckpointError. ``where`` begins the
+        text.
         """
         problem: tuple[type[ConfigError | CheckpointError], str] | None = None
         result: T | None = None
@@ -357,7 +361,7 @@ def _lost() -> Iterator[None]:
 
 
 def _different(calls: Sequence[Call]) -> str:
-    """Describe the calls of all workers if they are not the same: ``rank 0: save(5); rank 1:
+    """Return a text with the calls of all workers if they differ: ``rank 0: save(5); rank 1:
     step(9)``."""
     ranks: dict[str, list[str]] = {}
     for rank, (method, step) in enumerate(calls):
@@ -372,14 +376,16 @@ def _different(calls: Sequence[Call]) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Describe an error; torch keeps only the text of many."""
+    """Return the text of an error. torch keeps only the text of many errors."""
     return str(error) if isinstance(error, OSError) and str(error) else describe(error)
 
 
 def end_groups(*groups: Group) -> None:
-    """Give groups up when all workers have come so far: their threads can abort a Python that ends.
+    """Destroy the groups once all workers have called this. gloo's threads can abort a Python that
+    exits with live groups.
 
-    Where some do not come, they stay: ending a group waits for what is under way in it.
+    If some workers do not call it in time, the groups are kept, because destroying a group waits
+    for its collectives.
     """
     handles = [group.handle for group in groups if group.handle is not None]
     for group in groups:
@@ -394,8 +400,8 @@ def end_groups(*groups: Group) -> None:
 
 
 def new_groups() -> tuple[Group, Group]:
-    """Form the two groups; every worker has to call this. Raises ConfigError if the job has no
-    group of its own yet."""
+    """Return the two groups. All workers must call this. Raises ConfigError if no process group
+    exists yet."""
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
             warnings.filterwarnings(
