@@ -146,7 +146,7 @@ def select(
             f"{name} has started several launchers, but the rank of this one is not known: "
             f"{error.message}"
         )
-        raise ConfigError(why, hint=error.hint)
+        raise type(error)(why, hint=error.hint, of_several=True)
     return (
         winner,
         tuple(lost),

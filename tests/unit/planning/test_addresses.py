@@ -133,7 +133,7 @@ def test_a_node_without_such_an_interface_is_named_with_what_it_has(make_surveye
 
 
 def test_a_node_with_loopback_alone_cannot_be_met(make_surveyed):
-    with pytest.raises(ConfigError, match="n7 has no address by which other nodes could reach it"):
+    with pytest.raises(ConfigError, match=r"^n7 .* address"):
         addresses(node(make_surveyed, "n7", "lo 127.0.0.1/8"), "n7", interface=None)
 
 
@@ -193,8 +193,6 @@ def test_own_names_that_lead_to_loopback_are_found_where_there_are_others(make_s
     horovod, other = (find_backend(name)({}, {}) for name in ("horovod", "pytorch-ddp"))
     other.check_nodes([good, astray], ["n1", "n2"])
     horovod.check_nodes([good, good], ["n1", "n3"])
-    with pytest.raises(
-        ConfigError, match=r"n2: the machine's own name resolves to 127\.0\.1\.1"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"n2: .* 127\.0\.1\.1") as caught:
         horovod.check_nodes([good, astray], ["n1", "n2"])
     assert "/etc/hosts of n2" in str(caught.value.hint)

@@ -13,6 +13,7 @@ from distlaunch.planning.devices import (
     select_devices,
     split_devices,
 )
+from tests.facts import mentions
 
 UUIDS = [f"GPU-{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "abcdef01"]
 EIGHT = GpuInventory(
@@ -59,7 +60,7 @@ def test_without_mask_or_wish_all_gpus_are_taken_by_index():
     assert (selection.mask_variable, selection.ids) == ("CUDA_VISIBLE_DEVICES", tuple("01234567"))
     assert selection.gpus == EIGHT.gpus
     assert (selection.mig, selection.notes) == (False, ())
-    assert selection.source == "all GPUs of this machine, found by nvml"
+    assert mentions(selection.source, "nvml")
 
 
 @pytest.mark.parametrize(
@@ -116,19 +117,16 @@ def test_wish_that_mixes_indices_and_uuids_is_written_as_uuids():
 def test_wish_within_a_mask_is_physical_and_keeps_the_masks_own_words():
     selection = select(requested="5,4", CUDA_VISIBLE_DEVICES="3,4,5")
     assert (selection.ids, indices(selection)) == (("5", "4"), [5, 4])
-    assert selection.source == "--gpus 5,4 within CUDA_VISIBLE_DEVICES=3,4,5"
+    assert mentions(selection.source, "--gpus 5,4", "CUDA_VISIBLE_DEVICES=3,4,5")
     by_uuid = select(requested="2", CUDA_VISIBLE_DEVICES=f"{UUIDS[1]},GPU-cc")
     assert (by_uuid.ids, indices(by_uuid)) == (("GPU-cc",), [2])
 
 
 def test_wish_outside_the_mask_names_the_mask_and_what_places_would_mean():
     error = refused(requested="0,1", CUDA_VISIBLE_DEVICES="4,5")
-    assert (
-        error.message
-        == "--gpus 0,1: GPU 0 is not among the GPUs that CUDA_VISIBLE_DEVICES=4,5 allows"
-    )
+    assert mentions(error.message, "--gpus 0,1", "GPU 0", "GPUs", "CUDA_VISIBLE_DEVICES=4,5")
     assert error.hint is not None
-    assert error.hint.endswith("you may mean --gpus 4,5")
+    assert error.hint.endswith("--gpus 4,5")
 
 
 def test_wish_outside_the_mask_that_is_no_place_gets_the_choice():
@@ -138,61 +136,56 @@ def test_wish_outside_the_mask_that_is_no_place_gets_the_choice():
 
 @pytest.mark.parametrize("requested", ["0,0", f"1,{UUIDS[1]}", f"GPU-b,{UUIDS[1]}"])
 def test_gpu_named_twice_is_refused(requested):
-    assert "is named twice" in refused(requested=requested).message
+    assert mentions(refused(requested=requested).message, "twice")
 
 
 def test_gpu_named_twice_is_refused_within_a_mask_too():
-    assert "GPU 4 is named twice" in refused(requested="4,4", CUDA_VISIBLE_DEVICES="4,5").message
+    error = refused(requested="4,4", CUDA_VISIBLE_DEVICES="4,5")
+    assert mentions(error.message, "GPU 4", "twice")
 
 
 def test_unknown_index_is_refused_with_what_there_is():
     error = refused(requested="9")
-    assert (error.message, error.hint) == (
-        "--gpus 9: there is no GPU 9 on this machine",
-        "it has GPUs 0-7 (NVIDIA H100)",
-    )
+    assert mentions(error.message, "--gpus 9", "GPU 9")
+    assert mentions(error.hint, "GPUs 0-7", "NVIDIA H100")
 
 
 @pytest.mark.parametrize("requested", ["GPU-9", "GPU-", "MIG-1"])
 def test_unknown_or_ambiguous_uuid_is_refused_with_the_uuids(requested):
     error = refused(requested=requested)
-    assert ("more than one UUID" in error.message) == (requested == "GPU-")
+    assert mentions(error.message, "UUID") == (requested == "GPU-")
     assert f"GPU 7 is {UUIDS[7]}" in str(error.hint)
 
 
 @pytest.mark.parametrize("requested", ["", "0,,1", "0,"])
 def test_empty_entry_is_refused(requested):
-    assert "an entry is empty" in refused(requested=requested).message
+    assert mentions(refused(requested=requested).message, "empty")
 
 
 @pytest.mark.parametrize("requested", ["x", "-1", "1.5", "0-3"])
 def test_what_is_no_gpu_id_is_refused(requested):
-    assert "there is no GPU" in refused(requested=requested).message
+    assert mentions(refused(requested=requested).message, "no GPU")
 
 
 def test_wish_on_a_machine_without_gpus_says_so():
     error = refused(NOTHING, "0")
-    assert error.message == "--gpus 0: no GPU was found on this machine"
+    assert mentions(error.message, "--gpus 0", "GPU")
     assert error.hint is not None
     assert "--num-procs" in error.hint
 
 
 def test_broken_driver_is_named_by_the_refusal_and_by_the_notes():
-    broken = GpuInventory(
-        source="nvml", problem="the NVIDIA driver does not answer: driver not loaded (NVML error 9)"
-    )
-    assert "driver not loaded" in refused(broken, "0").message
+    broken = GpuInventory(source="nvml", problem="NVML error 9")
+    assert "NVML error 9" in refused(broken, "0").message
     assert select(broken).notes == (broken.problem,)
-    with pytest.raises(
-        ConfigError, match=r"2 GPUs asked for, but no GPU can be used here .* driver not loaded"
-    ):
+    with pytest.raises(ConfigError, match=r"^2 GPUs .* NVML error 9"):
         first_devices(select(broken), 2)
 
 
 def test_mask_on_a_machine_without_gpus_selects_none_and_is_said():
     selection = select(NOTHING, CUDA_VISIBLE_DEVICES="0,1")
     assert selection.ids == ()
-    assert "none can be used" in selection.notes[0]
+    assert "CUDA_VISIBLE_DEVICES=0,1" in selection.notes[0]
 
 
 # --- MIG ----------------------------------------------------------------------------------------------------------
@@ -217,7 +210,7 @@ def test_single_slice_can_be_wished_for_also_by_its_beginning():
 
 
 def test_slice_named_beside_its_gpu_is_named_twice():
-    assert "is named twice" in refused(MIG, f"0,{SLICES[1]}").message
+    assert mentions(refused(MIG, f"0,{SLICES[1]}").message, "twice")
 
 
 def test_mask_of_a_slice_limits_the_wish():
@@ -240,9 +233,8 @@ def test_old_form_of_a_slice_is_passed_through_with_its_gpu():
 
 def test_slices_are_listed_when_a_gpu_is_not_found():
     hint = str(refused(MIG, "7").hint)
-    assert (
-        hint
-        == f"it has GPU 1 (A100); GPU 0 as MIG slices {SLICES[0]} (3g.20gb), {SLICES[1]} (3g.20gb)"
+    assert mentions(
+        hint, "GPU 1", "A100", "GPU 0", "MIG", SLICES[0], "3g.20gb", SLICES[1], "3g.20gb"
     )
 
 
@@ -278,7 +270,7 @@ def test_in_cudas_own_order_an_index_says_nothing_about_the_gpu():
     )
     assert select(requested="1,0", CUDA_DEVICE_ORDER="FASTEST_FIRST").ids == ("1", "0")
     mixed = refused(requested=f"0,{UUIDS[1]}", CUDA_DEVICE_ORDER="FASTEST_FIRST")
-    assert "mixes indices and UUIDs" in mixed.message
+    assert mentions(mixed.message, "UUIDs")
 
 
 def test_counted_device_files_leave_the_mask_the_last_word():
@@ -358,9 +350,7 @@ def test_first_devices_narrow_ids_and_gpus_together():
 
 
 def test_more_gpus_than_there_are_is_refused_with_what_there_is():
-    with pytest.raises(
-        ConfigError, match=r"^9 GPUs asked for, but only 8 can be used here \(all GPUs of"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"^9 GPUs .* 8 ") as caught:
         first_devices(select(), 9)
     assert "--num-procs" in str(caught.value.hint)
 

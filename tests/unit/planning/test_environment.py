@@ -13,6 +13,7 @@ from distlaunch.planning.environment import (
     unless_set,
 )
 from distlaunch.planning.train_options import TrainOptions
+from tests.facts import mentions
 
 OUTER = [
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PET_NNODES", "TF_CONFIG",
@@ -73,10 +74,8 @@ def test_a_bare_name_takes_the_value_from_here(make_facts):
 
 def test_a_bare_name_that_is_not_set_is_refused_with_what_to_write(make_facts):
     error = refused(make_facts, "TOKEN")
-    assert (error.message, error.hint) == (
-        "--env TOKEN: not set in this environment",
-        "give a value: --env TOKEN=VALUE",
-    )
+    assert mentions(error.message, "--env TOKEN", "not set")
+    assert mentions(error.hint, "--env TOKEN=VALUE")
 
 
 def test_the_last_one_wins_and_options_win_over_files(make_facts):
@@ -132,8 +131,8 @@ def test_what_is_no_variable_name_is_refused(make_facts, name):
         refused(make_facts, f"{name}=1"),
         refused(make_facts, files={"e": f"{name}=1\n"}),
     ):
-        assert "is not a variable name" in error.message
-        assert "letters, digits and _" in error.hint
+        assert repr(name)[1:-1] in error.message
+        assert "digits" in error.hint
     assert refused(make_facts, files={"e": f"OK=1\n{name}=1\n"}).message.startswith("e:2: ")
 
 
@@ -141,9 +140,7 @@ def test_what_is_no_variable_name_is_refused(make_facts, name):
     "name", ["RANK", "MASTER_PORT", "DISTLAUNCH_COOKIE", "TORCHELASTIC_ERROR_FILE"]
 )
 def test_what_we_set_ourselves_cannot_be_given(make_facts, name):
-    assert refused(make_facts, f"{name}=1").message == (
-        f"--env {name}: {name} is set by distlaunch for each worker and cannot be given"
-    )
+    assert mentions(refused(make_facts, f"{name}=1").message, f"--env {name}", name)
     assert refused(make_facts, name, environ={name: "1"}).message.startswith(f"--env {name}: ")
     assert refused(make_facts, files={"e": f"{name}=1\n"}).message.startswith("e:1: ")
 
@@ -162,11 +159,9 @@ def test_a_default_gives_way_to_every_layer():
 def test_all_variables_and_arguments_together_have_a_limit():
     environment = {"SHORT": "1", "LONG": "x" * 5_000}
     check_total(environment, ["python", "t.py"], 10_000)
-    with pytest.raises(
-        ConfigError, match=r"variables and arguments are 5,058 bytes, the limit is 5,056"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"5,058 bytes, .* 5,056") as caught:
         check_total(environment, ["python", "t.py"], 5_056)
-    assert str(caught.value.hint).startswith("the longest are LONG, ")
+    assert mentions(caught.value.hint or "", "LONG")
 
 
 def test_an_argument_among_the_longest_is_named_as_one():

@@ -12,6 +12,7 @@ from distlaunch.planning.agreement import NodesDifferError
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.joined_plan import LauncherRecord
 from distlaunch.planning.rendezvous import choose_rendezvous_without_plan
+from tests.facts import mentions
 from tests.unit.planning.joined_planners import slurm, surveyed, tasks, told
 
 # --- where launchers meet
@@ -47,7 +48,7 @@ def test_a_bad_rendezvous_is_refused(by_hand, text):
 
 
 def test_one_port_cannot_be_the_launchers_and_rank_0s(by_hand):
-    with pytest.raises(ConfigError, match="port 5 cannot be both"):
+    with pytest.raises(ConfigError, match="port 5"):
         by_hand(rendezvous="h:5", node_rank=0, master_port=5)
 
 
@@ -189,8 +190,8 @@ def test_contradictions_are_named(by_hand, more, said):
 def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
     assert planner.conflict(1, "n1", told(planner, slots=2)) is None
-    assert "3 workers, but the options of n0 (rank 0) give it 2" in planner.conflict(
-        1, "n1", told(planner, slots=3)
+    assert mentions(
+        planner.conflict(1, "n1", told(planner, slots=3)), "3 workers", "n0", "rank 0", "2"
     )
 
 
@@ -210,16 +211,17 @@ def test_commands_are_the_same_wherever_the_script_lies(by_hand):
 def test_a_clock_that_is_far_off_is_told_of(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0)
     assert planner.clock_note(1, "n1", told(planner, wall=1000.0), wall=900.0) is None
-    assert (
-        planner.clock_note(1, "n1", told(planner, wall=1600.0), wall=1000.0)
-        == "the clock of node 1 (n1) is 10 min ahead of this machine's"
+    assert mentions(
+        planner.clock_note(1, "n1", told(planner, wall=1600.0), wall=1000.0),
+        "node 1",
+        "n1",
+        "10 min",
+        "ahead",
     )
-    assert planner.clock_note(1, "n1", told(planner, wall=400.0), wall=1000.0).endswith(
-        "is 10 min behind this machine's"
-    )
-    assert planner.clock_note(1, "n1", told(planner, wall=1e308), wall=0.0).endswith(
-        "is more than 99 h ahead of this machine's"
-    )
+    behind = planner.clock_note(1, "n1", told(planner, wall=400.0), wall=1000.0)
+    assert mentions(behind, "n1", "10 min", "behind")
+    far = planner.clock_note(1, "n1", told(planner, wall=1e308), wall=0.0)
+    assert mentions(far, "n1", "99 h", "ahead")
 
 
 # --- the coordinator's plan

@@ -146,7 +146,5 @@ def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
 
 
 def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):
-    with pytest.raises(
-        ProtocolError, match="7 ports of workers, which --backend plain does not use"
-    ):
+    with pytest.raises(ProtocolError, match=r"7 ports .* --backend plain"):
         by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(cluster=CLUSTER), ["eth0"])

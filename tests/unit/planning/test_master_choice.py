@@ -13,6 +13,7 @@ from distlaunch.planning.build_plan import bind
 from distlaunch.planning.interfaces import addresses
 from distlaunch.planning.master_address import choose_reached
 from distlaunch.planning.worker_addresses import cluster_of
+from tests.facts import mentions
 from tests.unit.planning.node_reports import DOCKER, GLOO, NCCL, TENSORPIPE, node, reached, way
 
 
@@ -189,9 +190,7 @@ def test_a_node_that_cannot_reach_the_master_is_named_with_the_reason(make_surve
     with pytest.raises(NodesError) as caught:
         choose_reached(four(make_surveyed), answers, tried=("10.0.0.1",), hosts=NAMES)
     assert caught.value.exit_code == 69
-    assert caught.value.message == (
-        "n3 cannot connect to n1, the node of rank 0, at 10.0.0.1: no route to host"
-    )
+    assert mentions(caught.value.message, "n3", "n1", "rank 0", "10.0.0.1", "no route to host")
     assert all(
         word in caught.value.hint
         for word in ("--interface", "--master-addr", "--master-port", "eth0 10.0.0.1/24")
@@ -199,7 +198,7 @@ def test_a_node_that_cannot_reach_the_master_is_named_with_the_reason(make_surve
 
 
 def test_a_node_that_did_not_answer_counts_as_one_that_cannot(make_surveyed):
-    with pytest.raises(NodesError, match=r"n\[2-4\] cannot connect to n1"):
+    with pytest.raises(NodesError, match=r"n\[2-4\] .* n1"):
         choose_reached(four(make_surveyed), {}, tried=("10.0.0.1",), hosts=NAMES)
 
 
@@ -227,7 +226,7 @@ def test_texts_stay_short_however_many_nodes_there_are(make_surveyed):
         choose_reached(
             surveys, answers, tried=[f"10.1.{rank}" for rank in range(2000)], hosts=hosts
         )
-    assert "is reached by all nodes" in caught.value.message
+    assert mentions(caught.value.message, "n00001x7919", "10.1.1", "1,991 others")
     assert len(caught.value.message) < 1200
 
 
@@ -237,9 +236,7 @@ def test_addresses_that_nobody_was_told_to_try_do_not_count(make_surveyed):
         2: reached(way("8.8.8.8\nerror", "10.0.0.3")),
         3: reached(way("10.9.0.1", "10.0.0.4")),
     }
-    with pytest.raises(
-        NodesError, match=r"^n3 cannot connect to n1, the node of rank 0, at 10.0.0.1, 10.9.0.1$"
-    ):
+    with pytest.raises(NodesError, match=r"^n3 .* n1, .* rank 0, .* 10.0.0.1, 10.9.0.1$"):
         choose_reached(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
     answers[2] = answers[1]
     with pytest.raises(

@@ -92,22 +92,20 @@ def test_a_rank_that_a_system_told_may_not_be_another(make_facts):
         "PET_MASTER_PORT": "1",
     }
     assert located(make_facts, environ, node_rank=1).here == 1
-    with pytest.raises(
-        ConfigError, match="--node-rank 0 and PET_NODE_RANK contradict each other: that says 1"
-    ):
+    with pytest.raises(ConfigError, match=r"--node-rank 0 .* PET_NODE_RANK .* 1"):
         located(make_facts, environ, node_rank=0)
 
 
 @pytest.mark.parametrize(
-    "pair",
+    ("pair", "first", "second"),
     [
-        {"hosts": "a", "hostfile": "f"},
-        {"hosts": "a", "source": "pbs"},
-        {"discover": "c", "hostfile": "f"},
+        ({"hosts": "a", "hostfile": "f"}, "--hosts", "--hostfile"),
+        ({"hosts": "a", "source": "pbs"}, "--hosts", "--source"),
+        ({"discover": "c", "hostfile": "f"}, "--hostfile", "--discover"),
     ],
 )
-def test_two_lists_contradict_each_other(pair):
-    with pytest.raises(ConfigError, match="each say which nodes there are"):
+def test_two_lists_contradict_each_other(pair, first, second):
+    with pytest.raises(ConfigError, match=f"^{first} .* {second} "):
         option_of_host_list(TrainOptions(**pair))
 
 

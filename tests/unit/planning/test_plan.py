@@ -12,6 +12,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import TORCHRUN, TRAIN
 from distlaunch.core.model.topology import CpuInventory, Node, Topology
 from distlaunch.planning.build_plan import bind
+from tests.facts import mentions
 from tests.unit.planning.plans import plan
 
 # --- binding
@@ -82,7 +83,7 @@ def test_a_file_that_has_an_old_name_and_a_new_one_is_left_alone_if_either_is_se
 
 
 def test_notes_of_the_topology_are_passed_on(make_facts):
-    assert "one CPU worker" in plan(make_facts, num_procs=None).notes[0]
+    assert mentions(plan(make_facts, num_procs=None).notes[0], "CPU", "--num-procs")
 
 
 def test_a_pinned_launcher_is_said(make_facts):

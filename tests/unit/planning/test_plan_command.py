@@ -12,6 +12,7 @@ from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.planning.build_plan import build_plan
 from distlaunch.planning.train_options import TrainOptions
+from tests.facts import mentions
 from tests.unit.planning.plans import plan, refused
 
 
@@ -35,7 +36,7 @@ def test_another_interpreter(make_facts):
     facts = {"programs": {"python3.10": "/opt/bin/python3.10"}}
     assert plan(make_facts, facts=facts, python="python3.10").argv == ("python3.10", "train.py")
     error = refused(make_facts, facts={"programs": {"nopy": None}}, python="nopy")
-    assert error.message == "--python nopy: no such executable"
+    assert mentions(error.message, "--python nopy")
 
 
 def test_without_python_the_program_itself_runs_and_its_group_is_signalled(make_facts):
@@ -71,12 +72,10 @@ def test_programs_that_cannot_run(make_facts, name, kind, message, hint):
 
 
 def test_setup_runs_in_a_login_shell_before_the_unchanged_command(make_facts):
-    planned = plan(
-        make_facts, setup="module load cuda; export X='1 2'", script_args=("a b", "$HOME")
-    )
+    planned = plan(make_facts, setup="module load; export X='1 2'", script_args=("a b", "$HOME"))
     assert planned.argv[:3] == ("bash", "-l", "-c")
     assert planned.argv[-5:] == (
-        "module load cuda; export X='1 2'",
+        "module load; export X='1 2'",
         "/usr/bin/python3",
         "train.py",
         "a b",
@@ -85,7 +84,7 @@ def test_setup_runs_in_a_login_shell_before_the_unchanged_command(make_facts):
 
 
 def test_no_script_is_a_usage_error(make_facts):
-    with pytest.raises(UsageError, match="SCRIPT is missing") as caught:
+    with pytest.raises(UsageError, match="SCRIPT") as caught:
         plan(make_facts, script=None)
     assert "distlaunch train" in caught.value.hint
 
@@ -94,8 +93,8 @@ def test_no_script_is_a_usage_error(make_facts):
 def test_python_in_front_of_the_script_is_to_be_left_out(make_facts, script):
     place = os.path.join("/w", script)
     error = refused(make_facts, facts={"paths": {place: "missing"}}, script=script)
-    assert error.message == f"{script}: there is no such file"
-    assert error.hint.startswith("leave it out: distlaunch runs SCRIPT with Python")
+    assert mentions(error.message, script)
+    assert mentions(error.hint, "SCRIPT", "Python")
 
 
 @pytest.mark.parametrize(
@@ -189,9 +188,7 @@ def test_a_backends_words_for_all_workers_are_in_their_command_and_they_can_be_f
     planned = worded(make_facts, topology, AllWorded, preload="json")
     assert planned.argv == (make_facts().python, "train.py", "--config=c", "sub", "--lr=1")
     assert [worker.argv for worker in planned.workers] == [None, None]
-    with pytest.raises(
-        ConfigError, match="--preload and --local_rank for each worker exclude each other"
-    ):
+    with pytest.raises(ConfigError, match=r"--preload .* --local_rank"):
         worded(make_facts, topology, preload="json")
 
 

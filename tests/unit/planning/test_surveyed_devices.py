@@ -7,6 +7,7 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
+from tests.facts import mentions
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 
@@ -199,7 +200,7 @@ def test_a_node_that_has_less_than_it_is_to_give_is_named(
 def test_the_hint_for_workers_without_gpus_is_the_one_for_several_nodes(make_planner, make_surveys):
     with pytest.raises(ConfigError) as caught:
         composed(make_planner, make_surveys, {"b": {"seen": 4}}, hosts="a,b", gpus_per_node=8)
-    assert caught.value.hint == "--procs-per-node N starts N workers without GPUs on each node"
+    assert mentions(caught.value.hint, "--procs-per-node", "GPUs")
 
 
 def test_a_slot_that_a_node_has_not_is_refused_by_its_name(make_planner, make_surveys):
@@ -212,7 +213,7 @@ def test_a_spare_that_has_less_is_too_little_when_it_is_needed(make_planner, mak
     surveys = make_surveys(made, seen=8)
     surveys[2] = make_surveys(made, seen=4)[2]
     assert made.plan_attempt(surveys)[0] == (0, 1)
-    with pytest.raises(NodesError, match=r"c: 8 GPUs asked for, but only 4"):
+    with pytest.raises(NodesError, match=r"c: 8 GPUs .* 4"):
         made.plan_attempt({0: surveys[0], 2: surveys[2]})
 
 
@@ -220,4 +221,4 @@ def test_a_mask_without_a_driver_counts_if_the_hosts_slots_say_the_same(make_pla
     changed = {"b": {"seen": 0, "environ": {CUDA: "4,5"}}}
     plan = composed(make_planner, make_surveys, changed, hosts="a:2,b:2")
     assert (masks(plan)[1], plan.device) == ("4,5", "cuda")
-    assert any(note.startswith("b: no GPU was found here") for note in plan.notes)
+    assert mentions(plan.notes, "b", "no GPU")

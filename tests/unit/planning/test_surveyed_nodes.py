@@ -7,6 +7,7 @@ import pytest
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.topology import CpuInventory
 from distlaunch.planning.surveyed_nodes import NodesDifferError
+from tests.facts import mentions
 
 
 def names(made) -> list[str]:
@@ -124,9 +125,7 @@ def test_an_elastic_job_takes_who_is_there(make_planner, make_surveys, away, exp
 
 
 def test_too_few_that_are_there_are_no_configuration_error(make_planner, make_surveys):
-    with pytest.raises(
-        NodesError, match=r"1 node of the 2 that are needed: a,c are missing"
-    ) as caught:
+    with pytest.raises(NodesError, match=r"1 node .* 2") as caught:
         composed(make_planner, make_surveys, hosts="a,b,c", num_nodes=(2, 3), away="ac")
     assert caught.value.exit_code == 69
 
@@ -135,7 +134,7 @@ def test_a_total_that_the_nodes_that_are_there_cannot_hold(make_planner, make_su
     options = {"hosts": "a:4,b:4,c:2", "num_procs": 8, "spares": 1}
     hosts, plan = composed(make_planner, make_surveys, **options)
     assert (hosts, sizes(plan)) == (["a", "b"], [4, 4])
-    with pytest.raises(NodesError, match=r"--num-procs 8: there are only 6 slots on 2 hosts, a,c"):
+    with pytest.raises(NodesError, match=r"--num-procs 8: .* 6 slots .* 2 hosts"):
         composed(make_planner, make_surveys, away="b", **options)
 
 
@@ -206,17 +205,15 @@ def test_an_agent_that_is_pinned_is_said_of_its_node(make_planner, make_surveys)
         hosts="a,b,c",
         changed={"b": {"cpus": pinned}, "c": {"cpus": pinned}},
     )
-    assert [note for note in plan.notes if "pinned" in note] == [
-        "b,c: the agent is pinned to 1 of 64 CPUs, and all its workers share it"
-    ]
+    (pinned_note,) = (note for note in plan.notes if "pinned" in note)
+    assert mentions(pinned_note, "b,c", "1 of 64")
 
 
 def test_notes_are_said_once_for_all_nodes(make_planner, make_surveys):
     _, plan = composed(make_planner, make_surveys, hosts="n[1-4],x", num_nodes=4)
-    assert plan.notes == (
-        "not needed for --num-nodes 4: x",
-        "no GPU was found: workers run on the CPU; --procs-per-node N starts N workers without GPUs on each node",
-    )
+    unused, without_gpus = plan.notes
+    assert mentions(unused, "--num-nodes 4", "x")
+    assert mentions(without_gpus, "no GPU", "--procs-per-node")
 
 
 # --- the interpreter
@@ -243,10 +240,7 @@ def test_another_interpreter_on_some_nodes_is_said_once(make_planner, make_surve
     other = ("/opt/bin/python3", "train.py", "--x", "1")
     assert [node.argv for node in plan.nodes] == [None, other, other]
     (note,) = [note for note in plan.notes if "the launcher's" in note]
-    assert note == (
-        "workers run /usr/bin/python3 on a, /opt/bin/python3 on b,c: the launcher's, /usr/bin/python3, is not on all nodes;"
-        " see --python"
-    )
+    assert mentions(note, "/usr/bin/python3", "/opt/bin/python3", "/usr/bin/python3", "--python")
     record = plan.record()["nodes"][1]["workers"][0]
     assert record["argv"] == list(other)
 
@@ -266,10 +260,7 @@ def test_with_setup_the_interpreter_that_it_brings_runs_where_ours_is_not(
     assert plan.argv[-2:] == ("/usr/bin/python3", "train.py")
     assert plan.nodes[1].argv[:-2] == plan.argv[:-2]
     assert plan.nodes[1].argv[-2:] == ("python3", "train.py")
-    assert any(
-        "the interpreter that --setup provides" in note and "python3 on b" in note
-        for note in plan.notes
-    )
+    assert any(mentions(note, "--setup") and "python3 on b" in note for note in plan.notes)
 
 
 def test_the_users_interpreter_is_taken_as_it_is_typed(make_planner, make_surveys):
@@ -311,7 +302,7 @@ def test_from_a_laptop_script_and_directory_need_not_be_here(make_planner, make_
 
 
 def test_on_one_of_the_nodes_the_script_is_looked_for_here(make_planner):
-    with pytest.raises(ConfigError, match=r"other\.py: there is no such file"):
+    with pytest.raises(ConfigError, match=r"other\.py"):
         make_planner(hosts="a,b", identity="b", script="other.py")
     made = make_planner(hosts="a,b", identity="b")
     assert (made.here, made.survey(0).script) == (1, "train.py")
@@ -329,12 +320,7 @@ def test_scripts_that_differ_name_the_nodes_of_the_minority(make_planner, make_s
             changed={"b": {"script_sha256": "cd" * 32}},
         )
     assert caught.value.nodes == (1,)
-    assert (
-        caught.value.message
-        == "train.py is not the same on all nodes: cdcdcdcd on b, but abababab on a,c-d".replace(
-            "a,c-d", "a,c,d"
-        )
-    )
+    assert mentions(caught.value.message, "train.py", "cdcdcdcd", "b", "abababab", "a,c,d")
     assert caught.value.exit_code == 2
     assert "--workdir" in caught.value.hint
 
@@ -352,9 +338,7 @@ def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(make_pla
 
 
 def test_a_script_that_is_missing_somewhere_names_where(make_planner, make_surveys):
-    with pytest.raises(
-        NodesDifferError, match=r"train\.py is missing on b \(directory: /w\)"
-    ) as caught:
+    with pytest.raises(NodesDifferError, match=r"train\.py .* \(directory: /w\)") as caught:
         composed(make_planner, make_surveys, hosts="a,b", changed={"b": {"script_sha256": None}})
     assert caught.value.nodes == (1,)
 
@@ -459,10 +443,9 @@ def test_of_interpreters_and_pinned_agents_the_user_hears_once(make_planner, mak
     other = make_surveys(made, python="/opt/python3", cpus=CpuInventory(allowed=(3,), online=64))
     surveys = {**make_surveys(made), 1: other[1]}
     _, first = made.plan_attempt(surveys)
-    assert [note for note in first.notes if "pinned" in note or "the launcher's" in note] == [
-        "b: the agent is pinned to 1 of 64 CPUs, and all its workers share it",
-        "workers run /usr/bin/python3 on a,c, /opt/python3 on b: the launcher's, /usr/bin/python3, is not on all nodes; see --python",
-    ]
+    pinned, interpreters = (note for note in first.notes if "pinned" in note or "--python" in note)
+    assert mentions(pinned, "b", "1 of 64")
+    assert mentions(interpreters, "/usr/bin/python3", "a,c", "/opt/python3", "b", "--python")
     _, again = made.plan_attempt({0: surveys[0], 1: surveys[1]})
     assert not [note for note in again.notes if "pinned" in note or "the launcher's" in note]
     _, third = made.plan_attempt({1: other[1], 2: other[2]})

@@ -12,6 +12,7 @@ from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory, MigD
 from distlaunch.planning.build_plan import build_plan
 from distlaunch.planning.local_topology import torchrun_topology
 from distlaunch.planning.train_options import TorchrunOptions
+from tests.facts import mentions
 
 FOUR = GpuInventory(
     gpus=tuple(Gpu(index=index, uuid=f"GPU-{index}", name="A") for index in range(4)), source="nvml"
@@ -70,13 +71,13 @@ def test_cpus_are_those_that_this_container_may_use(make_facts, cpus, count):
     assert resolve(make_facts, workers="cpu", cpus=cpus).world_size == count
     without_gpus = resolve(make_facts, workers="auto", cpus=cpus)
     assert without_gpus.world_size == count
-    assert "one for each CPU" in without_gpus.notes[-1].text
+    assert mentions(without_gpus.notes[-1].text, "CPU")
 
 
 def test_gpus_that_are_not_there_are_an_error_that_says_why(make_facts):
-    assert "there is no GPU to use here" in refused(make_facts, workers="gpu").message
-    broken = GpuInventory(source="device files", problem="nvidia-smi does not answer")
-    assert "nvidia-smi does not answer" in refused(make_facts, broken, workers="gpu").message
+    assert mentions(refused(make_facts, workers="gpu").message, "no GPU")
+    broken = GpuInventory(source="device files", problem="nvidia-smi: silent")
+    assert "nvidia-smi: silent" in refused(make_facts, broken, workers="gpu").message
 
 
 def test_xpus_are_counted_by_their_mask(make_facts):
@@ -130,7 +131,7 @@ def test_the_local_rank_is_put_into_the_scripts_arguments_and_nothing_else_is(ma
         ("--gpu=1", "$$", "$local_rank"),
     ]
     assert all(worker.argv is None for worker in planned(make_facts, script_args=("$$",)).workers)
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match=r"--preload .* exclude"):
         planned(make_facts, script_args=("${local_rank}",), preload="json")
 
 

@@ -23,6 +23,7 @@ from distlaunch.planning.worker_addresses import (
     cluster_of,
     with_cluster,
 )
+from tests.facts import mentions
 from tests.unit.planning.plans import plan as planned_by
 from tests.unit.planning.plans import refused
 
@@ -173,10 +174,16 @@ def test_one_byte_more_for_one_of_the_workers_is_refused():
     backend = Filling(MOST + 1)
     with pytest.raises(ConfigError) as caught:
         with_cluster(plan_of(backend), CLUSTER, backend)
-    assert caught.value.message == (
-        "PEERS of 40 workers: it has 131,072 bytes, but Linux limits a variable (NAME=VALUE) to 131,071"
+    assert mentions(
+        caught.value.message,
+        "PEERS",
+        "40 workers",
+        "131,072 bytes",
+        "Linux",
+        "NAME=VALUE",
+        "131,071",
     )
-    assert caught.value.hint == "ask for fewer workers"
+    assert mentions(caught.value.hint, "fewer workers")
 
 
 def test_what_only_each_worker_has_is_measured_too():

@@ -5,6 +5,7 @@ import pytest
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.clusters import batch
 from distlaunch.planning.clusters.environment_reader import IncompleteError
+from tests.facts import mentions
 
 # Forms as the manuals have them: OpenPBS and Torque, LSF, Grid Engine, flux-environment(7).
 PBS = {"PBS_JOBID": "12[3].server", "PBS_NODEFILE": "/var/spool/pbs/aux/12", "PBS_O_WORKDIR": "/w"}
@@ -56,7 +57,7 @@ def test_a_pbs_host_has_a_slot_for_each_of_its_lines_in_their_order():
         "12-3-.server",
     )
     assert hosts(found) == [("n2", 3), ("n1", 1)]
-    assert "may be cores" in found.notes[0]
+    assert "cores" in found.notes[0]
 
 
 def test_a_pbs_host_with_one_line_leaves_its_slots_open():
@@ -86,12 +87,12 @@ def test_a_node_file_that_is_gone_or_empty_is_an_error():
 
 
 def test_a_node_file_is_not_believed_outside_of_a_job():
-    with pytest.raises(IncompleteError, match="PBS_JOBID is not set"):
+    with pytest.raises(IncompleteError, match="PBS_JOBID"):
         batch.find({"PBS_NODEFILE": "/old"}, {"/old": "n1\n"}, "pbs")
 
 
 def test_a_line_that_is_no_host_is_named_by_file_and_line():
-    with pytest.raises(ConfigError, match=r"/var/spool/pbs/aux/12:2: 'a b' is not a host name"):
+    with pytest.raises(ConfigError, match="/var/spool/pbs/aux/12:2: 'a b'"):
         pbs("n1\na b\n")
 
 
@@ -107,7 +108,7 @@ def test_lsf_says_the_same_in_three_places(gone):
 def test_lsfs_launch_host_runs_no_workers():
     found = batch.find(LSF, {"/l/hosts": "batch5\n" + "a01n01\n" * 42 + "a01n02\n" * 42}, "lsf")
     assert hosts(found) == [("a01n01", 42), ("a01n02", 42)]
-    assert found.notes[0].startswith("batch5 runs this script")
+    assert mentions(found.notes, "batch5")
 
 
 @pytest.mark.parametrize(
@@ -183,9 +184,9 @@ def test_a_flux_task_on_each_node_is_a_launcher_of_the_node():
 
 
 def test_uneven_or_cyclic_flux_tasks_are_refused():
-    for change in ({"FLUX_JOB_SIZE": "7"}, {"FLUX_TASK_RANK": "4"}):
-        with pytest.raises(ConfigError, match="the node of each process is not known"):
-            batch.find(FLUX | change, {}, "flux")
+    for name, value in (("FLUX_JOB_SIZE", "7"), ("FLUX_TASK_RANK", "4")):
+        with pytest.raises(ConfigError, match=f"{name}='{value}'"):
+            batch.find(FLUX | {name: value}, {}, "flux")
 
 
 def test_half_of_flux_is_not_used():
@@ -243,7 +244,7 @@ def test_all_nodes_of_aws_batch_have_one_id_for_their_job():
     "gone", ["NODE_INDEX", "MAIN_NODE_INDEX", "MAIN_NODE_PRIVATE_IPV4_ADDRESS"]
 )
 def test_a_node_of_aws_batch_that_is_told_too_little_is_known_to_be_one_of_several(gone):
-    with pytest.raises(IncompleteError, match=f"AWS_BATCH_JOB_{gone} is not set") as caught:
+    with pytest.raises(IncompleteError, match=f"AWS_BATCH_JOB_{gone}") as caught:
         aws(**{gone: None})
     assert caught.value.of_several
 

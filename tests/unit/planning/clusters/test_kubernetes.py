@@ -6,6 +6,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.planning.clusters import kubernetes
 from distlaunch.planning.clusters.environment_reader import IncompleteError
 from distlaunch.planning.clusters.select import select
+from tests.facts import mentions
 
 POD = {
     "KUBERNETES_SERVICE_HOST": "10.96.0.1",
@@ -103,10 +104,9 @@ def test_pytorchjobs_rank_is_the_pods():
     assert names(found) == ["demo-master-0", "demo-worker-0", "demo-worker-1"]
     assert {host.slots for host in found.hosts} == {8}
     rank = next(origin for origin in found.origins if origin.value == "node rank")
-    assert (rank.source, rank.instead_of) == (
-        "PET_NODE_RANK",
-        ("RANK='1': here it is the pod's index too",),
-    )
+    assert rank.source == "PET_NODE_RANK"
+    assert len(rank.instead_of) == 1
+    assert mentions(rank.instead_of, "RANK='1'")
 
 
 @pytest.mark.parametrize("world", ["3", "24"])
@@ -146,7 +146,7 @@ def test_the_jobs_index_stands_in_for_a_missing_node_rank():
 
 
 def test_several_nodes_without_a_rank_are_not_trained_on_alone():
-    with pytest.raises(ConfigError, match="PET_NNODES='2', but PET_NODE_RANK is not set") as caught:
+    with pytest.raises(ConfigError, match=r"PET_NNODES='2', .* PET_NODE_RANK") as caught:
         select({"PET_NNODES": "2"}, {})
     assert "--node-rank" in caught.value.hint
 
@@ -192,7 +192,7 @@ def test_a_jobsets_pods_are_those_of_an_indexed_job():
 
 
 def test_the_second_replica_of_a_jobset_cannot_number_itself():
-    with pytest.raises(ConfigError, match="replica 1 of a JobSet's job"):
+    with pytest.raises(ConfigError, match=r"replica 1 .* JobSet's"):
         indexed("demo-workers-1-2", "demo")
     assert indexed("demo-workers-1-2", "demo", **{"--node-rank": "3"}).node_rank == 3
 
@@ -229,7 +229,7 @@ def test_a_volcano_job_of_one_task_is_numbered_by_its_index():
 
 
 def test_volcano_tasks_that_may_not_train_are_not_guessed_at():
-    with pytest.raises(IncompleteError, match="which of these tasks train"):
+    with pytest.raises(IncompleteError, match="VC_"):
         find(VOLCANO, VC_PS_HOSTS="demo-ps-0.demo", VC_PS_NUM="1")
     with pytest.raises(IncompleteError, match="plugin svc"):
         find(POD, VC_TASK_INDEX="0")
@@ -280,7 +280,7 @@ def test_an_index_within_one_of_several_jobs_may_be_lower_than_the_rank_and_neve
     found = kubernetes.find(TRAINER_V2 | {"PET_NODE_RANK": "2"}, {})
     assert found.node_rank == 2
     lost = [line for origin in found.origins for line in origin.instead_of]
-    assert "JOB_COMPLETION_INDEX='1': it counts within one Job" in lost
+    assert mentions(lost, "JOB_COMPLETION_INDEX='1'", "Job")
     with pytest.raises(ConfigError, match="PET_NODE_RANK='1' and JOB_COMPLETION_INDEX='2'"):
         kubernetes.find(TRAINER_V2 | {"JOB_COMPLETION_INDEX": "2"}, {})
 
@@ -288,10 +288,9 @@ def test_an_index_within_one_of_several_jobs_may_be_lower_than_the_rank_and_neve
 def test_other_controllers_are_named_as_losers_and_a_larger_group_is_a_contradiction():
     found = kubernetes.find(LWS | {"PET_NNODES": "3", "PET_NODE_RANK": "2"}, {})
     lost = [line for origin in found.origins for line in origin.instead_of]
-    assert [line for line in lost if line.startswith("LWS_")] == [
-        "LWS_GROUP_SIZE='3': PET_NNODES comes first",
-        "LWS_WORKER_INDEX='2': PET_NNODES comes first",
-    ]
+    assert sum(line.startswith("LWS_") for line in lost) == 2
+    assert mentions(lost, "LWS_GROUP_SIZE='3'", "PET_NNODES")
+    assert mentions(lost, "LWS_WORKER_INDEX='2'", "PET_NNODES")
     with pytest.raises(ConfigError, match="PET_NNODES='1' and LWS_GROUP_SIZE='3'"):
         kubernetes.find(LWS | {"PET_NNODES": "1"}, {})
 
@@ -309,9 +308,7 @@ def test_a_master_that_is_another_pod_than_rank_0_is_an_error():
         ConfigError, match=r"MASTER_ADDR='b\.j' and VC_WORKER_HOSTS='b\.j' contradict"
     ):
         kubernetes.find(POD | ranks | {"MASTER_ADDR": "b.j"}, {})
-    with pytest.raises(
-        ConfigError, match="MASTER_ADDR='train-2' and JOB_COMPLETION_INDEX='2' contradict"
-    ):
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR='train-2' .* JOB_COMPLETION_INDEX='2'"):
         kubernetes.find(INDEXED | {"MASTER_ADDR": "train-2"}, {})
 
 

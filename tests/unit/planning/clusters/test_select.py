@@ -7,7 +7,9 @@ import pytest
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.clusters import select as module
+from distlaunch.planning.clusters.environment_reader import IncompleteError
 from distlaunch.planning.clusters.select import NAMES, SYSTEMS, files, select
+from tests.facts import mentions
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -105,10 +107,9 @@ HALVES = [
 
 @pytest.mark.parametrize("environ", HALVES)
 def test_one_launcher_of_several_that_does_not_know_which_is_an_error(environ):
-    with pytest.raises(
-        ConfigError, match="has started several launchers, but the rank of this"
-    ) as caught:
+    with pytest.raises(IncompleteError) as caught:
         select(environ, {})
+    assert caught.value.of_several
     assert caught.value.hint
     assert select(environ, {}, num_nodes="1")[0] is None
     assert select(environ, {}, wanted="flags")[0] is None
@@ -157,14 +158,15 @@ def test_half_of_one_system_does_not_matter_where_another_says_all():
     found, lost, notes = select(STEP | {"PMI_RANK": "1", "PMI_SIZE": "2"}, {})  # srun --mpi=pmi2
     assert (found.part, notes) == ("node", ())
     assert "MPI_LOCALRANKID" in lost[0]
-    with pytest.raises(ConfigError, match="mpich has started several"):
+    with pytest.raises(IncompleteError, match=r"^mpich"):
         select(SLURM | {"PMI_RANK": "1", "PMI_SIZE": "2"}, {})  # each would start the whole job
 
 
 def test_mpirun_within_a_slurm_job_decides():
     found, lost, _ = select(SLURM | OPENMPI, {})
     assert found.source == "openmpi"
-    assert lost == ("SLURM_JOB_ID='42': slurm comes after openmpi",)
+    assert len(lost) == 1
+    assert mentions(lost, "SLURM_JOB_ID='42'", "slurm", "openmpi")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,8 @@ def test_a_loser_is_not_even_read():
 
 def test_two_mpis_that_agree_are_fine_and_two_that_do_not_are_an_error_that_quotes_both():
     found, lost, _ = select(OPENMPI | HYDRA, {})
-    assert (found.source, lost) == ("openmpi", ("PMI_RANK='1': says the same as openmpi",))
+    assert (found.source, len(lost)) == ("openmpi", 1)
+    assert mentions(lost, "PMI_RANK='1'", "openmpi")
     with pytest.raises(ConfigError) as caught:
         select(OPENMPI | HYDRA | {"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}, {})
     assert "OMPI_COMM_WORLD_RANK='1'" in caught.value.message
@@ -225,18 +228,14 @@ def test_a_source_can_be_forced():
 def test_a_forced_source_that_does_not_apply_says_why(name):
     with pytest.raises(ConfigError) as caught:
         select({"PATH": "/bin"}, {}, wanted=name)
-    assert caught.value.message.startswith(f"--source {name} does not apply: ")
+    assert caught.value.message.startswith(f"--source {name} ")
     assert caught.value.hint
 
 
 def test_a_forced_source_with_half_its_variables_says_which_are_missing():
-    with pytest.raises(
-        ConfigError, match="--source openmpi does not apply: OMPI_COMM_WORLD_SIZE='4', but not"
-    ):
+    with pytest.raises(ConfigError, match=r"--source openmpi .* OMPI_COMM_WORLD_SIZE='4'"):
         select({"OMPI_COMM_WORLD_SIZE": "4"}, {}, wanted="openmpi")
-    with pytest.raises(
-        ConfigError, match="--source kubernetes does not apply: KUBERNETES_SERVICE_HOST"
-    ):
+    with pytest.raises(ConfigError, match=r"--source kubernetes .* KUBERNETES_SERVICE_HOST"):
         select(POD, {}, wanted="kubernetes")
 
 
@@ -254,13 +253,11 @@ def test_options_fill_in_what_an_indexed_job_does_not_tell():
     found, _, _ = select(INDEXED, {}, num_nodes="2:4", node_rank=3)
     assert (found.node_rank, len(found.hosts)) == (3, 4)
     assert select(INDEXED, {}, num_nodes="1")[0] is None
-    with pytest.raises(ConfigError, match="whose number of pods is not known"):
+    with pytest.raises(ConfigError, match="JOB_COMPLETION_INDEX='1'"):
         select(
             INDEXED | {"DISTLAUNCH_NUM_NODES": "4"}, {}
         )  # of an option, and the options are handed over
-    with pytest.raises(
-        ConfigError, match="--node-rank='0' and JOB_COMPLETION_INDEX='1' contradict each other"
-    ):
+    with pytest.raises(ConfigError, match=r"--node-rank='0' .* JOB_COMPLETION_INDEX='1'"):
         select(INDEXED, {}, num_nodes="4", node_rank=0)
 
 

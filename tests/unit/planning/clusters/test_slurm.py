@@ -8,6 +8,7 @@ import pytest
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.clusters import slurm
 from distlaunch.planning.clusters.environment_reader import IncompleteError
+from tests.facts import mentions
 
 BATCH = {
     "SLURM_JOB_ID": "42",
@@ -184,9 +185,10 @@ def test_a_smaller_step_counts_for_itself_and_names_the_jobs_size():
     }
     found = find(STEP, **inside, **stale, SLURM_STEP_TASKS_PER_NODE="1")
     assert (found.part, names(found), found.node_rank) == ("node", ["n2"], 0)
-    assert found.notes == ("this step has 1 of the job's 2 nodes (n2); srun -N 2 uses all of them",)
+    assert len(found.notes) == 1
+    assert mentions(found.notes, "n2", "srun -N 2")
     lost = origins(found)["hosts"].instead_of
-    assert lost[0] == "SLURM_JOB_NODELIST='n[1-2]': the whole job's"
+    assert mentions(lost[0], "SLURM_JOB_NODELIST='n[1-2]'")
     assert "SLURM_NTASKS_PER_NODE='2'" in origins(found)["part"].instead_of[0]
 
 
@@ -387,7 +389,7 @@ def test_a_heterogeneous_job_has_the_nodes_of_all_components():
 
 def test_a_component_without_nodes_makes_the_job_unusable():
     with pytest.raises(
-        IncompleteError, match="SLURM_HET_SIZE='2', but SLURM_JOB_NODELIST_HET_GROUP_1 is not set"
+        IncompleteError, match=r"SLURM_HET_SIZE='2', .* SLURM_JOB_NODELIST_HET_GROUP_1"
     ):
         find(BATCH, SLURM_HET_SIZE="2", SLURM_JOB_NODELIST_HET_GROUP_0="n1")
 
@@ -449,7 +451,7 @@ def test_what_is_no_list_or_number_is_an_error_with_a_hint(environ):
 
 
 def test_a_job_id_alone_is_not_enough():
-    with pytest.raises(IncompleteError, match="SLURM_JOB_NODELIST is not set"):
+    with pytest.raises(IncompleteError, match="SLURM_JOB_NODELIST"):
         find({"SLURM_JOB_ID": "42"})
 
 
