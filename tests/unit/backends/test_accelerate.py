@@ -6,6 +6,7 @@ from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
+from tests.facts import mentions
 
 CPUS = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
 GPUS = Topology(nodes=(Node(host="a", slots=2, devices=("0", "1")),), device="cuda")
@@ -199,21 +200,20 @@ def test_an_invalid_file_is_refused_with_its_line(text, why, hint):
 
 
 def test_an_invalid_number_is_refused_when_it_is_compared():
-    with pytest.raises(
-        ConfigError, match=r"conf/a\.yaml:2: num_processes takes a whole number, not 'two'"
-    ):
+    with pytest.raises(ConfigError, match=r"conf/a\.yaml:2: num_processes .* 'two'"):
         made("distributed_type: NO\nnum_processes: two\n").notes_on(GPUS)
 
 
 def test_keys_of_a_newer_accelerate_give_a_notice_and_are_ignored():
     backend = made("distributed_type: NO\nquantum_config:\n  x: 1\n")
-    assert backend.notes == ("conf/a.yaml:2: 'quantum_config' is not known and is ignored",)
+    (notice,) = backend.notes
+    assert mentions(notice, "conf/a.yaml:2", "'quantum_config'", "ignored")
     assert "quantum" not in str(backend.job_variables(GPUS)).lower()
 
 
 def test_a_key_that_is_only_an_option_gives_a_notice_with_that_option():
     [said] = made("distributed_type: NO\ngradient_accumulation_steps: 4\n").notes
-    assert said.endswith("is ignored; -o gradient-accumulation-steps=N sets it")
+    assert mentions(said, "ignored", "-o gradient-accumulation-steps=N")
 
 
 def test_only_the_first_of_many_unknown_keys_give_notices():
@@ -221,10 +221,7 @@ def test_only_the_first_of_many_unknown_keys_give_notices():
         "distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(15_000))
     ).notes
     assert len(notes) == 11
-    assert (
-        notes[-1]
-        == "conf/a.yaml: 14,990 more keys are not known: is it a configuration of Accelerate?"
-    )
+    assert mentions(notes[-1], "conf/a.yaml", "14,990 more")
 
 
 FSDP = "distributed_type: FSDP\nfsdp_config:\n  "

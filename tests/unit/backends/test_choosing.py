@@ -14,6 +14,7 @@ from distlaunch.backends.ray import Ray
 from distlaunch.backends.registry import find_backend
 from distlaunch.cli.parser import parse_plan, parse_train
 from distlaunch.core.errors import ConfigError
+from tests.facts import mentions
 
 
 def address(*words: str, **environ: str) -> str:
@@ -94,9 +95,8 @@ def test_a_backend_that_has_no_cluster_of_its_own_refuses_an_address(words, envi
     options = parse_train([*words, "t.py"], environ)
     with pytest.raises(ConfigError) as caught:
         given_options(options, PytorchDdp.options(), PytorchDdp.name)
-    assert (
-        caught.value.message
-        == f"{options.named('address')} 'a:1': --backend pytorch-ddp does not connect to a cluster"
+    assert mentions(
+        caught.value.message, options.named("address"), "'a:1'", "--backend pytorch-ddp"
     )
     assert "--backend ray" in caught.value.hint
 
@@ -150,4 +150,4 @@ def test_an_option_of_another_backend_is_reported_as_such(backend, word, hint):
 def test_other_spellings_of_a_backend_are_answered_with_its_name(name, meant):
     with pytest.raises(ConfigError) as caught:
         find_backend(name)
-    assert str(caught.value.hint).startswith(f"did you mean {meant}? ")
+    assert mentions(str(caught.value.hint), meant)

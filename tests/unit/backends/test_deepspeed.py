@@ -11,6 +11,7 @@ from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
+from tests.facts import mentions
 
 TWO_NODES = Topology(nodes=(Node(host="a", slots=1), Node(host="b", slots=2)), device="cuda")
 CONFIG = {
@@ -66,11 +67,12 @@ def test_pass_config_adds_the_configuration_to_the_scripts_arguments(to, word):
 def test_an_option_fills_in_auto_and_contradicts_other_values():
     configured("config=ds.json", "gradient-accumulation=4", "zero=2")
     assert "where zero_optimization.stage is 2" in refused("config=ds.json", "zero=3")
-    assert "does not have zero_optimization.offload_param.device" in refused(
-        "config=ds.json", "offload-param=cpu"
+    assert mentions(
+        refused("config=ds.json", "offload-param=cpu"), "zero_optimization.offload_param.device"
     )
-    assert "does not have zero_optimization.stage" in refused(
-        "config=ds.json", "zero=3", config={"zero_optimization": 3}
+    assert mentions(
+        refused("config=ds.json", "zero=3", config={"zero_optimization": 3}),
+        "zero_optimization.stage",
     )
 
 
@@ -115,8 +117,8 @@ def test_contradicting_options_are_refused(words, said):
 def test_a_notice_says_that_accelerate_does_not_use_deepspeed_on_cpus():
     cpus = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
     [said] = configured("zero=2").notes_on(cpus)
-    assert said.startswith("on CPUs Accelerate and Transformers, which read -o zero, ")
-    assert "use DeepSpeed with one worker only" in said
+    assert mentions(said, "CPUs", "Accelerate", "Transformers", "-o zero")
+    assert mentions(said, "DeepSpeed", "one worker")
     assert "fail" not in said, "it depends on the script, which nobody has read"
     assert configured("local-rank").notes_on(cpus) == ()
     assert (
@@ -152,7 +154,7 @@ def test_ds_env_file_names_another_file_which_must_exist(tmp_path):
     assert DeepSpeed.env_files({"DS_ENV_FILE": f"{tmp_path}/mine"}, "/") == [f"{tmp_path}/mine"]
     with pytest.raises(ConfigError) as caught:
         DeepSpeed.env_files({"HOME": "/nowhere", "DS_ENV_FILE": "other"}, str(tmp_path))
-    assert caught.value.message == "DS_ENV_FILE 'other': there is no such file"
+    assert mentions(caught.value.message, "DS_ENV_FILE", "'other'")
     assert caught.value.hint == f"looked in /nowhere and {tmp_path}"
 
 

@@ -10,6 +10,7 @@ from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.horovod import Horovod
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
+from tests.facts import mentions
 
 
 def topology(**slots: int) -> Topology:
@@ -119,10 +120,9 @@ def test_options_become_variables():
 
 def test_a_setting_without_the_one_it_depends_on_gives_a_notice_and_is_not_set():
     idle = backend("autotune-log-file=f", "autotune=off", "timeline-mark-cycles")
-    assert idle.notes == [
-        "-o autotune-log-file has no effect without -o autotune",
-        "-o timeline-mark-cycles has no effect without -o timeline-filename",
-    ]
+    log_file, mark_cycles = idle.notes
+    assert mentions(log_file, "-o autotune-log-file", "no effect", "-o autotune")
+    assert mentions(mark_cycles, "-o timeline-mark-cycles", "no effect", "-o timeline-filename")
     assert set(idle.job_variables(topology(a=1))) == {
         *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SIZE", "HOROVOD_AUTOTUNE"),
     }
@@ -130,9 +130,7 @@ def test_a_setting_without_the_one_it_depends_on_gives_a_notice_and_is_not_set()
 
 
 def test_a_wrong_option_is_named():
-    with pytest.raises(
-        ConfigError, match=r"-o autotune-gaussian-process-noise=2\.0: the maximum is 1"
-    ):
+    with pytest.raises(ConfigError, match=r"-o autotune-gaussian-process-noise=2\.0: .* 1"):
         backend("autotune-gaussian-process-noise=2")
     with pytest.raises(ConfigError, match=r"compression takes none\|fp16"):
         backend("compression=zip")

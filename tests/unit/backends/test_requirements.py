@@ -125,7 +125,7 @@ def test_another_interpreter_reports_its_modules(tmp_path):
         (site / f"{package}-{version}.dist-info").mkdir()
         metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
         (site / f"{package}-{version}.dist-info" / "METADATA").write_text(metadata)
-    with pytest.raises(ConfigError, match=r"gossip-daemon 1\.9 is older than 2\.0"):
+    with pytest.raises(ConfigError, match=r"gossip-daemon 1\.9 .* 2\.0"):
         check_installed("gossip", wanted, python, [], installed=ask())
     assert [each.release for each in find_modules(TensorFlow.requires, installed=ask())] == [
         "",

@@ -93,7 +93,7 @@ def test_a_chief_and_an_evaluator_leave_no_worker_of_two():
 
 def test_one_worker_is_not_to_evaluate_alone():
     alone, two = (Topology(nodes=(Node(host="a", slots=slots),), device="cpu") for slots in (1, 2))
-    with pytest.raises(ConfigError, match="no worker would train"):
+    with pytest.raises(ConfigError, match="-o evaluator"):
         backend("evaluator").check(alone)
     backend("evaluator").check(two)
     backend("evaluator=off").check(alone)
@@ -137,7 +137,7 @@ def test_one_worker_a_node_has_as_many_gpus_as_are_asked_for():
     for there, said in ((1, "2 GPUs asked for, but only 1"), (0, "2 GPUs asked for, but no GPU")):
         with pytest.raises(ConfigError, match=said):
             topology_of(there, "per=node", gpus_per_node=2)
-    with pytest.raises(ConfigError, match="--device cpu and a choice of GPUs"):
+    with pytest.raises(ConfigError, match=r"--device cpu .* GPUs"):
         topology_of(3, "per=node", gpus_per_node=2, device="cpu")
 
 
@@ -145,7 +145,7 @@ def test_one_worker_is_not_given_several_slices_of_a_gpu_of_which_it_would_use_o
     slices = tuple(MigDevice(uuid=f"MIG-{number}", profile="1g") for number in range(3))
     [node] = topology_of(1, "per=node", mig=slices, gpus_per_node=1).nodes
     assert (node.slots, node.masks) == (1, (("MIG-0",),))
-    with pytest.raises(ConfigError, match="CUDA uses one slice a process"):
+    with pytest.raises(ConfigError, match=r"CUDA .* slice"):
         topology_of(1, "per=node", mig=slices, gpus_per_node=2)
 
 

@@ -9,6 +9,7 @@ from distlaunch.backends.option_files import configured_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.planning.train_options import TrainOptions
+from tests.facts import mentions
 
 CPUS = Topology(nodes=(Node(host="a", slots=1),), device="cpu")
 
@@ -62,7 +63,7 @@ def test_errors_in_a_default_file_are_reported_with_how_to_ignore_it(home):
     path.write_text("distributed_type: MULTI_GPUS\n")
     with pytest.raises(ConfigError, match=f"{path}:1") as caught:
         configured(home)
-    assert caught.value.hint == "did you mean MULTI_GPU?; -o config=none ignores it"
+    assert mentions(caught.value.hint, "MULTI_GPU", "-o config=none")
 
 
 def test_a_missing_file_is_reported_with_the_path_of_the_default_file(home):

@@ -17,6 +17,7 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.local_topology import local_topology
+from tests.facts import mentions
 
 TWO_MACHINES = {
     "distributed_type": "MULTI_GPU",
@@ -167,9 +168,8 @@ def test_a_typed_list_of_hosts_has_the_sizes_and_not_the_file():
         None,
         None,
     )
-    assert meaning("--hosts", "a", "--machine_rank", "0").notices == (
-        "--machine_rank has no effect here: the list of hosts says which of the machines this is",
-    )
+    (notice,) = meaning("--hosts", "a", "--machine_rank", "0").notices
+    assert mentions(notice, "--machine_rank")
 
 
 def test_deepspeeds_own_list_in_the_file_is_read_where_its_launcher_would_read_it():
@@ -332,7 +332,7 @@ def test_the_file_is_the_named_one_or_the_default_one_but_for_cpu(tmp_path):
 
 @pytest.mark.parametrize("word", ["config=x.yaml", "settings={}"])
 def test_the_backends_own_words_for_it_are_refused(word, tmp_path):
-    with pytest.raises(UsageError, match="the command line says it itself") as caught:
+    with pytest.raises(UsageError, match=f"-o .*{word}") as caught:
         accelerate(["launch", "-o", word, "s.py"], {"HF_HOME": str(tmp_path)})
     assert caught.value.hint == "--config_file FILE"
 
@@ -341,14 +341,9 @@ def test_the_backends_own_words_for_it_are_refused(word, tmp_path):
     "word", ["config", "env", "test", "estimate-memory", "merge-weights", "tpu-config", "lunch"]
 )
 def test_other_words_of_accelerate_are_answered_with_its_own_command(word):
-    with pytest.raises(
-        UsageError, match=f"accelerate {word}: there is launch alone here"
-    ) as caught:
+    with pytest.raises(UsageError, match=f"accelerate {word}") as caught:
         accelerate([word], {})
-    assert (
-        caught.value.hint
-        == f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
-    )
+    assert mentions(caught.value.hint, f"-m accelerate.commands.accelerate_cli {word}")
 
 
 def test_no_word_is_an_error_and_help_is_asked_for_by_either_word():

@@ -13,6 +13,7 @@ from distlaunch.__main__ import run
 from distlaunch.cli import parser
 from distlaunch.cli.app import run_app
 from distlaunch.core.errors import UsageError
+from tests.facts import mentions
 
 
 def through_app(command: str, words: list[str], environ: dict[str, str]):
@@ -63,7 +64,7 @@ def test_the_application_parses_train_and_plan_as_the_start_path_does():
 def test_a_local_rank_that_another_launcher_has_added_is_led_to_how_it_is_left_out():
     with pytest.raises(UsageError) as caught:
         run_app(["--local_rank=0", "train", "x.py"], {})
-    assert (caught.value.hint or "").startswith("deepspeed --no_local_rank leaves it out")
+    assert (caught.value.hint or "").startswith("deepspeed --no_local_rank")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_the_application_shows_the_same_help_as_the_start_path(words, capsys):
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(word, hint):
     with pytest.raises(UsageError) as caught:
         run_app([word, "x"], {})
-    assert caught.value.message == f"there is no command '{word}'"
+    assert mentions(caught.value.message, f"'{word}'")
     assert caught.value.hint == hint
 
 

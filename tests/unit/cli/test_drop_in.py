@@ -84,7 +84,7 @@ def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
     assert whole_name("--hel", fields) == "--help"
     with pytest.raises(
         UsageError,
-        match="'--n' is the beginning of several options: --num-gpus, --num-gpu-cards, --n",
+        match=r"'--n' .* --num-gpus, --num-gpu-cards, --n",
     ):
         whole_name("--n", fields)
     with pytest.raises(UsageError, match="--home, --help"):
@@ -100,7 +100,7 @@ def test_a_value_behind_joined_letters_loses_the_equals_sign():
 
 def test_a_value_behind_a_switch_of_one_letter_is_refused_and_not_taken_for_the_script():
     options = import_module("distlaunch.cli.compat.deepspeed.options").OPTIONS
-    with pytest.raises(UsageError, match="-m takes no value, and got '1'"):
+    with pytest.raises(UsageError, match=r"-m .* '1'"):
         scan(["-m=1", "s.py"], options)
 
 

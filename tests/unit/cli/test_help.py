@@ -14,6 +14,7 @@ from distlaunch.cli.help_layout import COMMON, default_note
 from distlaunch.cli.option_table import GROUP_TITLES, TRAIN_OPTIONS
 from distlaunch.cli.pages import plain_page, topics
 from distlaunch.core.errors import UsageError
+from tests.facts import mentions
 
 COMMANDS = ((), ("render",), ("accelerate",), *SUMMARIES)
 
@@ -244,15 +245,15 @@ def test_help_for_an_option_shows_that_option(capsys):
 
 
 def test_help_for_a_word_that_nothing_mentions_names_commands_and_pages():
-    with pytest.raises(UsageError, match="there is no command or page 'trian'") as caught:
+    with pytest.raises(UsageError, match="'trian'") as caught:
         run(["help", "trian"], {})
     hint = caught.value.hint or ""
-    assert hint.startswith("did you mean train?")
+    assert mentions(hint, "train")
     assert set(topics()) <= set(hint.replace(",", "").split())
 
 
 def test_help_for_a_kind_of_file_that_there_is_not_names_those_there_are():
-    with pytest.raises(UsageError, match="there is no command 'render helm'") as caught:
+    with pytest.raises(UsageError, match="'render helm'") as caught:
         run(["help", "render", "helm"], {})
     assert "render slurm" in (caught.value.hint or "")
 

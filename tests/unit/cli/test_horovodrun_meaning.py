@@ -15,6 +15,7 @@ from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
 from distlaunch.planning.build_plan import preloaded_modules
 from distlaunch.planning.train_options import USE_CPUS
+from tests.facts import mentions
 
 COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
 
@@ -71,10 +72,8 @@ def test_a_command_line_that_cannot_be_taken_apart_is_spoken_of_in_its_words(wor
 
 def test_a_script_without_a_python_is_led_to_one(tmp_path):
     error = refused("-np", "2", command=("hvd.py", "--lr=1"), PATH=str(tmp_path))
-    assert (error.message, error.hint) == (
-        "hvd.py: no such command on PATH",
-        "python hvd.py [ARGS]... runs a script",
-    )
+    assert mentions(error.message, "hvd.py", "PATH")
+    assert mentions(error.hint, "python hvd.py")
     assert options("-np", "2", command=("./hvd.py",), PATH=str(tmp_path)).script == "./hvd.py"
     (tmp_path / "hvd.py").touch(0o755)
     assert options("-np", "2", command=("hvd.py",), PATH=str(tmp_path)).script == "hvd.py"
@@ -156,14 +155,14 @@ def test_a_host_file_is_read_for_how_many_slots_it_has(tmp_path):
     with pytest.raises(ConfigError, match=r"--hostfile '.*/none': No such file or directory"):
         options("-np", "5", "--hostfile", str(tmp_path / "none"))
     (tmp_path / "empty").write_text("# none\n")
-    with pytest.raises(ConfigError, match="empty: the file names no host"):
+    with pytest.raises(ConfigError, match=r"empty: .* no host"):
         options("--hostfile", str(tmp_path / "empty"))
 
 
 def test_hosts_are_listed_once(tmp_path):
-    for more in (["--hostfile", "nope"], ["--source", "slurm"]):
-        with pytest.raises(ConfigError, match="each say which nodes there are"):
-            options("-np", "2", "-H", "localhost:4", *more)
+    for flag, value in (("--hostfile", "nope"), ("--source", "slurm")):
+        with pytest.raises(ConfigError, match=f"^--hosts .* {flag} "):
+            options("-np", "2", "-H", "localhost:4", flag, value)
     assert options("-H", "a:2", DISTLAUNCH_HOSTFILE="nope").hosts == "a:2"  # the command line wins
 
 
@@ -293,9 +292,7 @@ def test_what_has_no_effect_is_said_in_its_words():
 
 def test_workers_of_one_machine_in_a_schedulers_job_are_told_of():
     (notice,) = meaning("-np", "2", SLURM_JOB_ID="1").notices
-    assert notice == (
-        "all 2 workers run on this machine, as under horovodrun; --source slurm takes the nodes of the Slurm job"
-    )
+    assert mentions(notice, "2 workers", "--source slurm")
     assert meaning("-np", "2", "-H", "a:2", SLURM_JOB_ID="1").notices == ()
     assert options("-np", "4", "--source", "slurm").num_gpus == 4
     assert options("-np", "4", "--source", "slurm", "--device", "cpu").num_procs == 4
@@ -304,7 +301,7 @@ def test_workers_of_one_machine_in_a_schedulers_job_are_told_of():
 def test_the_time_to_start_may_come_from_its_variable():
     assert options("-np", "1", HOROVOD_START_TIMEOUT="90").join_timeout == 90
     assert options("-np", "1", "--start-timeout", "5", HOROVOD_START_TIMEOUT="90").join_timeout == 5
-    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT takes seconds"):
+    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT"):
         meaning("-np", "1", HOROVOD_START_TIMEOUT="long")
 
 

@@ -3,6 +3,8 @@ command line."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from distlaunch.cli.suggestions import replace_torchrun_option
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import replace
 from distlaunch.planning.train_options import TrainOptions
+from tests.facts import mentions
 
 
 def parse(*words: str, **environ: str) -> TrainOptions:
@@ -49,7 +52,7 @@ def refused(*words: str, **environ: str) -> tuple[str, str | None]:
 def test_mpiruns_spelling_of_an_option_is_no_call_for_help():
     message, hint = refused("-hostfile", "f", "s")
     assert message == "unknown option '-hostfile'"
-    assert hint.startswith("did you mean --hostfile?")
+    assert mentions(hint, "--hostfile")
 
 
 def run_app_train(words: list[str], environ: dict[str, str]) -> int:
@@ -164,28 +167,19 @@ def test_an_option_of_another_program_that_is_like_one_of_ours_is_not_taken_for_
 
 
 def test_a_negation_takes_no_value_and_only_switches_with_a_variable_have_one():
-    assert refused("--no-quiet=1", "s")[0] == "--no-quiet takes no value, and got '1'"
+    assert mentions(refused("--no-quiet=1", "s")[0], "--no-quiet", "'1'")
     assert refused("--no-dry-run", "s")[0] == "unknown option '--no-dry-run'"
-    assert (
-        refused("--no-quite", "s")[1]
-        == "did you mean --no-quiet? Options of the script go after SCRIPT."
-    )
+    assert mentions(refused("--no-quite", "s")[1], "--no-quiet", "SCRIPT")
 
 
 def test_a_switch_that_is_neither_is_refused_by_its_variable():
     message, _ = refused("s", DISTLAUNCH_ISOLATE_GPUS="maybe")
-    assert (
-        message
-        == "DISTLAUNCH_ISOLATE_GPUS takes 1, true, yes, on or 0, false, no, off, not 'maybe'"
-    )
+    assert mentions(message, "DISTLAUNCH_ISOLATE_GPUS", "1", "0", "'maybe'")
 
 
 def test_repeatable_variables_are_split_with_a_shells_quotes():
     assert parse("s", DISTLAUNCH_ENV="A=1 'B=two words'").env == ("A=1", "B=two words")
-    assert (
-        refused("s", DISTLAUNCH_ENV="A='")[0]
-        == """DISTLAUNCH_ENV has an unfinished quote: "A='\""""
-    )
+    assert mentions(refused("s", DISTLAUNCH_ENV="A='")[0], "DISTLAUNCH_ENV", '"A=\'"')
 
 
 def test_a_size_on_the_command_line_drops_the_sizes_of_the_environment():
@@ -326,7 +320,7 @@ def test_every_word_of_torchrun_has_a_counterpart_whose_options_exist(flag: str)
 def test_after_script_as_an_option_arguments_of_the_script_need_a_double_dash():
     message, hint = refused("--script", "train.py", "--num-procs", "1", "--steps", "1")
     assert message == "unknown option '--steps'"
-    assert hint == "arguments of the script go after `--`: `--script train.py -- --steps ...`"
+    assert mentions(hint, "--script", "train.py", "--steps")
     assert "--isolate-gpus" in (refused("--script", "t.py", "--virtual-local-rank")[1] or "")
 
 
@@ -342,21 +336,16 @@ def test_a_variable_with_our_prefix_that_nobody_reads_is_told_with_the_nearest()
         "_DISTLAUNCH_COMPLETE": "c",
         "OTHER": "x",
     }
-    assert unknown_variables(environ) == [
-        (
-            "the variable 'DISTLAUNCH_MAXRESTARTS' is not one of ours and changes nothing: did you mean "
-            "DISTLAUNCH_MAX_RESTARTS?"
-        ),
-        "the variable 'DISTLAUNCH_ZZZ' is not one of ours and changes nothing",
-    ]
+    misspelt, unlike_any = unknown_variables(environ)
+    assert mentions(misspelt, "'DISTLAUNCH_MAXRESTARTS'", "DISTLAUNCH_MAX_RESTARTS")
+    assert re.findall("DISTLAUNCH_[A-Z_]+", unlike_any) == ["DISTLAUNCH_ZZZ"]
 
 
 def test_a_variable_that_only_workers_get_is_told_with_the_options_own():
     environ = {"DISTLAUNCH_BACKEND": "fsdp", "DISTLAUNCH_JOB_ID": "j", "DISTLAUNCH_RUN_DIR": "/r"}
-    assert unknown_variables(environ) == [
-        "the variable 'DISTLAUNCH_BACKEND' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_BACKEND?",
-        "the variable 'DISTLAUNCH_JOB_ID' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_JOB_ID?",
-    ]
+    backend, job_id = unknown_variables(environ)
+    assert mentions(backend, "'DISTLAUNCH_BACKEND'", "DISTLAUNCH_TRAIN_BACKEND")
+    assert mentions(job_id, "'DISTLAUNCH_JOB_ID'", "DISTLAUNCH_TRAIN_JOB_ID")
     assert unknown_variables({**environ, "DISTLAUNCH_ATTEMPT": "0"}) == [], (
         "a launcher inside a worker"
     )
@@ -367,13 +356,17 @@ def test_options_are_not_abbreviated():
 
 
 def test_gpus_and_processes_are_not_counted_together():
-    assert (
-        refused("--num-gpus", "2", "--num-procs", "2", "s")[0]
-        == "--num-gpus and --num-procs exclude each other"
+    assert mentions(
+        refused("--num-gpus", "2", "--num-procs", "2", "s")[0],
+        "--num-gpus",
+        "--num-procs",
+        "exclude",
     )
-    assert (
-        refused("s", DISTLAUNCH_GPUS_PER_NODE="2", DISTLAUNCH_NUM_PROCS="2")[0]
-        == "DISTLAUNCH_GPUS_PER_NODE and DISTLAUNCH_NUM_PROCS exclude each other"
+    assert mentions(
+        refused("s", DISTLAUNCH_GPUS_PER_NODE="2", DISTLAUNCH_NUM_PROCS="2")[0],
+        "DISTLAUNCH_GPUS_PER_NODE",
+        "DISTLAUNCH_NUM_PROCS",
+        "exclude",
     )
 
 
@@ -393,7 +386,7 @@ def test_plan_takes_its_own_format_and_ignores_that_of_train():
         False,
     )
     assert parse_plan(["--format", "json", "--expand", "s"], {})[1:] == ("json", True)
-    with pytest.raises(UsageError, match=r"^--format takes table or json, not 'rich'$"):
+    with pytest.raises(UsageError, match=r"^--format .* 'rich'$"):
         parse_plan(["--format", "rich", "s"], {})
 
 

@@ -20,6 +20,7 @@ from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import fields_of, replace
 from distlaunch.render.request import RenderOptions
 from tests.examples import examples
+from tests.facts import mentions
 
 OWN = [option for option in ALL_OPTIONS if option not in TRAIN_OPTIONS]
 TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1)
@@ -110,20 +111,20 @@ def test_an_option_of_sbatch_is_answered_with_the_one_of_render(word, hint):
     with pytest.raises(UsageError, match="unknown option") as caught:
         parse_render("slurm", [word, "12h", "t.py"], {})
     assert caught.value.hint.startswith(hint)
-    assert "give it to sbatch: sbatch -" in caught.value.hint
+    assert "sbatch -" in caught.value.hint
 
 
 def test_an_unknown_option_that_sbatch_lacks_too_has_the_usual_hint():
     with pytest.raises(UsageError) as caught:
         parse_render("slurm", ["--tmie", "12h", "t.py"], {})
-    assert caught.value.hint.startswith("did you mean --time?")
+    assert mentions(caught.value.hint, "--time")
 
 
 @pytest.mark.parametrize("word", ["a=b.sbatch", "runs/lr=1.sh"])
 def test_a_file_with_an_equals_sign_is_answered_with_out(word):
-    with pytest.raises(UsageError, match="pytorch-ddp has no option") as caught:
+    with pytest.raises(UsageError, match=word.partition("=")[0]) as caught:
         parse_render("slurm", ["-o", word, "t.py"], {})
-    assert caught.value.hint == f"if it is the file to write: --out '{word}'"
+    assert mentions(caught.value.hint, f"--out '{word}'")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -133,11 +134,9 @@ def test_an_option_of_another_kind_of_file_is_refused_by_name(target):
         if option in options_of(target):
             parse_render(target, words, {})
             continue
-        with pytest.raises(
-            UsageError, match=f"{option.name} has no meaning in render {target}"
-        ) as caught:
+        with pytest.raises(UsageError, match=f"{option.name} .* {target}") as caught:
             parse_render(target, words, {})
-        assert "it is for render " in caught.value.hint
+        assert "render " in caught.value.hint
 
 
 def test_a_variable_gives_a_default_only_where_it_means_something():
@@ -164,7 +163,7 @@ def test_the_application_parses_render_as_the_start_path_does():
     environ = {"DISTLAUNCH_RENDER_CPUS": "3"}
     assert run_app(["render", "trainjob", *words], environ, render=take) == 7
     assert seen == [("trainjob", *parse_render("trainjob", words, environ))]
-    with pytest.raises(UsageError, match="--image has no meaning in render slurm"):
+    with pytest.raises(UsageError, match="--image"):
         run_app(["render", "slurm", *words], environ, render=take)
 
 
@@ -228,7 +227,7 @@ def test_an_error_is_two_lines_and_leaves_the_file_alone(tmp_path):
     failed = command(tmp_path, "kubernetes", "--gpus-per-node=2", "--out", "job.yaml", "t.py")
     assert (failed.returncode, failed.stdout) == (2, b"")
     first, second = failed.stderr.decode().splitlines()
-    assert first == "distlaunch: error: --image is missing: the container image of the pods"
+    assert mentions(first, "--image", "missing")
     assert second.startswith("  hint: --image NAME")
     assert (tmp_path / "job.yaml").read_text() == "old"
 
@@ -236,10 +235,7 @@ def test_an_error_is_two_lines_and_leaves_the_file_alone(tmp_path):
 def test_a_file_that_cannot_be_written_is_told(tmp_path):
     failed = command(tmp_path, "slurm", "--gpus-per-node=2", "--out=no/such/folder", "t.py")
     assert failed.returncode == 2
-    assert (
-        failed.stderr.decode()
-        == "distlaunch: error: --out 'no/such/folder': No such file or directory\n"
-    )
+    assert mentions(failed.stderr.decode(), "--out 'no/such/folder'", "No such file or directory")
 
 
 def test_nothing_heavy_is_loaded_to_print_a_file(tmp_path):

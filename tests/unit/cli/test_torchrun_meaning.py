@@ -17,6 +17,7 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.run_files import TORCHRUN
 from distlaunch.planning.build_plan import preloaded_modules
 from distlaunch.planning.train_options import TrainOptions
+from tests.facts import mentions
 
 
 def meaning(*words: str, **environ: str) -> TorchrunTranslation:
@@ -76,7 +77,7 @@ def test_rank_0s_address_and_port_are_those_of_a_static_rendezvous(words, master
 @pytest.mark.parametrize("nnodes", ["1", "2"])
 def test_a_static_endpoint_needs_a_port(endpoint, nnodes):
     said = refused("--nnodes", nnodes, "--rdzv-endpoint", endpoint)
-    assert said == f"--rdzv-endpoint takes HOST:PORT with the static rendezvous, not '{endpoint}'"
+    assert mentions(said, "--rdzv-endpoint", "HOST:PORT", f"'{endpoint}'")
     assert meaning("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
     assert meaning("--standalone", "--rdzv-endpoint", endpoint)
 
@@ -118,7 +119,7 @@ def test_under_torch_distributed_launch_the_script_gets_its_local_rank_unless_it
 
 
 def test_under_torch_distributed_launch_a_program_that_is_no_script_has_to_use_the_environment():
-    with pytest.raises(UsageError, match="--no-python needs --use-env"):
+    with pytest.raises(UsageError, match=r"--no-python .* --use-env"):
         legacy("--no-python")
     assert legacy("--no-python", "--use-env").options.no_python
 
@@ -127,8 +128,8 @@ def test_under_torch_distributed_launch_a_program_that_is_no_script_has_to_use_t
     "endpoint", ["h:x", "h:70000", ":29500", "a b:1", "h:", "[::1", "[::1:5", "::1]:5"]
 )
 def test_a_bad_endpoint_is_refused_where_it_was_written(endpoint):
-    assert refused("--rdzv-endpoint", endpoint).startswith("--rdzv-endpoint takes HOST:PORT")
-    assert refused(PET_RDZV_ENDPOINT=endpoint).startswith("PET_RDZV_ENDPOINT takes HOST:PORT")
+    assert refused("--rdzv-endpoint", endpoint).startswith("--rdzv-endpoint ")
+    assert refused(PET_RDZV_ENDPOINT=endpoint).startswith("PET_RDZV_ENDPOINT ")
 
 
 # --- nodes
@@ -214,11 +215,11 @@ def test_what_is_called_where_is_named_by_the_option_that_said_it():
 
 
 def test_nodes_that_could_not_meet_are_refused_and_the_variable_is_named_where_it_was_one():
-    assert refused("--nnodes=2") == "--nnodes 2: nothing says where the nodes meet"
-    assert refused("--nnodes=2:4") == "--nnodes 2:4: nothing says where the nodes meet"
-    assert refused(PET_NNODES="2") == "PET_NNODES 2: nothing says where the nodes meet"
-    assert refused("--node-rank=1") == "--nnodes 1:1 and --node-rank 1 exclude each other"
-    assert refused("--nnodes=2", "--standalone") == "--standalone and --nnodes 2 exclude each other"
+    assert mentions(refused("--nnodes=2"), "--nnodes 2")
+    assert mentions(refused("--nnodes=2:4"), "--nnodes 2:4")
+    assert mentions(refused(PET_NNODES="2"), "PET_NNODES", "2")
+    assert mentions(refused("--node-rank=1"), "--nnodes 1:1", "--node-rank 1", "exclude")
+    assert mentions(refused("--nnodes=2", "--standalone"), "--standalone", "--nnodes 2", "exclude")
     assert meaning("--nnodes=1:1", "--node-rank=0").notices == ()
     assert meaning("--nnodes=1:1", "--node-rank=0").options.rendezvous is None
 
@@ -240,7 +241,7 @@ def test_what_runs_is_settled_as_torchrun_settles_it():
     assert (run_path.no_python, run_path.module, run_path.python) == (False, False, None)
     assert meaning(PYTHON_EXEC="/opt/python").options.python == "/opt/python"
     assert meaning("--no-python", PYTHON_EXEC="/opt/python").options.python is None
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match=r"--module .* --no-python"):
         meaning("-m", "--no-python")
 
 
@@ -378,7 +379,8 @@ def test_the_prefix_is_torchruns_or_the_templates():
 
 def test_ranks_that_the_job_does_not_have_are_told():
     display = meaning("-r", "12:3", "--local-ranks-filter", "0,1").display
-    assert display.beyond(2) == ["--redirects names local rank 12, and the last of this job is 1"]
+    (notice,) = display.beyond(2)
+    assert mentions(notice, "--redirects", "rank 12", "1")
     assert display.beyond(13) == []
 
 
@@ -395,8 +397,8 @@ def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_comma
         "--rdzv-backend=etcd-v2",
     ]
     (notice,) = meaning(*words).notices
-    assert notice.startswith(
-        "without effect here: --rdzv-conf, --monitor-interval, --start-method, --rdzv-backend 'etcd-v2'"
+    assert mentions(
+        notice, "--rdzv-conf", "--monitor-interval", "--start-method", "--rdzv-backend 'etcd-v2'"
     )
     assert meaning(PET_MONITOR_INTERVAL="5", PET_RDZV_BACKEND="etcd").notices == ()
 

@@ -13,6 +13,7 @@ from distlaunch.cli.help import help_text
 from distlaunch.cli.parser import HelpRequested
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.variables import SET_FOR_WORKERS
+from tests.facts import mentions
 
 OF_TORCHRUN_2_13 = """
     --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts
@@ -259,12 +260,8 @@ def test_a_switch_takes_the_words_that_people_write(text, value):
 
 
 def test_a_bad_variable_is_named():
-    assert refused("s.py", environ={"PET_STANDALONE": "maybe"})[0].startswith(
-        "PET_STANDALONE takes 1, true"
-    )
-    assert refused("s.py", environ={"PET_NNODES": "a"})[0].startswith(
-        "PET_NNODES takes N or MIN:MAX"
-    )
+    assert refused("s.py", environ={"PET_STANDALONE": "maybe"})[0].startswith("PET_STANDALONE ")
+    assert refused("s.py", environ={"PET_NNODES": "a"})[0].startswith("PET_NNODES ")
     assert not isinstance(_error({"PET_NNODES": "a"}), UsageError)
 
 
@@ -276,9 +273,8 @@ def _error(environ: dict[str, str]) -> ConfigError:
 
 def test_a_misspelt_variable_is_told_and_a_strange_one_is_not():
     told = misspelt_variables({"PET_NPROC_PERNODE": "2", "PET_NAME": "Rex", "PET_NNODES": "1"})
-    assert told == [
-        "the variable 'PET_NPROC_PERNODE' changes nothing: did you mean PET_NPROC_PER_NODE?"
-    ]
+    assert len(told) == 1
+    assert mentions(told, "'PET_NPROC_PERNODE'", "PET_NPROC_PER_NODE")
 
 
 def test_filters_split_at_commas_and_a_double_comma_is_one():

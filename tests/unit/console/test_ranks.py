@@ -4,6 +4,7 @@ import pytest
 
 from distlaunch.console.prefixes import Prefixes, parse_output_ranks
 from distlaunch.core.errors import ConfigError
+from tests.facts import mentions
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_output_option_names_ranks(text, ranks):
 def test_text_that_is_not_a_rank_is_refused(text):
     with pytest.raises(ConfigError) as raised:
         parse_output_ranks(text, 8)
-    assert "is not a rank" in raised.value.message
+    assert mentions(raised.value.message, "not a rank")
     assert raised.value.exit_code == 2
 
 
@@ -36,7 +37,7 @@ def test_a_missing_rank_is_reported_with_the_existing_ones():
     with pytest.raises(ConfigError) as raised:
         parse_output_ranks("0,2-9", 8)
     assert "no rank 9" in raised.value.message
-    assert raised.value.hint == "this job has ranks 0-7"
+    assert mentions(raised.value.hint, "ranks 0-7")
 
 
 def test_a_rank_of_many_digits_is_refused_at_once():

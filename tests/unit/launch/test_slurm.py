@@ -11,6 +11,7 @@ from distlaunch.core.errors import EXIT_REQUEUE
 from distlaunch.launch.slurm import NodeAddresses, SlurmJob, _gpus, _SlurmCommand, why_not_requeued
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.train_options import TrainOptions
+from tests.facts import mentions
 
 ENDING = "JobId=4 JobState=COMPLETING Reason=None RunTime=00:10:00 TimeLimit=01:00:00"
 CANCELLED = "not requeued: the job was cancelled"
@@ -82,11 +83,13 @@ def test_a_job_that_was_not_interrupted_asks_slurm_nothing(requeue_if_interrupte
 
 
 def test_a_warned_job_gets_another_turn_unless_it_went_on_for_long(requeue_if_interrupted):
-    asks = ["info: requeueing this Slurm job (--requeue)"]
-    assert requeue_if_interrupted(0, warned=USR1, scontrol="exit 0") == (0, asks, ["requeue 7"])
+    code, [asks], calls = requeue_if_interrupted(0, warned=USR1, scontrol="exit 0")
+    assert (code, calls) == (0, ["requeue 7"])
+    assert mentions(asks, "info", "--requeue")
     code, said, calls = requeue_if_interrupted(0, warned=USR1, since_s=36_000.0)
     assert (code, calls) == (0, ["requeue 7"])  # no further call
-    assert said == ["info: not requeued: the job went on for 36000 s after its last warning"]
+    assert len(said) == 1
+    assert mentions(said, "info", "not requeued", "36000 s")
 
 
 def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(
@@ -105,10 +108,7 @@ def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_i
 ):
     code, [said], calls = requeue_if_interrupted(143, told=TERM, scontrol="echo down >&2; exit 1")
     assert code == 143
-    assert (
-        said
-        == f"warning: {UNKNOWN} (scontrol ended with 1: down); to requeue it: scontrol requeue 7"
-    )
+    assert mentions(said, "warning", UNKNOWN, "down", "scontrol requeue 7")
     assert calls == ["--oneliner show job 7"]
 
 
@@ -204,7 +204,7 @@ def test_a_command_that_hangs_is_given_up_with_all_that_it_has_started(tmp_path)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
         pass
     assert asked.answer(0.2) is None
-    assert asked.problem == "/bin/sh did not answer within 0.2 s"
+    assert mentions(asked.problem, "/bin/sh", "0.2 s")
     pid = int((tmp_path / "pid").read_text())
     while _is_alive(pid):
         pass
@@ -213,7 +213,7 @@ def test_a_command_that_hangs_is_given_up_with_all_that_it_has_started(tmp_path)
 def test_a_command_that_is_not_there_is_a_problem():
     asked = _SlurmCommand(("scontrol", "show", "config"), {"PATH": "/nowhere"})
     assert asked.answer() is None
-    assert asked.problem == "scontrol cannot be run (No such file or directory)"
+    assert mentions(asked.problem, "scontrol", "No such file or directory")
 
 
 def _is_alive(pid: int) -> bool:

@@ -71,7 +71,7 @@ def test_a_host_file_may_be_a_pipe_but_has_to_end(tmp_path, monkeypatch):
     os.close(ours)
     monkeypatch.setattr(surroundings, "HOST_FILE_S", 0.05)
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ConfigError, match=r"no end of it came within 0.05 s"):
+    with pytest.raises(ConfigError, match=r"0.05"):
         read_surroundings(TrainOptions(hostfile=str(tmp_path / "fifo")), {})
     monkeypatch.setattr(surroundings, "HOST_FILE_S", 60.0)
     with pytest.raises(ConfigError, match=r"more than 64 MiB"):
