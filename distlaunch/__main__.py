@@ -1,8 +1,8 @@
 """The command ``distlaunch``; also ``python -m distlaunch``.
 
 Loading typer takes longer than starting a worker. So this module runs the commands that start or
-plan a job, and prints the help of all commands, without typer. typer runs ``backends`` and shell
-completion, and handles unknown commands.
+plan a job, completes words for shells, and prints the help of all commands, without typer. typer
+runs ``backends``, and handles unknown commands.
 
 Ctrl-C never shows a traceback, and the exit code is 130:
 
@@ -42,10 +42,17 @@ _LINKS = {
     "accelerate-launch": ("accelerate", "launch"),
 }
 """The command that a link to distlaunch with this name stands for."""
-_COMPLETION = "_DISTLAUNCH_COMPLETE"
-"""Variable by which a shell asks for completion."""
 _ANSWERED = ("help", "version", "--version")
-_COMMANDS = ("render", "backends", "torchrun", _LEGACY, "deepspeed", "horovodrun", "accelerate")
+_COMMANDS = (
+    "render",
+    "backends",
+    "torchrun",
+    _LEGACY,
+    "deepspeed",
+    "horovodrun",
+    "accelerate",
+    "completion",
+)
 """Commands whose help is printed without loading what parses their other words."""
 
 
@@ -101,7 +108,7 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
     right."""
     from distlaunch.cli import parser
 
-    if _COMPLETION not in environ and (code := _answer(argv, environ)) is not None:
+    if (code := _answer(argv, environ)) is not None:
         return code
     try:
         if argv[:1] == ["train"]:
@@ -134,6 +141,10 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             from distlaunch.cli.compat.horovodrun.command import horovodrun
 
             return horovodrun(argv[1:], environ)
+        if argv[:1] == ["completion"]:
+            from distlaunch.cli.completion import completion
+
+            return completion(argv[1:], environ)
         if argv[:1] == ["accelerate"]:
             from distlaunch.cli.compat.accelerate.command import accelerate
 

@@ -1,13 +1,11 @@
-"""The typer application, generated from the option tables.
+"""The typer application.
 
-``__main__`` loads it only for shell completion, for ``backends``, and for unknown commands.
-Commands with an option table parse their arguments with ``cli/parser``. typer only completes these
-arguments.
+``__main__`` loads it only for ``backends`` and for unknown commands. Commands with an option table
+parse their arguments with ``cli/parser``.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -18,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import distlaunch
 from distlaunch.cli import parser
-from distlaunch.cli.commands.render import TARGETS, options_of, parse_render, render_file
+from distlaunch.cli.commands.render import TARGETS, parse_render, render_file
 from distlaunch.cli.error_output import EXIT_INTERRUPTED
 from distlaunch.cli.help import (
     ABOUT,
@@ -29,9 +27,8 @@ from distlaunch.cli.help import (
     print_help,
     print_version,
 )
-from distlaunch.cli.help_layout import described, terminal_columns
-from distlaunch.cli.option import Option
-from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
+from distlaunch.cli.help_layout import terminal_columns
+from distlaunch.cli.option_table import HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.cli.suggestions import drop_in_note, replace_torchrun_option, suggest_command
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.text import quoted
@@ -109,6 +106,11 @@ def _refuse_options_of_train(word: str) -> None:
             f"{quoted(word)}: another launcher adds this for a script, and distlaunch is none",
             hint="deepspeed --no_local_rank leaves it out, and torch.distributed.launch --use_env",
         )
+    if flag in ("--install-completion", "--show-completion"):
+        raise UsageError(
+            f"unknown option {quoted(flag)}",
+            hint="distlaunch completion SHELL prints the script; distlaunch help install explains it",
+        )
     if any(flag in option.all_flags for option in TRAIN_OPTIONS):
         raise UsageError(
             f"unknown option {quoted(flag)}", hint=f"distlaunch train {flag} ... SCRIPT [ARGS]..."
@@ -130,6 +132,7 @@ def build_app(
         cls=_Commands,
         help=ABOUT,
         rich_markup_mode="rich",
+        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings=_settings(),
     )
@@ -147,21 +150,11 @@ def build_app(
     ) -> None:
         del version
 
-    _add(
-        app,
-        lambda words: train(parser.parse_train(words, environ)),
-        TRAIN_OPTIONS,
-        name="train",
-    )
-    _add(
-        app,
-        lambda words: plan(*parser.parse_plan(words, environ)),
-        PLAN_OPTIONS,
-        name="plan",
-    )
+    _add(app, lambda words: train(parser.parse_train(words, environ)), name="train")
+    _add(app, lambda words: plan(*parser.parse_plan(words, environ)), name="plan")
     _add_torchrun(app, environ)
     _add_drop_in(app, environ, "deepspeed")
-    _add_drop_in(app, environ, "horovodrun", usage="COMMAND")
+    _add_drop_in(app, environ, "horovodrun")
     launch = typer.Typer(
         cls=_Group, help=SUMMARIES["accelerate", "launch"], context_settings=_settings()
     )
@@ -171,6 +164,7 @@ def build_app(
     _add_render(app, environ, render)
     _add_backends(app, environ)
     _add_help(app, environ)
+    _add_completion(app, environ)
     return app
 
 
@@ -207,27 +201,16 @@ class _Commands(_Group):
 
 
 class _TableCommand(_Command):
-    """A command with an option table. Its arguments are parsed by ``cli/parser``.
+    """A command with an option table. Its arguments are parsed by ``cli/parser``."""
 
-    typer only completes the arguments and shows the help.
-    """
-
-    options: Sequence[Option]
     run: Callable[[Sequence[str]], int]
-    usage = "SCRIPT"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
         ctx.args = args
         return args
 
     def invoke(self, ctx: Any) -> int:
         return self.run(ctx.args)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        del ctx
-        return ["[OPTIONS]", self.usage, "[ARGS]..."]
 
 
 def _settings() -> dict[str, Any]:
@@ -240,54 +223,29 @@ def _settings() -> dict[str, Any]:
 def _add(
     app: typer.Typer,
     run: Callable[[Sequence[str]], int],
-    options: Sequence[Option],
     *,
     name: str,
     path: tuple[str, ...] = (),
-    usage: str = "SCRIPT",
 ) -> None:
-    """Add a command with these options to the application. The command calls ``run`` with its
-    arguments.
+    """Add a command to the application. The command calls ``run`` with its arguments.
 
     ``path`` has the words of the command if there are several, such as ``accelerate launch``.
     """
-    parameters = [_parameter(option) for option in options]
-    parameters.append(
-        inspect.Parameter(
-            "words",
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=list[str] | None,
-            default=typer.Argument(
-                None,
-                metavar=f"{usage} [ARGS]...",
-                help=f"The training {usage.lower()} and its own arguments.",
-                show_default=False,
-            ),
-        )
-    )
 
-    def described(**given: object) -> None:
-        """Carry the signature that typer reads for the completion. The function is never called."""
-        del given
+    def nothing() -> None:
+        """Has no parameters, which typer reads. The function is never called."""
 
-    described.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads it
-    described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    own = {"options": options, "usage": usage, "run": staticmethod(run)}
-    settings = _settings() | {
-        "allow_interspersed_args": False,
-        "token_normalize_func": lambda name: name.replace("_", "-"),
-    }
+    own = {"run": staticmethod(run)}
     app.command(
         name,
         cls=type("_Described", (_TableCommand,), own),
         help=SUMMARIES[path or (name,)],
-        context_settings=settings,
-    )(described)
+        context_settings=_settings(),
+    )(nothing)
 
 
 def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
-    """Add the torchrun commands, which parse their own arguments, so that typer lists and completes
-    them."""
+    """Add the torchrun commands, which parse their own arguments, so that typer lists them."""
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name in ("torchrun", "torch.distributed.launch"):
         text = SUMMARIES[(name,)]
@@ -306,19 +264,9 @@ def _torchrun_command(environ: Mapping[str, str], *, legacy: bool) -> Callable[.
 
 
 def _add_drop_in(
-    app: typer.Typer,
-    environ: Mapping[str, str],
-    name: str,
-    *,
-    usage: str = "SCRIPT",
-    command: str = "",
+    app: typer.Typer, environ: Mapping[str, str], name: str, *, command: str = ""
 ) -> None:
-    """Add a command that accepts the options of another launcher. typer prints its help.
-
-    ``name`` is the folder of the command in ``cli/compat``. ``command`` is a subcommand, such as
-    ``launch`` of accelerate.
-    """
-    options = import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS
+    """Add a command, called as its launcher or ``command``, that takes the launcher's words."""
     before = [command] if command else []
 
     def run_drop_in(words: Sequence[str]) -> int:
@@ -326,7 +274,7 @@ def _add_drop_in(
         run: Callable[[Sequence[str], Mapping[str, str]], int] = getattr(module, name)
         return run([*before, *words], environ)
 
-    _add(app, run_drop_in, options, name=command or name, path=(name, *before), usage=usage)
+    _add(app, run_drop_in, name=command or name, path=(name, *before))
 
 
 def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
@@ -383,6 +331,15 @@ def _add_help(app: typer.Typer, environ: Mapping[str, str]) -> None:
         return print_version()
 
 
+def _add_completion(app: typer.Typer, environ: Mapping[str, str]) -> None:
+    def run_completion(words: Sequence[str]) -> int:
+        from distlaunch.cli.completion import completion
+
+        return completion(words, environ)
+
+    _add(app, run_completion, name="completion")
+
+
 class _Files(_Group):
     """The command ``render``. Its help lists the file formats."""
 
@@ -403,13 +360,8 @@ def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) ->
         context_settings=_settings(),
     )
     for target in TARGETS:
-        _add(
-            files,
-            _render_command(target, environ, render),
-            options_of(target),
-            name=target,
-            path=("render", target),
-        )
+        run = _render_command(target, environ, render)
+        _add(files, run, name=target, path=("render", target))
     app.add_typer(files, name="render")
 
 
@@ -417,38 +369,6 @@ def _render_command(
     target: Target, environ: Mapping[str, str], render: Render
 ) -> Callable[[Sequence[str]], int]:
     return lambda words: render(target, *parse_render(target, words, environ))
-
-
-def _parameter(option: Option) -> inspect.Parameter:
-    """Return the parameter of typer for an option. Values stay texts; ``parser.build`` converts
-    them."""
-    flag = option.kind == "flag"
-    annotation = bool | None if flag else list[str] | None if option.repeatable else str | None
-    flags = (
-        option.flags
-        if option.negation is None
-        else (*option.flags[:-1], f"{option.name}/{option.negation}")
-    )
-    default = typer.Option(
-        None,
-        *flags,
-        help=described(option),
-        metavar="" if flag else option.metavar,
-        show_default=False,
-        autocompletion=_completer(option.choices) if option.choices else None,
-    )
-    return inspect.Parameter(
-        option.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
-    )
-
-
-def _completer(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Make a function that completes one of ``choices``."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [choice for choice in choices if choice.startswith(incomplete)]
-
-    return complete
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback signature

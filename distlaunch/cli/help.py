@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TextIO
 
 import distlaunch
+from distlaunch.cli.completions import SHELLS
 from distlaunch.cli.help_layout import (
     HelpPage,
     Row,
@@ -41,6 +42,7 @@ PURPOSES: dict[str, dict[Words, str]] = {
         ("backends",): "List the training frameworks, what is installed, and their options.",
         ("help",): "Show the help of a command, an option or a topic.",
         ("version",): "Print the versions of distlaunch and Python.",
+        ("completion",): "Print the completion script of a shell.",
     },
     "Drop-ins for other launchers": {
         ("torchrun",): "Run a command line of torchrun.",
@@ -53,6 +55,7 @@ PURPOSES: dict[str, dict[Words, str]] = {
 }
 """Purpose -> commands with that purpose, each with its summary."""
 SUMMARIES = {words: text for commands in PURPOSES.values() for words, text in commands.items()}
+BACKENDS_FORMATS = ("table", "json")
 BACKENDS_OPTIONS: dict[str, Row] = {
     "format": ("--format table|json", "Format of the list. Default: table."),
     "python": (
@@ -96,6 +99,12 @@ _RENDER_EXAMPLES: dict[str, tuple[Row, ...]] = {
         for kind in ("kubernetes", "pytorchjob", "trainjob")
     },
 }
+_SCRIPTS = (
+    ("bash", "~/.distlaunch-completion.bash", "Then: source it in ~/.bashrc"),
+    ("zsh", "~/.distlaunch-completion.zsh", "Then: source it in ~/.zshrc"),
+    ("fish", "~/.config/fish/completions/distlaunch.fish", "fish finds it there."),
+)
+"""Shell, file of its completion script, and what to do then."""
 _DROP_INS: dict[Words, tuple[str, tuple[Row, ...]]] = {
     ("deepspeed",): (
         "SCRIPT",
@@ -129,7 +138,12 @@ def help_text(words: Sequence[str], columns: int) -> str:
     command = tuple(words[:2])
     while command not in _PAGES:
         command = command[:-1]
-    return format_page(_PAGES[command](), columns)
+    return format_page(help_page(command), columns)
+
+
+def help_page(command: Words) -> HelpPage:
+    """Return the help of a command. Raises KeyError if there is no such command."""
+    return _PAGES[command]()
 
 
 def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -206,8 +220,6 @@ def _root() -> HelpPage:
                 "Options:",
                 [
                     ("--version", "Print the version and exit."),
-                    ("--install-completion", "Install completion for the current shell."),
-                    ("--show-completion", "Print the completion script of the current shell."),
                 ],
             )
         ],
@@ -342,6 +354,23 @@ def _version() -> HelpPage:
     return HelpPage(usage="distlaunch version", about=SUMMARIES[("version",)])
 
 
+def _completion() -> HelpPage:
+    return HelpPage(
+        usage=f"distlaunch completion {'|'.join(SHELLS)}",
+        about="Print the completion script of a shell, for the file that the shell reads at its start.",
+        examples=tuple(
+            (f"distlaunch completion {shell} > {path}", text) for shell, path, text in _SCRIPTS
+        ),
+        closing=(
+            (
+                "The script completes commands, options, their choices, backends, files and "
+                "directories. It asks the installed distlaunch, and is the same for each version."
+            ),
+            "distlaunch help install has the commands for each shell.",
+        ),
+    )
+
+
 _PAGES: dict[Words, Callable[[], HelpPage]] = {
     (): _root,
     ("train",): lambda: _table(("train",), TRAIN_OPTIONS, examples=_TRAIN_EXAMPLES),
@@ -349,6 +378,7 @@ _PAGES: dict[Words, Callable[[], HelpPage]] = {
     ("backends",): _backends,
     ("help",): _help,
     ("version",): _version,
+    ("completion",): _completion,
     ("render",): _render,
     ("accelerate",): _accelerate,
     **{words: partial(_render_kind, words) for words in FILES},

@@ -130,10 +130,31 @@ def without_marks(text: str) -> str:
     ).replace("\\|", "|")
 
 
+def file_topics() -> dict[str, str]:
+    """Return the topic of each page by the name of its file."""
+    return {os.path.basename(path): topic for topic, path in _files().items()}
+
+
+def with_topics(text: str, names: Mapping[str, str]) -> str:
+    """Return a line of Markdown without marks, with the topic behind each link to another page.
+
+    ``names`` is what ``file_topics`` returns.
+    """
+
+    def named(link: re.Match[str]) -> str:
+        target = link[2].partition("#")[0]
+        topic = names.get(os.path.basename(target)) if "://" not in target else None
+        if topic is None:
+            return f"{link[1]} ({link[2]})" if "://" in target else link[1]
+        return f"{link[1]} (help {topic})"
+
+    return without_marks(_LINK.sub(named, text))
+
+
 def plain_page(text: str, columns: int) -> str:
     """Return a page for a terminal with ``columns`` columns. ``text`` is the page in Markdown."""
     width = max(_NARROWEST, min(columns, _WIDEST))
-    names = {os.path.basename(path): topic for topic, path in _files().items()}
+    names = file_topics()
     shown: list[str] = []
     before: Block | None = None
     for block in page_blocks(text):
@@ -153,13 +174,13 @@ def _plain_block(block: Block, width: int, names: Mapping[str, str]) -> list[str
         case "code":
             return [f"    {line}".rstrip() for line in block.text.splitlines()]
         case "table":
-            rows = [[_with_topics(cell, names) for cell in row] for row in block.rows]
+            rows = [[with_topics(cell, names) for cell in row] for row in block.rows]
             return _plain_table(rows, width)
         case "item":
             first = " " * block.level + f"{block.mark} "
-            return _wrapped(_with_topics(block.text, names), width, first, " " * len(first))
+            return _wrapped(with_topics(block.text, names), width, first, " " * len(first))
         case "paragraph":
-            return _wrapped(_with_topics(block.text, names), width)
+            return _wrapped(with_topics(block.text, names), width)
 
 
 def _plain_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -193,19 +214,6 @@ def _wrapped(text: str, width: int, first: str = "", others: str = "") -> list[s
         break_long_words=False,
         break_on_hyphens=False,
     ) or [first.rstrip()]
-
-
-def _with_topics(text: str, names: Mapping[str, str]) -> str:
-    """Return a line of Markdown without marks, with the topic behind each link to another page."""
-
-    def named(link: re.Match[str]) -> str:
-        target = link[2].partition("#")[0]
-        topic = names.get(os.path.basename(target)) if "://" not in target else None
-        if topic is None:
-            return f"{link[1]} ({link[2]})" if "://" in target else link[1]
-        return f"{link[1]} (help {topic})"
-
-    return without_marks(_LINK.sub(named, text))
 
 
 def _cells(line: str) -> tuple[str, ...]:

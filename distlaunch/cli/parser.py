@@ -3,7 +3,7 @@
 ``scan`` splits a command line into options and other words, for all commands with an option table.
 ``build`` converts the texts to values. The parser is our own because typer takes longer to load
 than a worker takes to start; it does not import re or argparse either. ``cli/help.py`` prints the
-help, and ``cli/app.py`` completes words.
+help, and ``cli/completion.py`` completes words.
 """
 
 from __future__ import annotations

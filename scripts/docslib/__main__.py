@@ -1,12 +1,15 @@
-"""Write the generated pages and the picture of a failure report."""
+"""Write the generated pages, the manual page and the pictures."""
 
 from __future__ import annotations
 
+from docslib.manual import MANUAL, manual
 from docslib.picture import PICTURE, draw_report
 from docslib.reference import pages
 
 for path, text in pages().items():
     path.write_text(text, "utf-8")
     print(f"docs: wrote {path}")
+MANUAL.write_text(manual(), "utf-8")
+print(f"docs: wrote {MANUAL}")
 PICTURE.write_text(draw_report(), "utf-8")
 print(f"docs: wrote {PICTURE}")

@@ -134,6 +134,14 @@ def test_a_local_train_that_goes_well_loads_no_diagnosis_and_no_typer(distlaunch
     }
 
 
+@pytest.mark.parametrize(
+    "words", [["bash", "distlaunch train --num-g", "--num-g"], ["zsh", "deepspeed", "--launch"]]
+)
+def test_a_tab_loads_no_typer_and_nothing_heavy(distlaunch, words):
+    modules = modules_of(distlaunch, "completion", "--words", *words) - bare()
+    assert unwanted(modules, NOT_ON_THE_START_PATH | {"distlaunch.cli.app"}) == set()
+
+
 def test_a_local_train_looks_for_no_other_node(distlaunch):
     modules = modules_of(
         distlaunch, "train", "--num-procs", "2", "--num-nodes", "1", "--no-python", "/bin/true"

@@ -3,10 +3,6 @@ know."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from distlaunch.__main__ import run
@@ -128,31 +124,6 @@ def test_a_hint_leads_to_the_page_of_its_command(words, page):
     with pytest.raises(UsageError) as caught:
         run_app(words, {})
     assert caught.value.hint == f"see {page} --help"
-
-
-def complete(words: str, cword: int) -> list[str]:
-    env = {
-        "PATH": os.defpath,
-        "_DISTLAUNCH_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(cword),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "distlaunch"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout.split()
-
-
-def test_the_shell_completes_commands_options_and_choices():
-    assert complete("distlaunch tr", 1) == ["train"]
-    assert complete("distlaunch train --num-g", 2) == ["--num-gpus"]
-    assert complete("distlaunch train --no-q", 2) == ["--no-quiet"]
-    assert complete("distlaunch plan --bind c", 3) == ["cores"]
 
 
 @pytest.mark.parametrize(

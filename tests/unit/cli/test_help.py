@@ -94,7 +94,6 @@ def test_help_lists_the_commands_by_purpose(capsys):
     titles = re.findall(r"^([A-Z][^:\n]*):$", text, re.MULTILINE)
     assert titles[1:5] == ["Run", "Look", "Drop-ins for other launchers", "Files"]
     assert all(f"\n  {' '.join(words)} " in text for words in SUMMARIES)
-    assert "--install-completion" in text
 
 
 def test_a_long_example_can_be_copied(capsys):

@@ -333,7 +333,6 @@ def test_a_variable_with_our_prefix_that_nobody_reads_is_told_with_the_nearest()
         "DISTLAUNCH_RUN_DIR": "/r",
         "DISTLAUNCH_TOKEN_FILE": "t",
         "DISTLAUNCH_TEST_VENV": "v",
-        "_DISTLAUNCH_COMPLETE": "c",
         "OTHER": "x",
     }
     misspelt, unlike_any = unknown_variables(environ)

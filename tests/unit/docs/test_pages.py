@@ -5,14 +5,21 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from distlaunch.cli.app import run_app
+from distlaunch.cli.commands.render import TARGETS, options_of
 from distlaunch.cli.compat.drop_in import take_apart
 from distlaunch.cli.compat.torchrun import command_line
+from distlaunch.cli.completions import SHELLS
+from distlaunch.cli.help import SUMMARIES
+from distlaunch.cli.option_table import PLAN_OPTIONS
 from distlaunch.cli.pages import topics
 from distlaunch.core.model.variables import FLIGHT_RECORDER
 from tests.pages import DOCS, PAGES, README, ROOT, blocks, name
@@ -32,6 +39,8 @@ def parse(words: list[str]) -> None:
         options = importlib.import_module(f"{compat}.options").OPTIONS
         dialect = importlib.import_module(f"{compat}.translate").PARSING
         take_apart(rest, options, dialect)
+    elif command == "completion":
+        assert rest[0] in SHELLS, rest
     elif command == "help":
         assert set(rest) <= {*topics(), "TOPIC", "PAGE"}, rest
     elif command != "backends":
@@ -128,15 +137,50 @@ def test_every_page_is_in_the_package():
     assert packaged >= {path for path in DOCS.glob("**/*") if path.is_file()}
 
 
-def test_generated_pages_are_current():
+def docslib(module: str) -> ModuleType:
+    """Import a module of what scripts/docs is made of."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        pages = importlib.import_module("docslib.reference").pages()
+        return importlib.import_module(f"docslib.{module}")
     finally:
         sys.path.remove(str(ROOT / "scripts"))
+
+
+def test_generated_pages_are_current():
+    pages = docslib("reference").pages()
     assert pages
     for path, text in pages.items():
         assert path.read_text("utf-8") == text, "scripts/docs --write makes it anew"
+
+
+def test_the_manual_page_is_current_and_well_formed():
+    manual = docslib("manual")
+    assert manual.MANUAL.read_text("utf-8") == manual.manual(), "scripts/docs --write makes it anew"
+    checker = ["mandoc", "-Tlint"] if shutil.which("mandoc") else ["groff", "-man", "-ww", "-z"]
+    done = subprocess.run(
+        [*checker, manual.MANUAL], capture_output=True, text=True, timeout=60, check=False
+    )
+    found = [
+        line for line in (done.stdout + done.stderr).splitlines() if "missing date" not in line
+    ]
+    assert found == []
+
+
+def test_the_manual_page_has_every_command_and_every_option():
+    text = docslib("manual").manual().replace("\\-", "-").replace("\\:", "")
+    assert [words for words in SUMMARIES if f"\\fB{' '.join(words)}\\fR\n" not in text] == []
+    tables = [PLAN_OPTIONS, *(options_of(target) for target in TARGETS)]
+    tables += [
+        importlib.import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS
+        for name in ("torchrun", "deepspeed", "horovodrun", "accelerate")
+    ]
+    names = {flag for table in tables for option in table for flag in option.flags}
+    assert {flag for flag in names if not re.search(rf"{re.escape(flag)}[ ,\n\\]", text)} == set()
+
+
+def test_the_manual_page_is_installed():
+    settings = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert '[tool.setuptools.data-files]\n"share/man/man1" = ["man/distlaunch.1"]\n' in settings
 
 
 def test_every_event_is_documented():

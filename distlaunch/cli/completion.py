@@ -1,0 +1,311 @@
+"""``distlaunch completion``: the completion script of a shell, and what the script asks for.
+
+A script knows nothing of distlaunch's options. At each Tab it runs ``distlaunch completion --words``,
+which answers from the option tables, so that the candidates are always those of the installed
+version. Its first line is the kind of the candidates, a tab, and the part of the word that stands
+before the value; then comes one candidate per line.
+
+* ``--words bash LINE WORD``: the command line up to the cursor, and the word as bash delimits it.
+* ``--words zsh WORD...`` and ``--words fish WORD...``: the words behind ``distlaunch``. The last one
+  is to be completed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Literal
+
+from distlaunch.cli.completions import SHELLS, script_path
+from distlaunch.cli.option import Option, Spelling
+from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
+from distlaunch.cli.parser import Given, HelpRequested, scan
+from distlaunch.core.errors import LaunchError, UsageError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import quoted
+
+Words = tuple[str, ...]
+
+_ASKED = "--words"
+_HERE = "\0"
+"""Stands for the word that is to be completed: no word of a command line has this character."""
+_METAVARS: dict[str, Literal["files", "directories"]] = {
+    "FILE": "files",
+    "PATH": "files",
+    "DIR": "directories",
+}
+_TORCHRUN = ("torchrun", "torch.distributed.launch")
+_DROP_INS = ("deepspeed", "horovodrun", "accelerate")
+
+
+class Candidates(Record):
+    """What a word may be completed to."""
+
+    kind: Literal["words", "files", "directories"] = "words"
+    """The shell finds files and directories by itself."""
+    prefix: str = ""
+    """The part of the word before its value, as ``--backend=``."""
+    rows: tuple[tuple[str, str], ...] = ()
+    """Values and their descriptions, which may be empty."""
+
+
+_NONE = Candidates()
+_FILES = Candidates(kind="files")
+
+
+def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run ``distlaunch completion WORDS`` and return the exit code. Raises UsageError."""
+    if words[:1] == [_ASKED] and len(words) > 2:
+        sys.stdout.write(_answer(words[1], words[2:], environ))
+        return 0
+    if len(words) != 1 or words[0] not in SHELLS:
+        given = f", not {quoted(' '.join(words))}" if words else ""
+        raise UsageError(
+            f"completion takes one shell: {', '.join(SHELLS)}{given}",
+            hint="distlaunch help install says how to install the script",
+        )
+    with open(script_path(words[0]), encoding="utf-8") as file:
+        sys.stdout.write(file.read())
+    return 0
+
+
+def _answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return the lines that the script of a shell reads."""
+    if shell == "bash":
+        line, word = words[0], words[-1]
+        whole = split_line(line)[1:]
+        found = complete(whole, environ)
+        # bash ends words at ``=`` and ``:`` as well, and replaces only what is behind the last one.
+        known = len(whole[-1]) - len(word)
+        lines = [(found.prefix + value)[known:] for value, _ in found.rows]
+    elif shell == "zsh":
+        found = complete(words, environ)
+        lines = [
+            value.replace(":", r"\:") + (f":{text}" if text else "") for value, text in found.rows
+        ]
+    else:
+        found = complete(words, environ)
+        lines = [f"{found.prefix}{value}\t{text}".rstrip("\t") for value, text in found.rows]
+    return "\n".join([f"{found.kind}\t{found.prefix}", *lines]) + "\n"
+
+
+def split_line(line: str) -> list[str]:
+    """Split a command line up to the cursor as a shell does. The last word may be empty, or have a
+    quote that is not closed."""
+    import shlex
+
+    for closing in ("", "\\", "'", '"'):
+        try:
+            words = shlex.split(line + closing)
+        except ValueError:  # an open quote, or a backslash at the end
+            continue
+        return [*words, ""] if line[-1:].isspace() and not closing else words or [""]
+    return line.split(" ")
+
+
+def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
+    """Return the candidates for the last of the words behind ``distlaunch``."""
+    *before, word = words
+    match before:
+        case []:
+            if word.startswith("-"):
+                return _words(word, [(flag, "") for flag in ("--version", *HELP_FLAGS)])
+            return _words(word, _next_words(()))
+        case ["completion"]:
+            return _words(word, [(shell, "") for shell in SHELLS])
+        case ["help", *asked]:
+            return _words(word, _topics() if not asked else _next_words(tuple(asked)))
+        case ["backends", *rest]:
+            return _complete_backends(rest, word)
+        case ["render" | "accelerate"]:
+            return _words(word, _next_words((before[0],)))
+    command = tuple(before[:2] if before[0] in ("render", "accelerate") else before[:1])
+    options = _options(command)
+    return _NONE if not options else _complete_options(command, options, before, word, environ)
+
+
+def _next_words(begun: Words) -> list[tuple[str, str]]:
+    """Return the words that go on after these words of a command, with their summaries."""
+    from distlaunch.cli.help import SUMMARIES
+
+    place = len(begun)
+    found: dict[str, str] = {}
+    for path, text in SUMMARIES.items():
+        if path[:place] == begun and len(path) > place:
+            found.setdefault(path[place], text if len(path) == place + 1 else "")
+    return [*found.items()]
+
+
+def _topics() -> list[tuple[str, str]]:
+    from distlaunch.cli.pages import topics
+
+    return [*_next_words(()), *((topic, "") for topic in topics())]
+
+
+def _options(command: Words) -> Sequence[Spelling]:
+    """Return the table of options of a command; empty if it has none."""
+    if command == ("train",):
+        return TRAIN_OPTIONS
+    if command == ("plan",):
+        return PLAN_OPTIONS
+    if command[0] in _TORCHRUN:
+        command = _TORCHRUN[:1]
+    if command[0] in (*_TORCHRUN, *_DROP_INS):
+        options: Sequence[Spelling] = import_module(
+            f"distlaunch.cli.compat.{command[0]}.options"
+        ).OPTIONS
+        return options
+    if command[0] == "render":
+        from distlaunch.cli.commands.render import TARGETS, options_of
+
+        return next((options_of(target) for target in TARGETS if command[1:] == (target,)), ())
+    return ()
+
+
+def _complete_options(
+    command: Words,
+    options: Sequence[Spelling],
+    before: Sequence[str],
+    word: str,
+    environ: Mapping[str, str],
+) -> Candidates:
+    """Complete a word of a command that has a table of options."""
+    typed = before[len(command) :]
+    flag, equals, value = word.partition("=")
+    attached = word.startswith("--") and equals != ""
+    try:
+        given, rest = scan(
+            [*typed, *((flag, _HERE) if attached else (_HERE,))],
+            options,
+            abbreviated=options if command[0] in (*_TORCHRUN, *_DROP_INS) else (),
+        )
+    except (LaunchError, HelpRequested):
+        return _NONE
+    option = next((each for each in options if _HERE in given.get(each.field, ())), None)
+    if option is not None:
+        if not attached:
+            return _complete_value(command, option, word, given, environ)
+        found = _complete_value(command, option, value, given, environ)
+        return Candidates(kind=found.kind, prefix=f"{flag}=" + found.prefix, rows=found.rows)
+    if attached:
+        return _NONE
+    if rest == (_HERE,) and typed[-1:] != ["--"] and word.startswith("-"):
+        return _words(word, _flags(options, word))
+    return _FILES
+
+
+def _flags(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
+    """Return the options with their descriptions, spelt with underscores if the word is."""
+    found = []
+    for option in options:
+        if getattr(option, "group", "") in ("refused", "no effect"):
+            continue
+        for flag in option.all_flags:
+            spelt = "--" + flag[2:].replace("-", "_") if "_" in word else flag
+            found.append((spelt, _summary(option)))
+    return [*found, *((flag, "Print the help and exit.") for flag in HELP_FLAGS)]
+
+
+def _summary(option: Spelling) -> str:
+    """Return the first sentence on an option."""
+    text = option.help if isinstance(option, Option) else getattr(option, "here", "")
+    return str(text).partition(". ")[0].rstrip(".")
+
+
+def _complete_value(
+    command: Words, option: Spelling, value: str, given: Given, environ: Mapping[str, str]
+) -> Candidates:
+    """Complete the value of an option."""
+    choices: tuple[str, ...] = getattr(option, "choices", ())
+    if choices:
+        return _words(value, [(choice, "") for choice in choices])
+    if option.kind == "backend":
+        return _words(value, _backends())
+    if option.field == "opt":
+        if "=" in value:
+            return _NONE
+        own = command[0] if command[0] in _DROP_INS else ""
+        return _words(value, _backend_options(given.get("backend", [own])[-1]))
+    if option.field == "env" and option.repeatable:
+        return _NONE if "=" in value else _words(value, [(name, "") for name in environ])
+    if option.field == "source":
+        from distlaunch.planning.clusters.select import NAMES
+
+        return _words(value, [(name, "") for name in NAMES])
+    if kind := _METAVARS.get(option.metavar):
+        return Candidates(kind=kind)
+    parts = option.metavar.split("|")
+    if len(parts) == 1:
+        return _NONE
+    return _words(value, [(part, "") for part in parts if _is_typed(part)])
+
+
+def _is_typed(part: str) -> bool:
+    """Return whether a part of a metavar is typed as it stands, as ``auto`` in ``N|auto``."""
+    return part.replace("-", "").replace("_", "").isalnum() and part[0].islower() and part.islower()
+
+
+def _backends() -> list[tuple[str, str]]:
+    from distlaunch.backends.registry import ENTRY_POINTS, backend_names
+
+    names = dict.fromkeys([*backend_names(), *_entry_points(ENTRY_POINTS)])
+    return [(name, "") for name in names]
+
+
+def _entry_points(group: str) -> Iterator[str]:
+    """Yield the names of a group of entry points, read without ``importlib.metadata``, whose import
+    takes longer than all else here."""
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or os.curdir)
+        except OSError:
+            continue
+        for name in sorted(names):
+            if not name.endswith((".dist-info", ".egg-info")):
+                continue
+            try:
+                with open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file:
+                    text = file.read()
+            except (OSError, UnicodeDecodeError):
+                continue
+            below = text.partition(f"[{group}]")[2].partition("\n[")[0]
+            for line in below.splitlines():
+                point, equals, _ = line.partition("=")
+                if equals:
+                    yield point.strip()
+
+
+def _backend_options(name: str) -> list[tuple[str, str]]:
+    """Return the options of a backend for ``-o``; of one that is not found none."""
+    from distlaunch.backends.base import BackendError
+    from distlaunch.backends.registry import find_backend, spelled_backend
+
+    name = {"horovodrun": "horovod"}.get(name, name)
+    try:
+        options = find_backend(spelled_backend(name)).options() if name else ()
+    except BackendError:
+        return []
+    return [(f"{option.name}=", option.about.partition(". ")[0].rstrip(".")) for option in options]
+
+
+def _complete_backends(typed: Sequence[str], word: str) -> Candidates:
+    """Complete a word of ``distlaunch backends``."""
+    from distlaunch.cli.help import BACKENDS_FORMATS
+
+    flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+    before, value = (flag, value) if equals else (typed[-1] if typed else "", word)
+    prefix = f"{flag}=" if equals else ""
+    if before == "--format":
+        return _words(value, [(each, "") for each in BACKENDS_FORMATS], prefix=prefix)
+    if before == "--python":
+        return Candidates(kind="files", prefix=prefix)
+    if word.startswith("-"):
+        return _words(word, [(name, "") for name in ("--format", "--python", *HELP_FLAGS)])
+    return _words(word, _backends())
+
+
+def _words(begun: str, rows: Iterable[tuple[str, str]], *, prefix: str = "") -> Candidates:
+    """Return the rows whose values begin like this."""
+    return Candidates(prefix=prefix, rows=tuple(row for row in rows if row[0].startswith(begun)))
