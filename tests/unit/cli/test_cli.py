@@ -95,7 +95,7 @@ def test_the_application_shows_the_same_help_as_the_start_path(words, capsys):
         ),
         (
             "xyz",
-            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, help, version, accelerate, render",
+            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, help, version, completion, accelerate, render",
         ),
     ],
 )
