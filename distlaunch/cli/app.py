@@ -152,7 +152,8 @@ def build_app(
 
     _add(app, lambda words: train(parser.parse_train(words, environ)), name="train")
     _add(app, lambda words: plan(*parser.parse_plan(words, environ)), name="plan")
-    _add_torchrun(app, environ)
+    for name in ("torchrun", "torch.distributed.launch"):
+        _add_torchrun(app, environ, name)
     _add_drop_in(app, environ, "deepspeed")
     _add_drop_in(app, environ, "horovodrun")
     launch = typer.Typer(
@@ -244,23 +245,15 @@ def _add(
     )(nothing)
 
 
-def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
-    """Add the torchrun commands, which parse their own arguments, so that typer lists them."""
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    for name in ("torchrun", "torch.distributed.launch"):
-        text = SUMMARIES[(name,)]
-        run = _torchrun_command(environ, legacy=name != "torchrun")
-        app.command(name, help=text, context_settings=settings, add_help_option=False)(run)
+def _add_torchrun(app: typer.Typer, environ: Mapping[str, str], name: str) -> None:
+    """Add ``torchrun`` or ``torch.distributed.launch``."""
 
-
-def _torchrun_command(environ: Mapping[str, str], *, legacy: bool) -> Callable[..., int]:
-    def run_torchrun(ctx: typer.Context) -> int:
+    def run_torchrun(words: Sequence[str]) -> int:
         from distlaunch.cli.compat.torchrun.command import torchrun
 
-        return torchrun(ctx.args, environ, legacy=legacy)
+        return torchrun(words, environ, legacy=name != "torchrun")
 
-    run_torchrun.__annotations__ = {"ctx": typer.Context}
-    return run_torchrun
+    _add(app, run_torchrun, name=name)
 
 
 def _add_drop_in(
