@@ -1,2 +1,4 @@
-"""The composition root: reads the facts, makes the plan, and starts a job. One module for each way
-to start one."""
+"""The composition root: reads the facts, makes the plan, and starts a job.
+
+Each way to start a job has a module: ``run``, ``remote``, ``joined``, ``slurm``, ``ray``.
+"""

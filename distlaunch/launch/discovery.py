@@ -1,8 +1,9 @@
-"""Runs the command of --discover so that none of its processes outlives the launcher.
+"""Runs the user's --discover command, which prints the hosts that are available.
 
-A guard process stands between launcher and command. It is a subreaper: it becomes the parent of
-every process that the command leaves, in any session. It kills all of them when the command has
-ended, or when the launcher has ended in any way, which it sees by the end of a pipe.
+None of the command's processes may outlive the launcher. So a guard process stands between launcher
+and command. The guard is a subreaper: it becomes the parent of every process that the command
+leaves, in any session. When the command has ended, the guard kills all these processes. It does the
+same when the launcher has ended in any way, which the guard notices by the end of a pipe.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def run_discover(
 ) -> str:
     """Run the command with a shell, as Horovod does, and return its output.
 
-    ``who`` is the option or variable for messages. Call it before the first thread starts. Raises
-    ConfigError, with the command's last message, if it fails or takes longer than ``timeout_s``
-    seconds.
+    ``who`` is the option or variable for messages. Must be called before the first thread starts.
+    Raises ConfigError, with the last message of the command, if the command fails or takes longer
+    than ``timeout_s`` seconds.
     """
     where = command_of(command, who)
     if "\0" in command:
@@ -84,9 +85,10 @@ def _signal_name(number: int) -> str:
 def _watched(
     command: str, environ: Mapping[str, str], timeout_s: float
 ) -> tuple[bytes, bytes, int, str]:
-    """Return stdout, stderr, exit code, and the problem if it does not end or prints too much.
+    """Return the command's stdout, stderr and exit code, and a text if it does not end or prints
+    too much.
 
-    Raises OSError.
+    Raises OSError if the guard process cannot be started.
     """
     life, ours = os.pipe()
     result, result_end = os.pipe()
@@ -152,8 +154,8 @@ def _collect(
 def _guard(
     command: str, environ: Mapping[str, str], life: int, result: int, output: int, errors: int
 ) -> NoReturn:
-    """Run the command until it or ``life`` ends, kill what is left, and write its exit code to
-    ``result``."""
+    """Run the command until it ends or the pipe ``life`` ends. Then kill all processes that remain,
+    and write the command's exit code to ``result``."""
     try:
         os.setsid()
         become_subreaper()

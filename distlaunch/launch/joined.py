@@ -1,4 +1,8 @@
-"""Runs a job with one launcher per node or per worker: as the coordinator, or as a joined launcher."""
+"""Runs a job that has one launcher per node or per worker.
+
+One of these launchers is the coordinator, which decides for the job. The others are joined
+launchers, which follow its decisions.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +71,10 @@ def read_token(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> bytes | None:
-    """Return the secret that the launchers of a job share; None if there is none.
+    """Return the secret that the launchers of a job share; None if the user has set none.
 
-    ``say`` gets notices. Raises ConfigError.
+    ``say`` is called with notices. Raises ConfigError if the token is empty, or its file cannot be
+    read or can be read by other users.
     """
     path = options.token_file
     if path is None:
@@ -113,7 +118,8 @@ def _check_readers(
 ) -> None:
     """Raise ConfigError for a file that other users can read.
 
-    Kubernetes mounts Secrets with such a mode, so there it is only a notice. Raises OSError.
+    Kubernetes mounts Secrets with such a mode, so in a pod only a notice is shown. Raises OSError
+    if the file does not exist.
     """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) or not mode & _READ_BY_OTHERS:
@@ -131,9 +137,9 @@ def make_job_identity(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> JobIdentity:
-    """Return the values that all launchers of the job must share. ``say`` gets notices.
+    """Return the values that all launchers of the job must share. ``say`` is called with notices.
 
-    Raises ConfigError.
+    Raises ConfigError if the token is invalid (``read_token``).
     """
     from distlaunch import __version__
 
@@ -147,7 +153,7 @@ def make_job_identity(
 
 
 class JobLaunchers:
-    """The launchers of one job, for the coordinator: the functions of the policy and the
+    """The launchers of one job, as the coordinator needs them: for the policy and for the
     connections."""
 
     def __init__(
@@ -158,10 +164,9 @@ class JobLaunchers:
         other_addresses: OtherAddresses | None = None,
         alone: str | None = None,
     ) -> None:
-        """``other_addresses`` returns the addresses by which the scheduler reaches node 0, which is this
-        one.
+        """``otherwise`` returns the addresses by which the scheduler reaches node 0, this machine.
 
-        ``alone``: see ``NodeSetupSettings``.
+        ``alone`` is a hint on how to run without the other nodes; None if there is no way.
         """
         self._planner = planner
         self._addresses_of_node_0 = other_addresses
@@ -227,7 +232,8 @@ class JobLaunchers:
 
 
 def report_no_plan(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
-    """Send the other launchers, for up to 2 s, the reason why this one has no plan.
+    """Send the other launchers, for up to 2 s, the error ``why`` for which this launcher has no
+    plan.
 
     Node 0 sends it to all others; another launcher sends it to node 0. Does nothing if this
     launcher is the only one or its rank is not known.
@@ -269,8 +275,10 @@ def run_launcher(
     count_from: Callable[[int], None] | None,
     error_file: ErrorFile,
 ) -> int:
-    """Run this launcher's part of a job and return its exit code. Raises LaunchError before the
-    start."""
+    """Run this launcher's share of a job and return the launcher's exit code.
+
+    Raises LaunchError if an error occurs before the job starts.
+    """
     if planned.join is None:
         raise ValueError("this launcher is alone")
     planner = planned.join()
@@ -319,7 +327,7 @@ def run_launcher(
 
 
 class _LauncherParts:
-    """What a launcher needs, whether it is the coordinator or joined."""
+    """The objects that both the coordinator and a joined launcher need."""
 
     def __init__(
         self,
@@ -392,7 +400,7 @@ class _LauncherParts:
     def stop_spawner(self) -> None:
         """End the spawner before it has started a worker.
 
-        Kills its process if it does not exit within ``_SPAWNER_END_S``.
+        If the spawner does not exit within ``_SPAWNER_END_S``, kill it.
         """
         channel, pid = self._spawner
         reaper = ChildReaper(pid)
@@ -405,9 +413,9 @@ class _LauncherParts:
 def _addresses_of_node_0(
     rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
 ) -> OtherAddresses | None:
-    """Return a function for the scheduler's addresses of node 0; None if there is no scheduler.
+    """Return a function for the scheduler's addresses of node 0; None without a scheduler.
 
-    These addresses need no name service.
+    Unlike names, these addresses need no name service.
     """
     if location is None or location.allocation.source != "slurm":
         return None
@@ -607,7 +615,7 @@ def _join(
 
 
 def _run_alone_hint(parts: _LauncherParts) -> str | None:
-    """Return how to run without the other nodes, unless the user named them."""
+    """Return a hint on how to run without the other nodes; None if the user has named them."""
     location = parts.planned.location
     return (
         None

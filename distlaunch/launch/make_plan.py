@@ -43,7 +43,8 @@ _DESCRIPTORS_PER_WORKER = (
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
 _DATA = (".json", ".yaml", ".yml")
-"""Extensions of data files. Python runs some of them without effect: JSON is an expression."""
+"""Extensions of data files. Python would run some data files without effect: JSON is an
+expression."""
 
 
 def read_facts(
@@ -94,7 +95,10 @@ def read_facts(
 
 
 def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> OuterLauncher | None:
-    """Return the launcher that started this process as its worker; None with --source."""
+    """Return the launcher that started this process as one of its workers; None if there is none.
+
+    Also return None if --source is set, because the user then names the source of the nodes.
+    """
     if options.who_set("source") is not None and (
         "source" in options.given or not options.dialect.spelling
     ):
@@ -108,7 +112,8 @@ def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> Ou
 
 
 def _script_source(script: str, script_candidates: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that only the launcher can read; None for a file or directory."""
+    """Return the source of a SCRIPT that only the launcher can read (a pipe, stdin); None for a
+    file or directory."""
     special = any(
         path.startswith(("/dev/", "/proc/")) or not os.path.isfile(path)
         for path in script_candidates
@@ -121,8 +126,10 @@ def _script_source(script: str, script_candidates: Sequence[str]) -> ScriptSourc
 
 
 def is_started_by_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
-    """Return whether a worker's script started this launcher. The worker's error file is then not
-    ours."""
+    """Return whether the script of a worker has started this launcher.
+
+    The inherited error file then belongs to that worker, and this launcher must not write to it.
+    """
     if (
         not any(name in environ for name in RANKS)
         or find_outer_launcher(options, environ) is not None
@@ -135,9 +142,10 @@ def is_started_by_script(options: TrainOptions, environ: Mapping[str, str]) -> b
 
 
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
-    """Read what may name other nodes; None if nothing suggests that there are any.
+    """Read the files and variables that may name other nodes; None if nothing suggests that there
+    are other nodes.
 
-    For ``distlaunch torchrun`` only its own options do.
+    For ``distlaunch torchrun`` only its own options suggest other nodes, not variables.
     """
     if isinstance(options, TorchrunOptions) and options.rendezvous is None:
         return None
@@ -239,19 +247,19 @@ def _has_id_of_scheduler(options: TrainOptions, location: Location | None) -> bo
 
 
 class Planned(Record):
-    """A plan, what it was made from, and the functions for later attempts."""
+    """A plan, the facts and options it was made from, and the planners for later attempts."""
 
     plan: LaunchPlan
     backend: Backend
     topology: Topology
     location: Location | None
-    """The nodes and the place of this machine; None if only this machine is known."""
+    """The nodes, and the index of this machine among them; None if only this machine is known."""
     planner: SurveyedPlanner | None = None
-    """Plans each attempt from surveys; None if the job is on this machine alone or has other
-    launchers."""
+    """Plans each attempt from surveys of the nodes; None if the job is on this machine alone or has
+    a launcher on each node."""
     join: Callable[[], JoinedPlanner] | None = None
-    """Returns the planner of a launcher of several; None if this one is alone. Raises ConfigError.
-    """
+    """Returns the planner of a job with several launchers. Raises ConfigError for options that
+    several launchers cannot use. None if this launcher is the only one."""
     id_of_scheduler: bool = False
     """The job has the scheduler's job id. A second job of the same batch script needs another name.
     """
@@ -267,10 +275,11 @@ def make_plan(
     location: Location | None = None,
     elsewhere: bool = False,
 ) -> Planned:
-    """Return the plan that ``plan`` and ``--dry-run`` show. Raises ConfigError.
+    """Return the plan that ``plan`` and ``--dry-run`` show.
 
-    ``location``: the nodes, if the backend's own cluster has assigned them. ``elsewhere``: the plan
-    may be for a machine with other GPUs than this one.
+    ``location``: the nodes, if the backend's own cluster (Ray) has assigned them. ``elsewhere``: if
+    this machine lacks the GPUs, the plan is for another machine that has them. Raises ConfigError
+    for everything that would keep the job from starting and is known before it starts.
     """
     if options.master_addr is not None:
         from distlaunch.planning.clusters.environment_reader import host_or_address
@@ -393,7 +402,8 @@ def make_plan(
 
 
 def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> Sequence[str]:
-    """Return the backend's notes on the script, if it is a plain file that can be read here."""
+    """Return the backend's notes on the script; empty unless the script is a plain file that is
+    readable on this machine."""
     name = options.script
     if (
         name is None
@@ -449,8 +459,10 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
 
 
 def starts_all_workers(location: Location, topology: Topology) -> bool:
-    """Return whether this launcher starts all workers: the only node is this machine, and no worker
-    has another launcher."""
+    """Return whether this launcher starts all workers of the job.
+
+    True if this machine is the only node, and no worker has a launcher of its own.
+    """
     if len(topology.nodes) != 1:
         return False
     return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0
@@ -472,7 +484,7 @@ def _notes_on_open_values(options: TrainOptions, topology: Topology) -> Iterator
 
 
 def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
-    """Return whether the job is on this machine alone and stays there."""
+    """Return whether the job is on this machine alone and can never get other nodes."""
     may_grow = bool(topology.spares) or (
         topology.bounds is not None and options.discover is not None
     )
@@ -539,9 +551,10 @@ def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple
 def _topology(
     location: Location | None, options: TrainOptions, facts: Facts, *, elsewhere: bool
 ) -> tuple[Facts, Topology]:
-    """Return how many workers each node runs, and on which devices. Raises ConfigError.
+    """Return the facts, and the topology: the workers of each node and their devices.
 
-    ``elsewhere``: if this machine lacks the GPUs, plan as for an unknown machine.
+    ``elsewhere``: if this machine lacks the GPUs, plan for an unknown machine. Raises ConfigError
+    for sizes or devices that are not available.
     """
     try:
         if location is None:
@@ -593,7 +606,8 @@ def _topology_of_location(
 
 
 def needed_descriptors(workers: int) -> int:
-    """Return how many files the launcher opens. Raises ConfigError if that is over the hard limit."""
+    """Return how many files the launcher opens. Raises ConfigError if this number exceeds the hard
+    limit."""
     needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,4 +1,5 @@
-"""What every way to run a job needs of the launcher's process, from its limits to its last line."""
+"""Functions on the launcher's process that all ways to run a job need: limits, signals, console,
+last messages."""
 
 from __future__ import annotations
 
@@ -62,9 +63,10 @@ def check_system() -> None:
 def new_spawner(
     job_id: str, options: TrainOptions, *, terminal: int = -1
 ) -> tuple[Channel[FromSpawner], int]:
-    """Fork the workers' parent. Call it before the first thread starts. Raises ConfigError.
+    """Fork the spawner, the parent of the workers. Must be called before the first thread starts.
 
-    ``terminal`` is the user's terminal if its modes will be changed.
+    ``terminal`` is the user's terminal if the spawner has to set its modes. Raises ConfigError if
+    no process can be started.
     """
     try:
         return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace, terminal=terminal)
@@ -79,8 +81,9 @@ def new_spawner(
 def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
     """Yield a list for the job's exit code, and close the console at the end.
 
-    After exit code 0 it waits as long as its pipe takes, otherwise only while the pipe accepts
-    bytes. A signal ends the wait, and changes neither the exit code nor the report.
+    After exit code 0, closing waits until the reader has read everything. After a failure, it waits
+    only while the reader goes on reading. A signal ends the wait, and changes neither the exit code
+    nor the report.
     """
     ended: list[int] = []
     try:
@@ -105,7 +108,8 @@ def allow_descriptors(workers: int) -> int:
 
 
 class Housekeeping(threading.Thread):
-    """Work that can wait until the workers have started, because they need the CPUs first."""
+    """A thread for work that waits until the workers have started, so that the CPUs are free for
+    them."""
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(name="housekeeping", daemon=True)
@@ -121,7 +125,7 @@ class Housekeeping(threading.Thread):
             importlib.import_module(f"distlaunch.diagnosis.{name}")
 
     def start(self) -> None:
-        """Start the thread if possible. Nothing of it is required."""
+        """Start the thread. If that fails, nothing is lost, because its work is optional."""
         with suppress(RuntimeError):
             super().start()
 
@@ -183,14 +187,14 @@ def policy_settings(
 def run_alone_hint(options: TrainOptions) -> str | None:
     """Return a hint on how to run on this machine alone although a scheduler names other nodes.
 
-    None if the command that the user typed has no such option.
+    Return None if the user's command has no option for it.
     """
     name = options.named("source")
     return f"{name} flags runs on this machine alone" if name.startswith("--") else None
 
 
 def report_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
-    """Print where the logs are, if it is not where the user expects them."""
+    """Print the path of the logs, unless the logs are where the user expects them."""
     if run_dir.temporary:
         problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
         sink.say(

@@ -1,4 +1,8 @@
-"""Runs a job on a Ray cluster, which assigns the nodes and starts the agents."""
+"""Runs a job on a Ray cluster, which assigns the nodes and starts the agents.
+
+Ray reserves resources as bundles: a bundle is a set of resources on one node, and has room for one
+or more workers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from distlaunch.transport.ray.nodes import RayCluster
 
 _SIGNALLED = 128
 _LOCAL_S = 10.0
-"""Time to place bundles in a local cluster, which never grows."""
+"""Time limit for reserving bundles in a local cluster, which never grows."""
 _SLOW_S = 2.0
 """After this time the user gets a line on what a start waits for."""
 _SAY_S = 1.0
@@ -29,7 +33,7 @@ _SAY_S = 1.0
 
 
 class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
-    """A signal came before Ray had placed the workers."""
+    """A signal arrived before Ray had reserved all bundles."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(
@@ -41,9 +45,9 @@ class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise Interrupted in place of signals that end a job.
+    """Raise Interrupted when a signal arrives that ends a job.
 
-    After one has come, others are ignored, because what follows has a time limit.
+    Ignore further signals after the first one, because the cleanup has a time limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -72,11 +76,12 @@ def _interruptible() -> Iterator[None]:
 def place_in_ray(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
 ) -> Iterator[tuple[Planned, RayCluster]]:
-    """Start the workers' bundles in the Ray cluster, and yield the plan for its nodes and the
+    """Reserve the job's bundles in the Ray cluster. Yield the plan for their nodes, and the
     cluster.
 
     At the end everything is returned to Ray. ``planned`` has already found all errors that need no
-    cluster. Raises ConfigError, NodesError and Interrupted.
+    cluster. Raises ConfigError if the launcher's Python lacks Ray or the options do not fit the
+    cluster, NodesError if the bundles are not reserved in time, and Interrupted after a signal.
     """
     backend = planned.backend
     if not isinstance(backend, Ray):
@@ -118,8 +123,11 @@ def place_in_ray(
 
 
 def check_own_python(python: str | None) -> None:
-    """Raise ConfigError if this interpreter lacks Ray. The launcher itself uses it, not only
-    ``python``, the interpreter of --python."""
+    """Raise ConfigError if the interpreter of this launcher lacks Ray.
+
+    The launcher needs Ray itself, whatever interpreter the workers have (``python``, the value of
+    --python).
+    """
     try:
         check_installed(Ray.name, Ray.requires, sys.executable, ())
     except ConfigError as exc:
@@ -139,7 +147,10 @@ def check_own_python(python: str | None) -> None:
 def notice_if_slow(
     say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S
 ) -> Iterator[Callable[[], None]]:
-    """Print a line if the work is not done in time. Yields the function to call when it is done."""
+    """Print ``text`` if the work in this context takes longer than ``after_s`` seconds.
+
+    Yields a function to call when the work is done.
+    """
     timer = threading.Timer(after_s, say, (text,))
     timer.daemon = True
     timer.start()

@@ -31,16 +31,16 @@ _UNKNOWN_SLOTS = 64
 """Assumed number of workers of a node that has not reported its own."""
 _LEAST_CONNECT_S = 10.0
 _LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
-"""srun starts all agents at once and there is no second try. Its last message should come before
-the join timeout is over."""
+"""srun starts all agents at once and does not retry. Its last message should arrive before the join
+timeout."""
 _FIRST_TRY_S = 15.0
-"""Default wait for machines that refuse the first connection. They are more likely off or misspelt
-than about to start."""
+"""Default time to wait for machines that refuse the first connection. Such machines are more likely
+off, or their names misspelt, than about to start."""
 _TOKEN_BYTES = 16
 
 
 class RemoteNodes:
-    """The nodes of one job: the functions of the policy, and the connections to the agents."""
+    """The nodes of one job, as the policy needs them, and the connections to their agents."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ OpenSink = Callable[[int], Sink]
 OpenWorkerSink = Callable[[OuterLauncher], Sink]
 """Opens the console of a launcher that is a worker of this outer launcher."""
 OpenTerminal = Callable[[], Terminal | None]
-"""Returns the user's terminal if the only worker can have it."""
+"""Returns the user's terminal if the only worker may have it; otherwise None."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]
 """Returns for a number of workers the filters that copy lines of stdout (1) and stderr (2) to a
 file."""
@@ -269,9 +269,10 @@ def _with_job_id(plan: LaunchPlan, job_id: str, options: TrainOptions) -> Launch
 def _with_script(
     plan: LaunchPlan, options: TrainOptions, text: bytes, *, before: str, folder: str
 ) -> tuple[LaunchPlan, TrainOptions]:
-    """Write a script that was read into the run directory, and return the plan that runs it.
+    """Write the script, which was read from a pipe, into the run directory. Return the plan that
+    runs this file.
 
-    ``before`` is its planned path. The run directory may have got another name since.
+    ``before`` is the path of the file in the plan. The run directory may have been renamed since.
     """
     from distlaunch.launch.script_source import write_script
 
@@ -291,8 +292,10 @@ def _with_script(
 def _slurm_job(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
 ) -> SlurmJob | None:
-    """Return the Slurm job that this launcher belongs to; None outside of Slurm. Raises
-    ConfigError."""
+    """Return the Slurm job that this launcher belongs to; None outside of Slurm.
+
+    Raises ConfigError for options that do not work in this job.
+    """
     location, planner = planned.location, planned.planner
     if location is None or location.allocation.source != "slurm":
         return None
@@ -318,9 +321,9 @@ def _other_nodes(
     slurm_job: SlurmJob | None,
     ray_cluster: RayCluster | None,
 ) -> RemoteNodes | None:
-    """Return the nodes that have agents of their own; None if the job is on this machine alone.
+    """Return the nodes with agents of their own; None if the job is on this machine alone.
 
-    Raises ConfigError.
+    Raises ConfigError for options that the transport does not support.
     """
     if planned.location is None or planned.planner is None:
         return None

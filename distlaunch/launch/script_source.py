@@ -1,8 +1,8 @@
 """The text of SCRIPT.
 
-A script that can be read only once or only by the launcher (a pipe, a terminal, stdin) is read here
-and written into the run directory, where all workers run it. The text of a plain file is only read
-for notes.
+A script may be readable only once or only by the launcher (a pipe, a terminal, stdin). The launcher
+reads such a script and writes it into the run directory, where all workers run it. The text of a
+plain file is only read for notes to the user.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _CHUNK = 1 << 16
 
 
 class ScriptSource(Record):
-    """A script that is not a plain file, and the name of the file that it becomes."""
+    """A script that is not a plain file, and the name of the file to write it to."""
 
     path: str
     name: str
     descriptor: int | None
-    """The launcher's descriptor if the path leads to one. Workers have other files under this
-    number."""
+    """The launcher's descriptor if the path leads to a descriptor (/dev/fd/63). In workers this
+    number is another file."""
 
     def read(self) -> bytes:
-        """Return the whole script.
+        """Return the text of the script.
 
-        If a program has opened a FIFO for writing, it may take any time. Raises ConfigError if no
-        program opens it, if the script is too long, or if reading fails.
+        A program that has opened a FIFO for writing may take any time. Raises ConfigError if no
+        program opens the FIFO, if the script is too long, or if reading fails.
         """
         named = printable(self.path)
         try:
@@ -84,7 +84,8 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
 
 
 def missing_script(options: TrainOptions, cwd: str) -> str | None:
-    """Return the sentence that SCRIPT is not on this machine, without its end; None if it is."""
+    """Return the text that SCRIPT is not on this machine, without a full stop; None if SCRIPT
+    exists."""
     name = options.script
     if name is None or options.module or options.no_python:
         return None
@@ -98,7 +99,7 @@ def missing_script(options: TrainOptions, cwd: str) -> str | None:
 def find_source(script: str, paths: Sequence[str]) -> ScriptSource | None:
     """Return the source of a SCRIPT that workers cannot open themselves; None for other scripts.
 
-    ``paths`` are the paths that the name may mean, in order.
+    ``paths`` are the possible paths of the script, in order of preference.
     """
     if script == "-":
         return ScriptSource(path="-", name="stdin.py", descriptor=0)
@@ -162,7 +163,10 @@ def _too_long(named: str) -> ConfigError:
 
 
 def write_script(folder: str, name: str, text: bytes) -> str:
-    """Write a script into a new file of the run directory. Return its path. Raises ConfigError."""
+    """Write the script ``text`` to a new file of the run directory. Return its path.
+
+    Raises ConfigError if the file cannot be written.
+    """
     path = os.path.join(folder, name)
     try:
         descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -1,9 +1,9 @@
 """Slurm's settings, the options of srun for agents, and requeueing.
 
-Sources: scontrol of Slurm 22.05, and its manual. A cancelled job, one at its time limit, and a
-preempted one are all COMPLETING while their processes get TERM. They differ in reason and times,
-and if Slurm requeues a job itself, its restart counter is already increased. During a partition's
-GraceTime a preempted job is RUNNING.
+Sources: scontrol of Slurm 22.05, and its manual. A job's processes get TERM when the job is
+cancelled, reaches its time limit, or is preempted. In all three cases the job is COMPLETING
+meanwhile; the cases differ in reason and times. If Slurm requeues a job itself, its restart counter
+is already increased at that time. During a partition's GraceTime a preempted job is RUNNING.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ KILL_WAIT_S = 30.0
 """Slurm's default time from TERM to KILL."""
 _ASK_S = 5.0
 _SHOW_S, _REQUEUE_S = 4.0, 6.0
-"""When the last worker has ended, Slurm's KILL may be 5 s away. An idle controller answers in 20
-ms."""
+"""Time limits of scontrol show and scontrol requeue. After the last worker has ended, Slurm's KILL
+may be 5 s away. An idle controller answers in 20 ms."""
 _SIGNAL_EFFECT_S = 1800.0
-"""If the workers go on for longer than this after USR1 or USR2, the signal did not end them."""
+"""If the workers run for longer than this after USR1 or USR2, the signal did not end them."""
 _PORTS = 16
 _MOST_COMPONENTS = 1000
 _LONGEST = 200
 _NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
-"""There may be short options of sbatch without an argument before ``k`` in one word."""
+"""Matches --no-kill in a batch script, also as ``-k`` after other short options in one word."""
 _NOT_CANCELLED = {
     "RUNNING",
     "TIMEOUT",
@@ -59,7 +59,7 @@ _NOT_CANCELLED = {
     "STOPPED",
     "SIGNALING",
 }
-"""States of a job that nobody has cancelled."""
+"""States of a job that was not cancelled."""
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
@@ -68,7 +68,8 @@ class SlurmJob:
     limit.
 
     ``hosts`` are the nodes of the job or step. ``several``: there are other nodes, or this machine
-    is not one of them. ``flexible``: nodes may come and go. Raises ConfigError.
+    is not one of them. ``flexible``: the job can continue on other nodes. Raises ConfigError for
+    srun options that cannot be used.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class SlurmJob:
 
     @property
     def config(self) -> Mapping[str, str]:
-        """The output of ``scontrol show config``; empty if it fails."""
+        """The settings in ``scontrol show config``; empty if the command fails."""
         if self._config_values is None:
             text = (self._config.answer() if self._config is not None else None) or ""
             pairs = (line.partition("=") for line in text.splitlines())
@@ -133,8 +134,8 @@ class SlurmJob:
         return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Return the settings of Slurm for the policy. With several launchers only the coordinator
-        calls it."""
+        """Return the settings of Slurm for the policy. Of several launchers, only the coordinator
+        calls this."""
         if self._config is None and self._steps:
             self._config = _SlurmCommand(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
@@ -185,8 +186,8 @@ class SlurmJob:
     # --- the agents
 
     def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> SrunConnector:
-        """Return the object that starts the agents. Raises ConfigError if there is no port for
-        them."""
+        """Return the object that starts the agents. Raises ConfigError if no port is free for their
+        connections."""
         from distlaunch.transport.bootstrap import agent_zip
         from distlaunch.transport.slurm.nodes import SrunConnector
         from distlaunch.transport.slurm.step import StepSettings
@@ -227,8 +228,8 @@ class SlurmJob:
     def requeue_if_interrupted(self, policy: JobPolicy, code: int, sink: Sink) -> int:
         """Requeue a job that ended with ``code`` after an interruption, if --requeue is set.
 
-        Returns the exit code of the launcher. It is EXIT_REQUEUE if Slurm does not answer, so that
-        the batch script can requeue the job.
+        Return the exit code of the launcher. If Slurm does not answer, the exit code is
+        EXIT_REQUEUE, so that the batch script can requeue the job.
         """
         warned = policy.stop_signal is None and policy.warned is not None and code == 0
         if not self._options.requeue or not (warned or policy.stop_signal == signal.SIGTERM):
@@ -284,7 +285,7 @@ class NodeAddresses:
             )
 
     def of(self, host: str) -> tuple[str, ...]:
-        """Return Slurm's address or name of a host; () if there is none.
+        """Return Slurm's address or name of a host; () if Slurm has none.
 
         Waits for scontrol, for up to 5 s. May be called by any thread.
         """
@@ -327,7 +328,8 @@ class _SlurmCommand:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
 
     def answer(self, within_s: float = _ASK_S) -> str | None:
-        """Return its output; None if it fails or takes too long."""
+        """Return the command's output; None if the command fails or takes longer than ``within_s``
+        seconds."""
         if self._command is None:
             return None
         try:
@@ -348,8 +350,9 @@ def why_not_requeued(printed: str | None, *, restart_count: int) -> str | None:
     """Return why a job that got TERM is not requeued, from the output of ``scontrol show job``.
 
     Return None if the job was interrupted: at its time limit, by preemption, or by a TERM that was
-    a warning. ``printed`` is None if there was no answer. Then the job may have been cancelled, and is
-    not requeued. ``restart_count`` is Slurm's restart counter. No I/O.
+    a warning. ``printed`` is the output, None if scontrol did not answer; then the job may have
+    been cancelled, and is not requeued. ``restart_count`` is Slurm's restart counter when the job
+    started. No I/O.
     """
     fields = dict(re.findall(r"(\w+)=(\S*)", printed or ""))
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
@@ -400,7 +403,8 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
-    """Return how many GPUs of the job these nodes have, as far as the variables determine it."""
+    """Return how many of the job's GPUs these nodes have; None if the variables do not determine
+    it."""
     counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
     mine = [counts.get(host) for host in hosts]
     if all(count is not None for count in mine):

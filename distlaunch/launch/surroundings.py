@@ -1,4 +1,5 @@
-"""Reads the facts that may name other nodes. Loaded only if something suggests that there are any."""
+"""Reads the facts that may name other nodes. Loaded only if an option or a variable suggests other
+nodes."""
 
 from __future__ import annotations
 
@@ -52,17 +53,18 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
 
 
 def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> Identity:
-    """Return this machine's names from the kernel and /etc/hosts. No name server is asked, as it
-    may hang."""
+    """Return this machine's names from the kernel and /etc/hosts. No name server is asked, because
+    it may not answer."""
     aliases = names_in(hosts_file, addresses)
     full = next((name for name in aliases if name.startswith(f"{hostname.lower()}.")), None)
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
 
 
 def read_host_file(path: str, who: str) -> str:
-    """Return the text of a host file, within limits. ``who`` is the option for messages.
+    """Return the text of a host file. ``who`` is the option for messages.
 
-    Raises ConfigError.
+    Raises ConfigError if the file cannot be read, is too large, or is a pipe that does not end in
+    time.
     """
     try:
         data = read_bounded(path, most=_MOST_BYTES, timeout_s=HOST_FILE_S)
@@ -80,8 +82,8 @@ def read_host_file(path: str, who: str) -> str:
 
 
 def _system_file(path: str) -> str | None:
-    """Return the text of a file that a variable names; None unless it is a plain file that can be
-    read."""
+    """Return the text of a file that a variable names; None if it is not a plain file or not
+    readable."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None

@@ -19,8 +19,8 @@ from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.train_options import TrainOptions
 
 ELSEWHERE = "python3"
-"""The workers' interpreter on nodes that lack the launcher's. With --setup, the one on the PATH
-that it sets."""
+"""The workers' interpreter on nodes that lack the launcher's interpreter. With --setup, it is found
+on the PATH that the setup command sets."""
 _HINT = "copy it to every node, use a shared file system, or give its directory with --workdir"
 _HASH_SHOWN = 8
 
@@ -44,10 +44,10 @@ def check_script(
     hosts: Sequence[str],
     ours: int | None,
 ) -> None:
-    """Raise NodesDifferError if the script is missing on a node or is not the same on all nodes.
+    """Raise NodesDifferError if the script is missing on a node or differs between nodes.
 
-    ``hashes`` and ``hosts`` are by node number. ``ours`` is the number of this machine, whose
-    script is then taken as the right one; else the one that most nodes have.
+    ``hashes`` and ``hosts`` are by node number. ``ours`` is the number of this machine; its script
+    is then the reference. If ``ours`` is None, the script that most nodes have is the reference.
     """
     by_hash: dict[str | None, list[int]] = {}
     for number, sha in hashes.items():
@@ -77,9 +77,9 @@ def check_script(
 
 
 def command_digest(options: TrainOptions) -> str:
-    """Return a digest of script and arguments.
+    """Return a digest of script and arguments, by which launchers compare their commands.
 
-    The directory of the script is left out, because it may differ between nodes.
+    The directory of the script is not included, because it may differ between nodes.
     """
     name = (options.script or "").rpartition("/")[2]
     command = (
@@ -98,9 +98,11 @@ def choices_digest(backend: PlannedBackend) -> str:
 def difference(
     other: LauncherInfo, own: LauncherInfo, *, who: str, me: str, what: str
 ) -> str | None:
-    """Return how the options of another launcher differ from the coordinator's; None if they agree.
+    """Return how the options of another launcher differ from the coordinator's (``own``); None if
+    they agree.
 
-    ``what`` is "nodes" or "launchers", whichever ``num_nodes`` counts.
+    ``who`` and ``me`` name the two launchers in the text. ``what`` is "nodes" or "launchers",
+    whichever ``num_nodes`` counts.
     """
     if tuple(other.num_nodes) != tuple(own.num_nodes):
         return (
@@ -125,7 +127,7 @@ class Interpreter(Record):
     """What runs the workers of a node."""
 
     python: str
-    """As on the command line. Not used with --no-python."""
+    """The interpreter as on the command line. Not used with --no-python."""
     with_ours: bool
     """Whether the launcher's own interpreter exists there at the same path."""
 
@@ -133,8 +135,8 @@ class Interpreter(Record):
 def interpreter_of(options: TrainOptions, ours: str, surveyed: Surveyed) -> Interpreter:
     """Return the interpreter of the workers on a node.
 
-    In order of preference: the user's (--python), the launcher's if it exists there, the one that
-    the node found.
+    In order of preference: the user's (--python), the launcher's (``ours``) if the node has it, the
+    one that the node's survey found.
     """
     if options.python is not None:
         # The survey did not look for our interpreter. A shared run directory suggests that

@@ -1,4 +1,5 @@
-"""The result of a source of nodes: which hosts there are, and which of them this launcher is on.
+"""The result of a source of nodes, such as Slurm or a host file: the hosts, and this launcher's
+position among them.
 
 A source does not guess. A value that it does not know is None. The user's options or the nodes
 provide it later.
@@ -11,26 +12,26 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 Part = Literal["all", "node", "worker"]
-"""Which workers this launcher starts: those of all nodes, those of its own node (the scheduler
-starts one launcher per node), or a single one (the scheduler starts one launcher per task)."""
+"""Which workers this launcher starts: ``all`` workers; those of its ``node`` (the scheduler starts
+one launcher per node); or a single ``worker`` (the scheduler starts one launcher per task)."""
 
 
 Unit = Literal["workers", "gpus", "cores"]
-"""What slots count: workers (set by the user, or tasks requested from a scheduler), GPUs, CPU
-cores."""
+"""What a slot is: a worker (set by the user, or a task requested from a scheduler), a GPU, or a CPU
+core."""
 
 
 class Host(Record):
-    """One host, as its source names it."""
+    """One host, by the name that its source uses."""
 
     name: str
     """Host name or address, without user, port and brackets. If the host is not ``known``, a label
     such as ``node-1``."""
     known: bool = True
-    """Whether the source gave the name. If not, nobody can connect to it, and no filter can name
-    it."""
+    """Whether the source gave the host's name. Without a name, no connection to the host is
+    possible, and no filter can name it."""
     slots: int | None = None
-    """How many ``unit`` the host has; None if only the node knows."""
+    """How many ``unit`` the host has; None if only a survey of the node can tell."""
     unit: Unit = "workers"
     """A host must have the GPUs that were granted. Cores do not limit workers on GPUs, nor GPUs
     workers on CPUs."""
@@ -41,7 +42,8 @@ class Host(Record):
     port: int | None = None
     """SSH port."""
     devices: tuple[str, ...] | None = None
-    """Ids of the granted devices, as in a device mask; None if only the node knows."""
+    """Ids of the granted devices, as in a device mask; None if only a survey of the node can
+    tell."""
 
 
 ValueName = Literal[
@@ -54,11 +56,11 @@ ValueName = Literal[
     "master address",
     "master port",
 ]
-"""What a source can determine, as ``--explain`` names it."""
+"""The values that a source can determine, under the names that ``--explain`` prints."""
 
 
 class Origin(Record):
-    """Where one value came from, for ``--explain``."""
+    """The source of one value, for ``--explain``."""
 
     value: str
     """A ``ValueName``, or another name that ``--explain`` shows: ``workers``, ``job-id``, ..."""
@@ -72,21 +74,21 @@ class Origin(Record):
 
 
 class Allocation(Record):
-    """Everything that one source determines."""
+    """All values that one source determines."""
 
     source: str
     """For people and for ``--source``: ``slurm``, ``kubernetes``, ``hostfile``, ``openmpi``, ..."""
     hosts: tuple[Host, ...]
-    """In rank order, at least one. If a source knows only their number, the hosts are not
+    """At least one host, in rank order. If a source knows only the number of hosts, they are not
     ``known``."""
     by_user: bool = False
-    """Whether the user named the hosts. A host that the user named may stay unused, with a note; a
-    host that a scheduler granted may not."""
+    """Whether the user named the hosts. A host that the user named may be left unused, with a note.
+    A host that a scheduler granted may not."""
     part: Part = "all"
     node_rank: int | None = None
-    """Index of this machine in the hosts, if the source determines it."""
+    """Index of this machine in ``hosts``; None if the source does not determine it."""
     local_rank: int | None = None
-    """With part ``worker``: the local rank of the worker of this launcher."""
+    """If ``part`` is ``worker``: the local rank of this launcher's worker."""
     nodes: tuple[int, int] | None = None
     """Smallest and largest number of nodes of an elastic job, if the source determines them."""
     master_addr: str | None = None
@@ -96,7 +98,7 @@ class Allocation(Record):
     job_id: str | None = None
     number: int | None = None
     """A number that is unique among the jobs of this system. The launchers derive their port from
-    it."""
+    the number."""
     origins: tuple[Origin, ...] = ()
     notes: tuple[str, ...] = ()
     """Notes for the user that are shown even without ``--explain``."""

@@ -1,4 +1,5 @@
-"""The interface that planning uses of a backend: its variables, words, and needs. No I/O.
+"""The interface between planning and a backend: the backend's variables, arguments, and
+requirements. No I/O.
 
 ``backends.base`` adds the options of a backend, the packages that it needs, and its sizes.
 """
@@ -19,27 +20,25 @@ Value = str | int | float | bool
 class PlannedBackend:
     """Base class of backends. By default every hook adds nothing.
 
-    ``backends.base.Backend`` extends it with what is needed before planning.
+    ``backends.base.Backend`` extends the class with the hooks that are called before planning.
     """
 
     name: ClassVar[str]
     """As on the command line."""
     store: ClassVar[bool] = False
-    """The launcher serves a store on the master port, by which workers find each other (Horovod).
-    """
+    """Whether the launcher serves a store on the master port, through which workers find each other
+    (Horovod)."""
     worker_ports: ClassVar[int] = 0
-    """How many ports a node holds for each of its workers; see ``cluster_variables``."""
+    """How many ports a node reserves for each of its workers. ``cluster_variables`` gets the
+    ports."""
     uses_master_port: ClassVar[bool] = False
     """Workers that train together always use MASTER_PORT."""
     shared_memory: ClassVar[tuple[str, ...]] = ()
-    """Names of files that each worker may leave in /dev/shm. The node removes them after every
-    attempt.
-
-    {uid}, {address}, {port} and {rank} stand for the user's id, MASTER_ADDR, MASTER_PORT and RANK.
-    Address and port are required, because otherwise the file could be another job's.
-    """
+    """Names of files that a worker may leave behind in /dev/shm. The node removes them after every
+    attempt. {uid}, {address}, {port} and {rank} stand for the user's id, MASTER_ADDR, MASTER_PORT
+    and RANK. Address and port are required, because otherwise the file could be another job's."""
     ipv4_only: ClassVar[str] = ""
-    """Why nodes cannot use IPv6, as a sentence. Empty if they can."""
+    """Why the nodes cannot use IPv6, as a sentence. Empty if they can use it."""
     chosen: Mapping[str, Value] = {}
     """The options that the user gave, by name."""
 
@@ -58,7 +57,8 @@ class PlannedBackend:
         return ()
 
     def notes_on_script(self, name: str, text: str) -> Sequence[str]:
-        """Return notes for the user on the chosen options with this script."""
+        """Return notes for the user on how the chosen options fit the script, whose source is
+        ``text``."""
         del name, text
         return ()
 
@@ -67,7 +67,7 @@ class PlannedBackend:
         del topology
 
     def check_nodes(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
-        """Raise ConfigError if the backend cannot work on these nodes, each of which reaches the
+        """Raise ConfigError if the backend cannot work on these nodes. All nodes can reach the
         first one.
 
         Both arguments are by node rank.
@@ -77,36 +77,36 @@ class PlannedBackend:
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Return variables that are the same for all workers.
 
-        They take precedence over the inherited environment, and ``--env`` over them. ``--env`` is
-        an error for variables of ``node_variables`` and ``worker_variables``.
+        They override the inherited environment, and ``--env`` overrides them. ``--env`` cannot
+        override variables of ``node_variables`` and ``worker_variables``; naming one is an error.
         """
         del topology
         return {}
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return variables for all workers that are set only if neither environment nor user sets
-        them."""
+        """Return variables for all workers that are set only if neither the environment nor the
+        user sets them."""
         del topology
         return {}
 
     def unwanted(self) -> Sequence[str]:
         """Return the names of inherited variables that contradict the chosen options.
 
-        Another launcher may have left them. Workers do not inherit them, and a note says so. The
-        user can still set them with ``--env``, and ``job_variables`` can set them.
+        Another launcher may have set them. Workers do not inherit these variables, and a note says
+        so. ``--env`` and ``job_variables`` can still set them.
         """
         return ()
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Return variables that are the same for all workers of a node. ``--env`` may not name
-        them."""
+        """Return variables that are the same for all workers of a node. ``--env`` may not name any
+        of these variables."""
         del topology, node_rank
         return {}
 
     def worker_variables(
         self, topology: Topology, node_rank: int, local_rank: int, rank: int
     ) -> Mapping[str, str]:
-        """Return the variables of one worker. ``--env`` may not name them."""
+        """Return the variables of one worker. ``--env`` may not name any of these variables."""
         del topology, node_rank, local_rank, rank
         return {}
 
@@ -116,19 +116,19 @@ class PlannedBackend:
         return {}
 
     def cluster_variables(self, cluster: tuple[str, ...]) -> Mapping[str, str]:
-        """Return variables that list the addresses of all workers, the same for all. ``--env`` may
-        not name them.
+        """Return variables that list the addresses of all workers, the same for all workers.
 
-        ``cluster`` has ``worker_ports`` entries ``HOST:PORT`` for each worker, by rank; it is new
-        for every attempt. The value of ``task_variables`` under the same name is appended for each
-        worker, so that a list of thousands of workers is built and sent to a node only once.
+        ``cluster`` has ``worker_ports`` entries ``HOST:PORT`` for each worker, by rank. The entries
+        are new for every attempt. For each worker, the value of ``task_variables`` under the same
+        name is appended to the variable. So a list of thousands of workers is built and sent to a
+        node only once. ``--env`` may not name any of these variables.
         """
         del cluster
         return {}
 
     def task_variables(self, workers: int, rank: int) -> Mapping[str, str]:
-        """Return the variables of one worker that go with ``cluster_variables``, or the ends of
-        their values."""
+        """Return the ends of the values of ``cluster_variables`` for one worker, and further
+        variables of this worker."""
         del workers, rank
         return {}
 
@@ -140,16 +140,17 @@ class PlannedBackend:
         """Return variables whose values are file names, or prefixes of file names, in the attempt's
         directory.
 
-        They are set only if nobody else sets them. Variables with the same file are an old and a
-        new name of one setting: if one of them is set, none is added.
+        A variable is set only if neither the environment nor the user sets it. Variables with the
+        same file are an old and a new name of one setting: if one of them is set, the other is not
+        added.
         """
         del topology
         return {}
 
     def script_words(self) -> tuple[str, ...]:
-        """Return words to put before the script's own arguments, for all workers.
+        """Return arguments to put before the script's own arguments, for all workers.
 
-        The script's own arguments come later and so take precedence.
+        The script's own arguments follow and so take precedence.
         """
         return ()
 

@@ -1,7 +1,8 @@
 """Makes the plan of an attempt from its topology. No I/O.
 
-``build_plan`` plans an attempt, ``bind`` adds what is known only at its start. The plan includes
-the environment that every worker gets with any backend.
+``build_plan`` makes the plan. ``bind`` adds the values that are known only when the attempt starts,
+such as the master port. The plan includes the environment variables that every worker gets with any
+backend.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _DEFAULTS: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
-"""Set only if nobody else sets them. Without PYTHONUNBUFFERED the last lines before a crash are
-lost."""
+"""Variables that are set only if neither the environment, the user nor the backend sets them.
+Without PYTHONUNBUFFERED the last lines before a crash are lost."""
 
 
 class CpuShare(Record):
@@ -60,7 +61,7 @@ class CpuShare(Record):
 
     cpus: CpuInventory
     granted: int | None
-    """How many of them a scheduler grants. The scheduler may not enforce that."""
+    """How many of these CPUs a scheduler grants. The scheduler may not enforce this number."""
 
 
 def build_plan(
@@ -76,12 +77,13 @@ def build_plan(
     shares: Sequence[CpuShare] | None = None,
     only: int | None = None,
 ) -> LaunchPlan:
-    """Return the plan of an attempt. Raises ConfigError for everything that could not start.
+    """Return the plan of an attempt. Raises ConfigError for everything that would keep workers from
+    starting.
 
     ``local``: this machine is one of the nodes; if not, script, directory and interpreter need not
-    exist here. ``base``: the environment that workers inherit, by default the launcher's.
-    ``shares``: the CPUs of each node by rank, from a survey. ``only``: plan the workers of this
-    node rank alone.
+    exist on this machine. ``base``: the environment that workers inherit, by default the
+    launcher's. ``shares``: the CPUs of each node by rank, from a survey. ``only``: plan only the
+    workers of the node with this rank.
     """
     dialect = options.dialect
     if backend.ipv4_only and ":" in (options.master_addr or ""):
@@ -230,8 +232,8 @@ def bind(
 ) -> LaunchPlan:
     """Return the plan with the values of one attempt: its number, the master port, the error files.
 
-    ``master`` has the master address and the variables that nodes need to use it; None on one
-    node.
+    ``meeting`` has the master address, and the variables that nodes need to use this address; None
+    if the job has one node.
     """
     if master is not None:
         nodes = tuple(
@@ -275,7 +277,8 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 
 
 def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
-    """Return the workers' directory. It is checked only if ``local``. Raises ConfigError."""
+    """Return the workers' directory. Raises ConfigError if ``local`` and the directory does not
+    exist."""
     if options.workdir is None:
         return facts.cwd
     path = os.path.join(facts.cwd, options.workdir)
@@ -288,7 +291,7 @@ def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> st
 def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
     """Return what the workers run: the path of a script, the name of a module, or a program.
 
-    Raises ConfigError if ``local`` and it does not exist.
+    Raises ConfigError if ``local`` and the file does not exist.
     """
     if options.script is None:
         raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
@@ -341,7 +344,8 @@ def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: 
 
 
 def other_environment(environ: Mapping[str, str], python: str) -> str | None:
-    """Return the directory of the active environment if ``python`` is not in it; else None."""
+    """Return the directory of the active environment (VIRTUAL_ENV, CONDA_PREFIX) if ``python`` is
+    not in it; otherwise None."""
     prefix = next(
         (environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None
     )
@@ -384,10 +388,10 @@ def job_variables(
 def _terminal_variables(
     topology: Topology, columns: int | None, *, in_front: int | None = None
 ) -> dict[str, str]:
-    """Return the width that workers should assume for the user's terminal.
+    """Return COLUMNS for the workers: the width of the user's terminal without the prefix of lines.
 
-    Their own output goes to a pipe. ``in_front`` is the width of the prefix of each line; None for
-    a rank in brackets.
+    Workers cannot find the width, because their output goes to a pipe. ``in_front`` is the width of
+    the prefix; None for a rank in brackets.
     """
     if columns is None:
         return {}
@@ -399,8 +403,9 @@ def _bar_variables(
 ) -> dict[str, str]:
     """Return the variables that make rank 0 draw progress bars as on a terminal.
 
-    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE. tqdm reads TQDM_NCOLS; one column less, since
-    tqdm leaves the last column free only if it measures the width itself.
+    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE. tqdm reads TQDM_NCOLS. Its value is one column
+    less than the width, since tqdm leaves the last column free only if it measures the width
+    itself.
     """
     if columns is None:
         return {}
@@ -413,7 +418,8 @@ def _attempt_variables(
 ) -> dict[str, str]:
     """Return the variables that change with each attempt.
 
-    Address and port are left out until they are known.
+    ``master_addr`` and ``master_port`` are None until they are known; their variables are then
+    missing.
     """
     variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
     if master_addr is not None:
@@ -564,7 +570,7 @@ def _workers(
 def _bind_workers(
     options: TrainOptions, share: CpuShare | None, node: Node, *, threads: bool
 ) -> list[tuple[tuple[int, ...] | None, dict[str, str]]]:
-    """Return for each worker of a node its CPUs and the variables that follow from them."""
+    """Return the CPUs of each worker of a node, and the variables that follow from the CPUs."""
     slots = node.slots or 0
     if share is None:
         return [(None, {})] * slots
@@ -583,9 +589,9 @@ def _bind_workers(
 def _own_argv(
     options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return the command line of one worker if it differs by rank; else None.
+    """Return the command line of one worker if it differs from that of other ranks; otherwise None.
 
-    ``more`` are the backend's words for this worker.
+    ``more`` are the backend's arguments for this worker.
     """
     macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
     replaced = macro is not None and any(macro in word for word in argv[first:])
@@ -627,7 +633,7 @@ def _settled(
 
 
 def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
-    """Return the backend's variables that repeat the value of one of these variables."""
+    """Return the backend's variables that must have the same value as one in ``settled``."""
     return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
 
 

@@ -1,9 +1,9 @@
 """Makes the nodes of a job from the hosts of a source and the requested sizes. No I/O.
 
-A host that the user named and that is not needed is left out, with a note. A host that a scheduler
+A host that the user named but that is not needed is left out, with a note. A host that a scheduler
 granted is never left idle without an error. Values that only a node knows (its devices, its CPUs,
-often its slots) stay open until its survey. Most nodes differ only in their names and the UUIDs of
-their GPUs, so the devices of such nodes are computed once.
+often its slots) remain unknown until its survey. Most nodes differ only in their names and the
+UUIDs of their GPUs, so the devices of such nodes are computed once.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def build_topology(
     """Return how many workers each host runs, and on which devices.
 
     ``here`` is the index of this machine in ``allocation.hosts``; ``facts`` describe only that
-    host. If ``present`` is set, only so many hosts from the first on are there now, but filters may
-    name the others. Raises ConfigError for sizes that contradict each other or exceed what there
-    is, and for an idle node that a scheduler granted.
+    host. If ``present`` is set, only the first ``present`` hosts are available now, but filters may
+    name the others. Raises ConfigError for sizes that contradict each other or exceed the available
+    slots, and for an idle node that a scheduler granted.
     """
     check_kind(options)
     bounds = bounds_of(allocation, options)
@@ -132,8 +132,11 @@ def surveyed_topology(
 def filtered_hosts(
     allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None
 ) -> tuple[int, ...]:
-    """Return the indices of the hosts that ``--include`` and ``--exclude`` leave. Raises
-    ConfigError."""
+    """Return the indices of the hosts that remain after ``--include`` and ``--exclude``.
+
+    ``here`` is the index of this machine, None if it is no host of the job. Raises ConfigError for
+    an invalid filter, or if no host remains.
+    """
     bounds = bounds_of(allocation, options)
     slots = _Slots(
         Request(allocation=allocation, options=options, bounds=bounds),
@@ -145,7 +148,8 @@ def filtered_hosts(
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
-    """Return the smallest and the largest number of nodes; None if neither user nor source set it."""
+    """Return the smallest and the largest number of nodes; None if neither the user nor the source
+    sets it."""
     if options.num_nodes is None:
         return allocation.nodes
     return (
@@ -171,7 +175,7 @@ def _picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
 class _DeviceAssigner:
     """Assigns devices to the workers of hosts whose facts are known.
 
-    ``surveyed``: the facts come from surveys of the nodes. ``several``: the job has several nodes.
+    ``surveyed``: the facts are from surveys of the nodes. ``several``: the job has several nodes.
     """
 
     def __init__(
@@ -190,8 +194,8 @@ class _DeviceAssigner:
         self._devices: dict[str, list[PlannedHost]] = {}
 
     def node(self, candidate: PlannedHost, count: int | None) -> Node | None:
-        """Return the node for a host; None if it has too little. ``check`` raises for all such
-        hosts."""
+        """Return the node for a host; None if the host has too few devices. ``check`` raises one
+        error for all such hosts."""
         host = candidate.host
         try:
             found = self._found(candidate, count)
@@ -235,7 +239,7 @@ class _DeviceAssigner:
 
     @property
     def device(self) -> str | None:
-        """The device of all these nodes; None if it differs or is not known."""
+        """The device type of all these nodes; None if the type differs or is not known."""
         return next(iter(self._devices)) if len(self._devices) == 1 else None
 
     def notes(self) -> list[str]:
@@ -338,8 +342,8 @@ class _Slots:
         self._picked = None if picked is None else len(picked)
 
     def _seen(self, index: int) -> int | None:
-        """Return the number of devices that workers may use; None if it is unknown or does not
-        matter."""
+        """Return the number of devices that workers may use; None if the number is unknown or
+        irrelevant."""
         facts = self._known.get(index)
         host = self._request.allocation.hosts[index]
         # A launcher of one of several workers sees the worker's devices, not the node's.
@@ -393,7 +397,10 @@ class _Slots:
         return min(named or there, there) if there else named
 
     def room(self, chosen: Chosen) -> PlannedHost:
-        """Return a chosen host with the number of workers that fit. Raises ConfigError."""
+        """Return a chosen host with the number of workers that fit.
+
+        Raises ConfigError if --exclude removes slots from a host whose number of slots is unknown.
+        """
         host, options = self._request.allocation.hosts[chosen.index], self._request.options
         if chosen.without and on_cpus(options):
             raise ConfigError(
@@ -433,7 +440,8 @@ def _first_nodes(
 ) -> tuple[Sequence[Chosen], Sequence[Chosen]]:
     """Return the hosts that become nodes, and the spares.
 
-    If a scheduler's job has one node, it is this machine. Raises ConfigError if there are too few.
+    If a scheduler granted several hosts and the job has one node, the node is this machine. Raises
+    ConfigError if there are too few hosts.
     """
     bounds, spares = request.bounds, request.options.spares
     fewest, most = bounds or (1, len(hosts))
@@ -464,7 +472,10 @@ def _shown_bounds(bounds: tuple[int, int] | None) -> str:
 def _assign_workers(
     candidates: Sequence[PlannedHost], request: Request, notes: list[Note], warnings: list[str]
 ) -> list[tuple[PlannedHost, int | None]]:
-    """Return the hosts that have workers, each with their number. Raises ConfigError."""
+    """Return the hosts that have workers, each with the number of its workers.
+
+    Raises ConfigError if the requested sizes do not fit.
+    """
     counts = count_workers(candidates, request)
     if 0 in counts:
         idle = explain_idle(candidates, counts, request)
@@ -510,7 +521,7 @@ class _Builder:
         self._known = {} if self._by_task else known
 
     def topology(self, notes: list[Note], warnings: Sequence[str]) -> Topology:
-        """Return the topology. ``notes`` and ``warnings`` come first in its lists."""
+        """Return the topology. ``notes`` and ``warnings`` are put first in its lists."""
         self._check_picked()
         options = self._options
         on_gpus = asks_for_gpus(options) or all(
@@ -552,8 +563,10 @@ class _Builder:
         )
 
     def _cpu_tasks(self) -> list[str]:
-        """Return a note if workers with one launcher each run on the CPU. Raises ConfigError if
-        GPUs are requested."""
+        """Return a note if each worker has its own launcher and the workers run on the CPU.
+
+        Raises ConfigError if the user requested GPUs.
+        """
         counts = {candidate.chosen.index: count for candidate, count in self._planned}
         for index, facts in self._without.items():
             workers_here(self._options, facts, count=counts.get(index), several=self._several)
@@ -587,8 +600,8 @@ class _Builder:
                 )
 
     def _elsewhere(self, candidate: PlannedHost, count: int | None) -> Node:
-        """Return a node without facts. It finds its devices itself, unless they are set or not
-        wanted."""
+        """Return a node without facts. It finds its devices itself, unless the devices are set or
+        workers use none."""
         host, chosen = candidate.host, candidate.chosen
         on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
         first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
@@ -612,9 +625,10 @@ class _Builder:
         )
 
     def _master(self, first: PlannedHost, notes: list[Note]) -> MasterAddress:
-        """Return the planned address of rank 0's node, and add a note on it.
+        """Return the planned address of rank 0's node, and add a note about it.
 
-        Raises ConfigError for a node whose name leads each machine to itself, except this machine.
+        Raises ConfigError if a node other than this machine has a loopback name, which would lead
+        each machine to itself.
         """
         for candidate, _ in self._planned:
             if not candidate.here and is_loopback(candidate.host.name):
@@ -639,8 +653,8 @@ def _names(candidates: Sequence[PlannedHost]) -> str:
 
 
 def _with_gpus_of(found: Topology, model: Sequence[Gpu], own: Sequence[Gpu]) -> Topology:
-    """Return ``found`` with the GPUs of a node in place of those of the node that it was computed
-    for."""
+    """Return the topology ``found``, which was computed with the GPUs ``model``, for a node with
+    the GPUs ``own``."""
     node = found.nodes[0]
     if not node.gpus or model is own:
         return found

@@ -14,13 +14,13 @@ Cores = list[tuple[int, ...]]
 def bind_cpus(
     cpus: CpuInventory, workers: int, *, mode: Bind, gpu_numa: Sequence[int | None] = ()
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """Return the CPUs of each worker by local rank, ascending; None if it keeps those of the
-    launcher.
+    """Return the CPUs of each worker by local rank, ascending; None for a worker that keeps the
+    launcher's CPUs.
 
     ``cores`` splits the allowed cores evenly and without overlap. Each worker's cores are near its
     GPU if ``gpu_numa`` (NUMA node of its GPU by local rank; may be short) is known. A physical core
     is split only if there are more workers than cores. With more workers than CPUs, workers share
-    CPUs in turn. ``numa`` gives each worker all allowed CPUs of its GPU's NUMA node, or of the
+    CPUs in turn. ``numa`` gives each worker all allowed CPUs of its GPU's NUMA node, or of the NUMA
     nodes in turn.
     """
     if mode == "none":
@@ -54,9 +54,9 @@ def threads_per_worker(
 ) -> int:
     """Return how many threads a worker should compute with (OMP_NUM_THREADS).
 
-    The limits are affinity, cgroup quota and ``granted`` (CPUs that the scheduler grants to all
-    workers of this node). The smallest of them is divided by ``workers``. The result is at most the
-    number of CPUs that the worker is ``bound`` to, and at least 1.
+    The limits are affinity, cgroup quota and ``granted`` (the CPUs that the scheduler grants to all
+    workers of this node). The lowest limit is divided by ``workers``. The result is at least 1, and
+    at most the number of CPUs in ``bound``, to which the worker is bound.
     """
     limits: list[float] = [len(cpus.allowed)]
     limits += [cpus.quota] if cpus.quota else []
@@ -66,10 +66,11 @@ def threads_per_worker(
 
 
 def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | None:
-    """Return a note if ``who`` runs on at most a quarter of the CPUs that it could use; else None.
+    """Return a note if the process ``who`` may use at most a quarter of the CPUs of its cpuset;
+    otherwise None.
 
-    The reason is usually ``taskset`` or ``mpirun --bind-to core``, which every worker inherits. A
-    cgroup's cpuset is not counted as such, because a scheduler or a container grants it on purpose.
+    The cause is usually ``taskset`` or ``mpirun --bind-to core``, which every worker inherits. A
+    cgroup's cpuset does not count, because a scheduler or a container sets it on purpose.
     """
     have, could = len(cpus.allowed), min(cpus.online, cpus.cpuset or cpus.online)
     if have * 4 > could:
@@ -95,7 +96,7 @@ def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
 
 
 def _cores(cpus: CpuInventory, rest: set[int]) -> Cores:
-    """Group CPUs by physical core. A CPU of unknown core is a core of its own."""
+    """Group CPUs by physical core. A CPU whose core is unknown forms a group of its own."""
     groups: Cores = []
     for group in cpus.siblings:
         own = rest.intersection(group)
@@ -112,10 +113,11 @@ def _cpus_of(cores: Cores) -> tuple[int, ...]:
 def _numa_node_of_workers(
     nodes: dict[int, Cores], workers: int, known: dict[int, int], *, crowded: bool
 ) -> list[int]:
-    """Return each worker's NUMA node: its GPU's; for the others, contiguous runs in proportion to
-    cores.
+    """Return the NUMA node of each worker.
 
-    Unless ``crowded``, a node takes no more workers than it has cores; the rest go to idle cores.
+    A worker gets its GPU's NUMA node if ``known``. The others are assigned in contiguous runs, in
+    proportion to cores. Unless ``crowded``, a NUMA node gets no more workers than it has cores; the
+    rest go to idle cores.
     """
     load = dict.fromkeys(nodes, 0)
     node_of_worker: dict[int, int] = {}

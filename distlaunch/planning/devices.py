@@ -41,14 +41,14 @@ class DeviceSelection(Record):
     ids: tuple[str, ...] = ()
     """Entries of ``mask_variable``."""
     gpus: tuple[Gpu | None, ...] = ()
-    """The physical GPU of each id; None if only the mask names it."""
+    """The physical GPU of each id; None if the GPU is only known from the mask."""
     mig: bool = False
-    """Whether there are MIG slices. CUDA uses one slice per process, so each worker gets its own.
-    """
+    """Whether the devices are MIG slices. CUDA uses one slice per process, so each worker gets its
+    own slice."""
     source: str
     """What decided, for ``--explain``: ``--gpus 4 within CUDA_VISIBLE_DEVICES=4,5``."""
     notes: tuple[str, ...] = ()
-    """Notes for the user: a mask that CUDA cuts short, a driver that does not answer."""
+    """Notes for the user: a mask that CUDA reads only in part, a driver that does not answer."""
 
 
 def select_devices(
@@ -58,11 +58,12 @@ def select_devices(
     requested: str | None = None,
     several: bool = False,
 ) -> DeviceSelection:
-    """Return the devices that workers may use: all, those of the mask, or those of them that --gpus
-    picks.
+    """Return the devices that workers may use: all visible devices, or those that --gpus
+    (``requested``) names.
 
-    ``several``: the job has several nodes, for hints. Raises ConfigError if ``requested`` names a
-    GPU twice, one that does not exist, or one outside the mask.
+    A device mask limits the visible devices. ``several``: the job has several nodes, for hints.
+    Raises ConfigError if ``requested`` names a GPU twice, one that does not exist, or one outside
+    the mask.
     """
     variable, mask = _mask(inventory, environ)
     notes = [inventory.problem] if inventory.problem else []
@@ -110,7 +111,8 @@ def select_devices(
 def first_devices(
     selection: DeviceSelection, count: int, *, several: bool = False
 ) -> DeviceSelection:
-    """Return the selection with its first ``count`` devices. Raises ConfigError if it has fewer.
+    """Return the selection with its first ``count`` devices. Raises ConfigError if it has fewer
+    devices.
 
     ``several``: the job has several nodes, for the hint.
     """
@@ -137,7 +139,7 @@ def split_devices(
 ) -> tuple[tuple[str, ...], ...]:
     """Return each worker's mask: all devices, or with ``isolate`` (implied by MIG) one device each.
 
-    If there are more isolated workers than devices, they share them in turn.
+    If there are more isolated workers than devices, devices are shared in turn.
     """
     if not (isolate or selection.mig) or not selection.ids:
         return (selection.ids,) * workers
@@ -145,8 +147,8 @@ def split_devices(
 
 
 def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
-    """Return one line that lists the GPUs by index, or with ``uuids`` by UUID. MIG slices are
-    always listed by UUID."""
+    """Return one line that lists the GPUs by index, or with ``uuids`` by UUID. MIG slices always
+    have UUIDs."""
     plain = [gpu for gpu in inventory.gpus if not gpu.mig]
     parts: list[str] = []
     if uuids:
@@ -167,7 +169,8 @@ def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
 
 
 def _mask(inventory: GpuInventory, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the variable that limits which devices workers see, and its value if it is set."""
+    """Return the variable that limits the devices visible to workers, and its value; None if it is
+    not set."""
     if is_amd(inventory):
         # HIP treats its own variable as unset if it is empty, and then reads CUDA's.
         if not environ.get(HIP) and environ.get(CUDA) is not None:

@@ -1,4 +1,4 @@
-"""The environment that workers inherit, and what the user adds to it."""
+"""The environment that workers inherit, and the variables that the user adds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from distlaunch.planning.train_options import TrainOptions
 MOST_BYTES = 131_071
 """Limit of one argument or one variable (NAME=VALUE): MAX_ARG_STRLEN of execve(2), less the NUL."""
 _FOR_EACH = 1 + 8
-"""A NUL and a pointer, which count for each variable and argument."""
+"""Bytes that each variable and argument takes in addition: a NUL and a pointer."""
 
 
 def base_environment(facts: Facts) -> dict[str, str]:
-    """Return the environment that workers inherit: the launcher's, without the variables that
-    another launcher set for it."""
+    """Return the environment that workers inherit: the launcher's, without variables of an outer
+    launcher.
+
+    An outer launcher is one that has started this launcher as its worker.
+    """
     return without_outer_launchers(facts.environ)
 
 
@@ -51,7 +54,7 @@ def option_of(name: str, options: TrainOptions) -> str:
 
 
 def byte_length(text: str) -> int:
-    """Return the length of a text in bytes, as the system counts it."""
+    """Return the length of ``text`` in bytes, as the kernel counts."""
     return len(text.encode(errors="replace"))  # a surrogate stands for one byte
 
 
@@ -62,7 +65,10 @@ def check_length(
     *,
     hint: str = "put it into a file, and the file's name into the variable",
 ) -> None:
-    """Raise ConfigError if the variable is too long for any program to start."""
+    """Raise ConfigError if a variable is too long for any program to start.
+
+    ``who`` is the option or file that sets the variable, and ``hint`` the error's hint.
+    """
     length = byte_length(f"{name}={value}")
     if length > MOST_BYTES:
         raise ConfigError(
@@ -73,8 +79,8 @@ def check_length(
 
 
 def check_total(environment: Mapping[str, str], argv: Sequence[str], most: int) -> None:
-    """Raise ConfigError if all variables and arguments together are too long for a program to
-    start."""
+    """Raise ConfigError if all variables and arguments together have more than ``most`` bytes, the
+    limit of execve."""
     words = (*(f"{name}={value}" for name, value in environment.items()), *argv)
     total = sum(byte_length(word) + _FOR_EACH for word in words)
     if total > most:
@@ -137,7 +143,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def unless_set(defaults: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the ``defaults`` that none of the layers sets."""
+    """Return those of ``defaults`` whose names occur in no layer."""
     return {
         name: value
         for name, value in defaults.items()

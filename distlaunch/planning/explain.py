@@ -18,8 +18,8 @@ from distlaunch.planning.train_options import TrainOptions
 
 _LABEL = 16
 _LONGEST = 400
-"""Longest value in the text. Names that do not fold would fill screens. The data has all of them.
-"""
+"""Longest value in the text. Names that do not fold would fill screens. The JSON data has all
+names."""
 _OPTIONS = (
     *("num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "device", "gpus"),
     *("include", "exclude", "spares", "spread", "job_id", "backend"),
@@ -35,14 +35,16 @@ _PARTS = {
 
 
 class Explanation(Record):
-    """The values with their sources. ``lost`` are other variables that name nodes or ranks, each
-    with the reason why it is not used."""
+    """The values with their sources.
+
+    ``lost`` are other variables that name nodes or ranks, each with the reason why it is not used.
+    """
 
     values: tuple[Origin, ...]
     lost: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the text, one line for each value and each variable that is not used."""
+        """Return the text, one line for each value and for each variable that is not used."""
         return [*_lines(self.values), *(f"{'not used':<{_LABEL}} {each}" for each in self.lost)]
 
     def record(self) -> dict[str, object]:
@@ -68,7 +70,7 @@ def explain(
     location: Location | None,
     lost: tuple[str, ...],
 ) -> Explanation:
-    """Return where each value of the plan comes from."""
+    """Return the source of each value of the plan."""
     return Explanation(values=tuple(_values(options, facts, topology, plan, location)), lost=lost)
 
 
@@ -178,7 +180,8 @@ def _source_of_nodes(options: TrainOptions, allocation: Allocation | None) -> st
 
 
 def _workers(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
-    """Return the number of workers, and whether an option, the source, or the devices determine it."""
+    """Return the number of workers, with its source: an option, the source of the nodes, or the
+    devices."""
     world = topology.world_size
     counts = fold_counts(node.slots for node in topology.nodes)
     shown = (

@@ -1,4 +1,4 @@
-"""Everything that planning knows of the outside world. ``launch.make_plan`` reads it once."""
+"""The facts about machine and process that planning uses. ``launch.make_plan`` reads them once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ PathKind = Literal["file", "directory", "missing", "unreadable"]
 
 
 class Surroundings(Record, hide=("texts", "discovered")):
-    """Facts that only matter if other nodes may take part."""
+    """Facts about other nodes, this machine's names, and files that list hosts.
+
+    Read only if an option or a variable suggests that there are other nodes.
+    """
 
     texts: Mapping[str, str | None]
-    """Contents by path: of the host file, and of files that variables name. None for an unreadable
+    """Contents by path of the host file and of files that variables name. None for an unreadable
     file."""
     discovered: str | None
     """Output of the --discover command."""
@@ -40,13 +43,14 @@ class Facts(Record, hide=("environ", "texts")):
     paths: Mapping[str, PathKind]
     texts: Mapping[str, str]
     columns: int | None = None
-    """Width of the user's terminal, if output goes to one."""
+    """Width of the user's terminal; None if output does not go to a terminal."""
     programs: Mapping[str, str | None]
-    """Path of each program that options name; None if PATH does not have it."""
+    """Path of each program that options name; None if it is not on PATH."""
     surroundings: Surroundings | None = None
-    """None if neither an option nor a variable suggests that there are other nodes."""
+    """Facts about other nodes. None if neither an option nor a variable suggests that there are
+    other nodes."""
     script_file: str | None = None
-    """Name in the run directory of a copy of SCRIPT, if only the launcher can read it (a pipe,
-    stdin)."""
+    """Name of the copy of SCRIPT in the run directory, if only the launcher can read SCRIPT (a
+    pipe, stdin); otherwise None."""
     outer: OuterLauncher | None = None
-    """The launcher whose worker this process is; None if there is none."""
+    """The launcher that has started this process as its worker; None if there is none."""

@@ -1,7 +1,7 @@
-"""Reads a device mask as the GPU runtime does. No I/O.
+"""Reads a device mask (such as CUDA_VISIBLE_DEVICES) as the GPU runtime does. No I/O.
 
-From left to right, an entry that is not a GPU ends the list, and so does a change between indices
-and UUIDs. A GPU that is named twice leaves nothing visible (CUDA C++ Programming Guide,
+Entries are read from left to right. An entry that is not a GPU ends the list, and so does a change
+between indices and UUIDs. If a GPU is named twice, no GPU is visible (CUDA C++ Programming Guide,
 "Environment variables"; PyTorch counts devices in the same way).
 """
 
@@ -22,26 +22,26 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 MASK: Literal["mask"] = "mask"
 """The source of an inventory for which only the mask is known."""
 _OF_A_STEP = "SLURM_STEP_GPUS"
-"""Slurm's list of the GPUs of a step, as the agent of a node has it. Its numbers may differ from
-those of a mask."""
+"""Variable with Slurm's list of a step's GPUs, as set for a node's agent. Its numbers may differ
+from those of a mask."""
 _UNCERTAIN = ("device files", MASK)
 HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose. Slurm sets the last one for a step without GPUs."""
 
 
 class Device(Record):
-    """What one entry of a mask can stand for: a GPU or a MIG slice."""
+    """A GPU or a MIG slice that an entry of a mask can name."""
 
     id: str
     gpu: Gpu | None
     key: str
-    """Equal for the same device, however it is written."""
+    """The same text for the same device, regardless of how the mask names it."""
     uuid: str | None = None
     mig: bool = False
 
 
 class Catalog(Record):
-    """The devices by index and by UUID. The entry of a GPU with MIG slices stands for its slices."""
+    """The devices by index and by UUID. For a GPU with MIG slices, the index names its slices."""
 
     numbered: dict[int, list[Device]]
     named: dict[str, list[Device]]
@@ -51,7 +51,8 @@ class Catalog(Record):
     or only the mask is known."""
 
     def devices(self) -> list[Device]:
-        """Return all devices. If there are MIG slices, all by UUID, since CUDA accepts no mixture."""
+        """Return all devices. If one of them is a MIG slice, all are named by UUID, since CUDA
+        accepts no mixture."""
         devices = [device for number in sorted(self.numbered) for device in self.numbered[number]]
         return (
             [replace(d, id=d.uuid or d.id) for d in devices]
@@ -72,8 +73,8 @@ class Catalog(Record):
         )
 
     def find(self, entry: str) -> list[Device]:
-        """Return the devices of an index, a UUID or an unambiguous prefix of one; empty if there
-        are none."""
+        """Return the devices that an index, a UUID, or an unambiguous prefix of a UUID names; empty
+        if there are none."""
         if kind_of(entry) == "index":
             found = self.numbered.get(int(entry), []) if entry.isdecimal() else []
             return found or (
@@ -99,7 +100,8 @@ class Catalog(Record):
 def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
     """Return the catalog of this node.
 
-    Index N is GPU N only in PCI bus order. Only CUDA knows its own default order.
+    Index N is GPU N only if CUDA numbers GPUs in PCI bus order. Its default order is known only to
+    CUDA.
     """
     ordered = (
         len(inventory.gpus) < 2 or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
@@ -141,9 +143,9 @@ def is_amd(inventory: GpuInventory) -> bool:
 
 
 def apply_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
-    """Return the devices that the mask leaves visible.
+    """Return the devices that are visible with the mask.
 
-    Adds a note if these are fewer than the mask was probably meant to show.
+    Adds a note if fewer devices are visible than the mask names.
     """
     if mask in HIDES_ALL:
         return []
@@ -175,11 +177,12 @@ def apply_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> 
 def accept_mask(
     facts: Facts, allocation: Allocation, *, here: int | None, who: str
 ) -> tuple[Facts, str | None]:
-    """Accept the mask of a node on which no GPU was found, if the source of the nodes confirms it.
+    """Accept the mask of a node on which no GPU was found, if the source of the nodes confirms the
+    mask.
 
-    ``who`` names that source. Some devices have no driver that we know but use CUDA's mask. A plan
-    may also be made on a machine without GPUs. Returns the facts, and a note for the user if the
-    mask was accepted.
+    Some devices use CUDA's mask but have a driver that distlaunch does not know. A plan may also be
+    made on a machine without GPUs. ``who`` is the source of the nodes, and ``here`` the index of
+    this machine. Return the facts, and a note for the user if the mask was accepted.
     """
     mask = facts.environ.get(CUDA, "").strip()
     entries = tuple(entry.strip() for entry in mask.split(","))

@@ -18,8 +18,8 @@ _BRIDGES = (
     "docker", "br-", "virbr", "lxcbr", "lxdbr", "podman", "cni", "flannel", "cali", "cilium", "veth", "vnet", "kube",
     "nerdctl", "vmnet", "vboxnet", "weave", "dummy",
 )  # fmt: skip
-"""Prefixes of interfaces to networks within one machine. Many machines have the same addresses
-there."""
+"""Prefixes of interfaces to networks inside one machine. Many machines have the same addresses in
+such networks."""
 _NOT_FOR_NCCL = ("lo", "docker")
 _TUNNELS = ("tun", "tap", "wg", "tailscale", "zt", "ppp", "utun")
 _LONGEST_NAME = 15
@@ -28,7 +28,8 @@ _SHOWN = 8
 
 
 def check_interface(text: str, who: str = "--interface") -> None:
-    """Raise ConfigError if the text is neither the name of an interface nor a network."""
+    """Raise ConfigError if ``text`` is neither the name of an interface nor a network. ``who`` is
+    the option."""
     hint = "the name that ip addr shows (eth0, ib0), or a network (10.1.0.0/16)"
     if "/" in text or ":" in text:
         if _network(text) is None:
@@ -53,8 +54,8 @@ def addresses(
     """Return the addresses at which other nodes may reach a node, best first.
 
     ``host`` is the node's name in the list of hosts. ``of_scheduler`` are the addresses by which
-    the scheduler reaches the node; they come after the addresses of the node's own name. Raises
-    ConfigError if the node has no such interface, or no address at all.
+    the scheduler reaches the node; they follow the addresses of the node's own name. Raises
+    ConfigError if the node has no such ``interface``, or no address at all.
     """
     candidates = _of_interface(surveyed, host, interface)
     if interface is not None:
@@ -82,10 +83,10 @@ def addresses(
 
 
 def own_address(surveyed: Surveyed, address: str, others: Sequence[str]) -> str:
-    """Return the address of rank 0's node by which the others use ``address``.
+    """Return the address of rank 0's own interface that the other nodes reach with ``address``.
 
-    That is ``address`` itself if the node has it, else one in the network of the first of the
-    ``others``, which are the local ends of the other nodes' connections.
+    The result is ``address`` itself if the node has it. Otherwise (for example behind NAT) it is
+    one in the network of the first of ``others``, the local ends of the other nodes' connections.
     """
     usable = list(_usable(surveyed))
     if is_loopback(address) or any(each.address == address for each in usable):
@@ -100,12 +101,12 @@ def own_address(surveyed: Surveyed, address: str, others: Sequence[str]) -> str:
 def interface_variables(
     surveyed: Surveyed, host: str, near: str, name: str, interface: str | None, *, nccl: bool
 ) -> Mapping[str, str]:
-    """Return the variables that make a node's workers use the interface of the address ``near``.
+    """Return the variables that make a node's workers use the interface with the address ``near``.
 
-    ``name`` is that interface if the node has reported it, else empty. ``interface`` is the user's
-    choice. Gloo and TensorPipe use the first address of the machine's own name that is its own,
-    NCCL all interfaces except loopback and docker's. A variable is only set if that would be
-    another one.
+    ``name`` is the name of this interface if the node has reported it, else empty. ``interface`` is
+    the user's choice. Without the variables, Gloo and TensorPipe use the first address to which the
+    machine's own name resolves, and NCCL uses all interfaces except loopback and docker's. A
+    variable is only set if the library would choose another interface.
     """
     usable = list(_usable(surveyed))
     if interface is not None:
@@ -125,9 +126,9 @@ def interface_variables(
 
 
 def names_of_loopback(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the nodes whose own name leads to a loopback address, each with that address.
+    """Return the nodes whose own name resolves to a loopback address, each with this address.
 
-    The result is empty if all nodes are one machine.
+    The result is empty if all nodes are the same machine.
     """
     named = {host: _own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)}
     machines = {frozenset(each.address for each in surveyed.interfaces) for surveyed in surveys}

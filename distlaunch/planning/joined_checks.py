@@ -12,7 +12,7 @@ _LONGEST_NAME = 255
 
 
 def is_address(text: str) -> bool:
-    """Return whether the text can be a host name or an address."""
+    """Return whether ``text`` has the form of a host name or an address."""
     plain = all(char.isascii() and (char.isalnum() or char in "._-:%") for char in text)
     return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
 
@@ -25,9 +25,9 @@ def _is_place(text: str) -> bool:
 
 
 def check_start(start: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
-    """Check the values of a start message.
+    """Check the values of a start message. Raises ProtocolError if they are invalid.
 
-    ``nodes`` is the smallest and the largest allowed number of nodes. Raises ProtocolError.
+    ``nodes`` is the smallest and the largest allowed number of nodes.
     """
     count, (fewest, most) = len(start.hosts), nodes
     is_valid = (

@@ -47,7 +47,7 @@ from distlaunch.planning.train_options import TrainOptions, counts_processes
 from distlaunch.planning.worker_addresses import with_cluster
 
 _CLOCKS_S = 300.0
-"""If the clocks of two nodes differ by more than this, a notice says so. Certificates and file
+"""If the clocks of two nodes differ by more than this, a notice is shown. Certificates and file
 times depend on the clock."""
 _THREADS = "OMP_NUM_THREADS"
 _TELL_ALL = ("mpi", "batch", "slurm")
@@ -55,14 +55,14 @@ _TELL_ALL = ("mpi", "batch", "slurm")
 
 
 class LauncherRecord(Record):
-    """A launcher that takes part, as the coordinator knows it."""
+    """A launcher of the job, as the coordinator knows it."""
 
     host: str
     info: p.LauncherInfo
 
 
 class JoinedPlanner:
-    """Plans for one launcher of several.
+    """Plans a job with several launchers, for one of them.
 
     Launchers are numbered by rank. Number 0 is the coordinator.
     """
@@ -144,15 +144,16 @@ class JoinedPlanner:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job is elastic: it goes on without a lost node, and lets the node join again."""
+        """Whether the job is elastic: it continues without a lost node, and the node may join
+        again."""
         return self.bounds[0] < self.bounds[1]
 
     @property
     def stops_alone(self) -> bool:
-        """Whether a SIGTERM to this launcher stops this node only, and not the job.
+        """Whether a SIGTERM to this launcher stops only this node, and not the job.
 
-        That holds for a pod of a drained node and for a launcher that was started by hand. Slurm,
-        other batch systems and mpirun signal all launchers when the job is to end.
+        Such a SIGTERM is expected in a pod of a drained node, and in a launcher that was started by
+        hand. Slurm, other batch systems and mpirun signal all launchers when the job is to end.
         """
         environ = self._facts.environ
         tells_all = any(
@@ -167,13 +168,13 @@ class JoinedPlanner:
 
     @property
     def by_worker(self) -> bool:
-        """Whether there is one launcher for each worker."""
+        """Whether each worker has its own launcher."""
         return self._by_worker
 
     @property
     def shows_notices(self) -> bool:
-        """Whether this launcher shows the notices of the coordinator. Only one launcher of a node
-        does."""
+        """Whether this launcher shows the notices of the coordinator. Of several launchers on a
+        node, only the first does."""
         return not self._by_worker or not self._location.allocation.local_rank
 
     @property
@@ -185,7 +186,7 @@ class JoinedPlanner:
     def most_workers(self) -> int:
         """Upper limit of the number of workers that the console may have to show.
 
-        The other launchers send their numbers later.
+        The exact number is not known yet, because the other launchers send theirs later.
         """
         world = self._topology.world_size
         return max(2, len(self._topology.nodes) * 64 if world is None else world)
@@ -206,7 +207,8 @@ class JoinedPlanner:
     def launcher_info(
         self, *, clock: float, wall: float, attempt: int, restarts: int
     ) -> p.LauncherInfo:
-        """Return what this launcher sends to the coordinator about its command line and its state.
+        """Return the message with which this launcher describes its command line and its state to
+        the coordinator.
 
         ``clock`` and ``wall`` are seconds of the monotonic and of the wall clock.
         """
@@ -223,7 +225,7 @@ class JoinedPlanner:
         )
 
     def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
-        """Return how the options of another launcher contradict the coordinator's; None if they
+        """Return how the options of launcher ``number`` contradict the coordinator's; None if they
         agree."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
         what = "launchers" if self._by_worker else "nodes"
@@ -244,7 +246,8 @@ class JoinedPlanner:
     def clock_note(
         self, number: int, host: str, info: p.LauncherInfo, *, wall: float
     ) -> str | None:
-        """Return a notice if the clock of a node is far off; None if it is not.
+        """Return a notice if the clock of launcher ``number`` differs by more than _CLOCKS_S;
+        otherwise None.
 
         ``wall`` is the time of this machine in seconds.
         """
@@ -287,10 +290,11 @@ class JoinedPlanner:
     def plan_attempt(
         self, surveys: Mapping[int, Surveyed], known: Mapping[int, LauncherRecord]
     ) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Plan an attempt with the launchers that are there.
+        """Plan an attempt with the launchers that are connected.
 
-        Returns the numbers of the chosen launchers in the order of their ranks, and the plan.
-        Raises NodesError if there are too few, NodesDifferError if their scripts differ.
+        ``surveys`` and ``known`` are by the number of the launcher. Return the numbers of the
+        chosen launchers in the order of their ranks, and the plan. Raises NodesError if there are
+        too few launchers, NodesDifferError if their scripts differ.
         """
         fewest, most = self.bounds
         mine = LauncherRecord(
@@ -337,7 +341,8 @@ class JoinedPlanner:
         )
 
     def _cpu_shares(self, nodes: int) -> list[CpuShare] | None:
-        """Return this machine's CPUs for every node if there is one launcher per worker.
+        """Return this machine's CPUs as the share of every node, if each worker has its own
+        launcher; otherwise None.
 
         Such a launcher only plans its own worker, so the shares of other nodes do not matter.
         """
@@ -348,8 +353,8 @@ class JoinedPlanner:
         )
 
     def _with_unbound_cpus(self, plan: LaunchPlan) -> LaunchPlan:
-        """Return the plan without a CPU binding for the launcher's only worker, if the launcher is
-        bound.
+        """Return the plan without a CPU binding of the only worker, if the launcher itself is bound
+        to some CPUs.
 
         The worker then uses all CPUs of the launcher.
         """
@@ -389,7 +394,7 @@ class JoinedPlanner:
         """Return the master address that all nodes have reached.
 
         ``surveys`` and ``reached`` are by the number of the launcher within the attempt. Raises
-        LaunchError if there is no such address.
+        LaunchError if no address was reached by all.
         """
         hosts = (
             self._hosts_of_ranks

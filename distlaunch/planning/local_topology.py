@@ -1,8 +1,8 @@
 """The workers of this machine, from the requested sizes and its devices. No I/O.
 
-``local_topology`` serves ``train``, ``torchrun_topology`` serves ``distlaunch torchrun``. As under
-torchrun, the latter leaves a device mask as it is and lets every worker see what the launcher sees.
-A worker gets a mask of its own if it can use one device only (MIG) or shall see only one
+``local_topology`` is for ``train``, ``torchrun_topology`` for ``distlaunch torchrun``. As in
+torchrun, the latter does not change a device mask, so every worker sees the same devices as the
+launcher. A worker gets a mask of its own if it can use only one device (MIG) or is to see only one
 (--virtual-local-rank).
 """
 
@@ -44,7 +44,10 @@ _FLAG = "--nproc-per-node"
 
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
-    """Return how many workers this machine runs, and on which devices. Raises ConfigError."""
+    """Return how many workers this machine runs, and on which devices.
+
+    Raises ConfigError if the job needs other nodes, or more GPUs than this machine has.
+    """
     fewest = (
         options.num_nodes[0] if isinstance(options.num_nodes, tuple) else options.num_nodes or 1
     )
@@ -84,11 +87,12 @@ def workers_here(
     granted: Sequence[str] = (),
     several: bool = False,
 ) -> Topology:
-    """Return this machine with ``count`` workers; None means one per GPU, or one if there is none.
+    """Return this machine with ``count`` workers. By default one worker per GPU, or one if there is
+    no GPU.
 
     ``only`` and ``without`` choose among the visible GPUs by index. ``granted`` chooses by id if no
     mask does. ``several``: the job has several nodes, for hints. Raises ConfigError if more GPUs
-    are requested than there are.
+    are requested than this machine has.
     """
     if on_cpus(options):
         return _cpu_workers(_cpu_worker_count(count, without), facts, "", ())
@@ -120,7 +124,8 @@ def workers_here(
 def selection_here(
     options: TrainOptions, facts: Facts, *, granted: Sequence[str] = (), several: bool = False
 ) -> DeviceSelection:
-    """Return the GPUs that workers may use: those that mask, --gpus and ``granted`` leave."""
+    """Return the GPUs that workers may use: those in the device mask, in --gpus, and in
+    ``granted``."""
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus, several=several)
     if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
         indices = [index for index, each in enumerate(selection.ids) if each in granted]
@@ -129,7 +134,10 @@ def selection_here(
 
 
 def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
-    """Return how many workers ``distlaunch torchrun`` runs here. Raises ConfigError."""
+    """Return how many workers ``distlaunch torchrun`` runs on this machine.
+
+    Raises ConfigError if the options ask for GPUs that this machine does not have.
+    """
     picked = options.gpus is not None
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
     count, notes = _count(options, facts, selection)
@@ -157,7 +165,8 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
 def add_other_nodes(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
     """Return the topology of the whole job, in which this machine is node ``here``.
 
-    The other nodes report their numbers of workers at the start.
+    The numbers of workers of other nodes are None; these nodes report their numbers when the job
+    starts.
     """
     nodes = [
         Node(host=host.name, known=host.known, slots=None, devices=None)
@@ -239,7 +248,8 @@ def _apply_slots(
     *,
     shared: bool,
 ) -> DeviceSelection:
-    """Return the devices of the slots that filters left. Raises ConfigError if one does not exist."""
+    """Return the devices of the slots that remain after filters. Raises ConfigError for a slot that
+    does not exist."""
     have = range(len(selection.ids))
     if (
         only is not None
@@ -277,7 +287,7 @@ def _gpu_workers(
 ) -> Topology:
     """Return this machine with workers on GPUs.
 
-    Each gets a device of its own; with ``shared``, devices are assigned in turn.
+    Each worker has its own device; with ``shared``, devices are assigned in turn.
     """
     isolate = options.isolate_gpus or selection.mig
     whole = options.whole_nodes and not isolate

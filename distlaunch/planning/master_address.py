@@ -1,9 +1,9 @@
 """The address and port at which the workers of a job find rank 0. No I/O.
 
-Planning settles what options and the list of hosts say. With several nodes the rest is settled at
-the start: rank 0's node reports its addresses, every other node connects to each of them, and the
-first address that all have reached is MASTER_ADDR. A name alone is not trusted, because it may lead
-to a different machine on each node (127.0.1.1).
+Planning derives them from the options and the list of hosts. With several nodes the address is
+chosen when the attempt starts: rank 0's node reports its addresses, every other node connects to
+each of them, and the first address that all have reached becomes MASTER_ADDR. A name alone is not
+used, because it may lead to a different machine on each node (127.0.1.1).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ AddressesOf = Callable[[str], Sequence[str]]
 """Returns the addresses by which a scheduler reaches a host, by the host's name."""
 LOOPBACK = "127.0.0.1"
 _UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-"""Launchers can connect to each other there on one machine, but it is no MASTER_ADDR for workers.
-"""
+"""Addresses that are no MASTER_ADDR for workers, though launchers on one machine can connect to
+them."""
 _SHOWN = 8
 
 
 class MasterOrigin(Enum):
-    """Where an address or a port comes from."""
+    """The source of an address or a port."""
 
     OPTION = "the user's option"
     SYSTEM = "the system that names the nodes"
@@ -43,12 +43,12 @@ class MasterOrigin(Enum):
 
 
 class MasterAddress(Record):
-    """Where rank 0 listens, as far as planning knows it."""
+    """Rank 0's address and port, as far as they are known in planning."""
 
     address: str | None
-    """None: the nodes settle it at the start."""
+    """None if it is chosen when the attempt starts."""
     port: int | None
-    """None: rank 0's node takes a free one at the start."""
+    """None if rank 0's node chooses a free port when the attempt starts."""
     address_origin: MasterOrigin
     port_origin: MasterOrigin
 
@@ -57,13 +57,13 @@ class MasterChoice(Record):
     """The master address that all nodes have reached."""
 
     address: str
-    """Address of rank 0's node. Numeric unless the user gave it."""
+    """Address of rank 0's node. A number, unless the user has set a name."""
     env: Mapping[int, Mapping[str, str]]
-    """By node rank: the variables that this node's workers need to use the same network
+    """By node rank: the variables with which this node's workers use the same network
     (GLOO_SOCKET_IFNAME, ...)."""
     addresses: tuple[str, ...] = ()
-    """By node rank: an address of each node in the network by which it has reached rank 0's node.
-    """
+    """By node rank: an address of each node in the network by which the node has reached rank 0's
+    node."""
 
 
 # --- planned
@@ -98,11 +98,12 @@ def master_of_allocation(
     index: int,
     hostname: str | None,
 ) -> MasterAddress:
-    """Return the address and port of rank 0's node that options and the list of hosts give.
+    """Return the address and port of rank 0's node that the options and the list of hosts
+    determine.
 
     For a job of several nodes. ``index`` is the index of rank 0's node in ``allocation.hosts``; the
-    system's own address and port belong to index 0. ``hostname`` is this machine's name if it is
-    that node, else None.
+    system's own address and port belong to index 0. ``hostname`` is this machine's name if this
+    machine is rank 0's node, else None.
     """
     from distlaunch.planning.hosts.this_host import is_loopback
 
@@ -140,7 +141,10 @@ def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
 
 
 def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
-    """Return host and port of --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
+    """Return host and port of --rendezvous: HOST:PORT, HOST, [IPv6]:PORT.
+
+    Raises ConfigError if the option has another form.
+    """
     text, who = options.rendezvous, options.named("rendezvous")
     if text is None:
         return None, None
@@ -192,9 +196,10 @@ def no_addresses(host: str) -> Sequence[str]:
 
 
 class AddressChooser:
-    """Chooses MASTER_ADDR for each attempt from what the nodes report.
+    """Chooses MASTER_ADDR for each attempt from the reports of the nodes.
 
-    ``rendezvous_host`` is where the launchers connect to each other if each node has one.
+    ``rendezvous_host`` is the host at which the launchers connect to each other, if each node has a
+    launcher.
     """
 
     def __init__(
@@ -208,8 +213,8 @@ class AddressChooser:
     ) -> tuple[str, ...]:
         """Return the addresses at which the other nodes try to reach rank 0's node, best first.
 
-        ``surveyed`` is that node's survey and ``host`` its name in the list of hosts. Raises
-        ConfigError if the backend can use none of them.
+        ``surveyed`` is the survey of rank 0's node and ``host`` its name in the list of hosts.
+        Raises ConfigError if the backend can use none of the addresses.
         """
         found = self._candidates(surveyed, host, of_scheduler)
         return usable_by(self._backend, found, host)
@@ -248,8 +253,8 @@ class AddressChooser:
     ) -> MasterChoice:
         """Return the first candidate that all other nodes have reached.
 
-        All arguments are by node rank. Raises LaunchError as ``choose_reached`` does, and if the
-        backend rejects the nodes.
+        All arguments are by node rank. Raises the errors of ``choose_reached``, and ConfigError if
+        the backend rejects the nodes.
         """
         found = choose_reached(
             surveys,
@@ -265,9 +270,10 @@ class AddressChooser:
 
 
 def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """Return the addresses that the backend's workers can use: some backends need IPv4.
+    """Return those of the addresses ``found`` that the backend's workers can use: some backends
+    need IPv4.
 
-    Raises ConfigError if none is left.
+    Raises ConfigError if no address remains.
     """
     if not backend.ipv4_only:
         return found
@@ -294,8 +300,8 @@ def choose_reached(
     """Return the first of the addresses ``tried`` that every node but the first has reached.
 
     All arguments are by node rank. ``hosts`` has names for messages. ``set_by_user`` are variables
-    that workers have anyway, ``nccl`` whether they may use NCCL. Raises NodesError that names the
-    nodes that cannot reach rank 0's, ConfigError for an interface that a node does not have.
+    that the user has set for workers. ``nccl``: workers may use NCCL. Raises NodesError, which
+    lists the nodes that cannot reach rank 0's, and ConfigError if a node lacks ``interface``.
     """
     from distlaunch.planning.interfaces import interface_variables, own_address
 
@@ -327,7 +333,8 @@ def choose_reached(
 
 
 def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
-    """Return a node's routes to the addresses that it was asked to try. Other routes are ignored."""
+    """Return a node's routes to the addresses that the node was asked to try. Other routes are
+    ignored."""
     return (
         [route for route in reached[rank].routes if route.address in tried]
         if rank in reached

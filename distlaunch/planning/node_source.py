@@ -18,28 +18,29 @@ from distlaunch.planning.train_options import TrainOptions
 
 
 class Location(Record):
-    """The nodes of the job and the index of this machine among them."""
+    """The nodes of the job, and the index of this machine among them."""
 
     allocation: Allocation
     who: str
-    """What names the nodes, as users know it: an option's name or the system's."""
+    """The source of the nodes in messages: an option's name or the system's."""
     here: int | None
-    """Index of this machine in the hosts; None if it is not in the list."""
+    """Index of this machine in the hosts; None if this machine is not in the list."""
     by: str
-    """How ``here`` is known: the name of a variable or an option, or this machine's name."""
+    """How ``here`` was determined: by a variable, an option (its name), or this machine's name."""
     name: str
-    """This machine's own name."""
+    """The name of this machine."""
     ranked: bool = True
-    """Whether the rank of this launcher is known. If it is not, the coordinator assigns it at the
-    start, and ``here`` is provisional."""
+    """Whether the rank of this launcher is known. If not, the coordinator assigns the rank when the
+    job starts, and ``here`` is provisional."""
 
 
 def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
-    """Return the nodes of the job; None if there is only this machine.
+    """Return the nodes of the job; None if this machine is the only one.
 
-    The user's lists come first, then the innermost system. The second value lists the other
-    variables that name nodes or ranks, each with the reason why it is not used. Raises ConfigError
-    for options or variables that contradict each other, and if two hosts are the same machine.
+    The user's lists take precedence over systems. Among systems, ``select`` chooses. The second
+    value lists the other variables that name nodes or ranks, each with the reason why it is not
+    used. Raises ConfigError for options or variables that contradict each other, and if two hosts
+    are the same machine.
     """
     around = facts.surroundings
     if around is None:
@@ -64,9 +65,9 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
 
 
 def option_of_host_list(options: TrainOptions) -> str | None:
-    """Return the name of the option that lists the hosts; None if there is none.
+    """Return the name of the option that lists the hosts; None if no such option is set.
 
-    Raises ConfigError if there are two, or one and --source.
+    Raises ConfigError if two such options are set, or one together with --source.
     """
     lists = {"hosts": options.hosts, "hostfile": options.hostfile, "discover": options.discover}
     who = next((options.named(field) for field, value in lists.items() if value is not None), None)
@@ -138,9 +139,10 @@ def _allocation(
 
 
 def _by_hand(options: TrainOptions) -> Allocation | None:
-    """Return the nodes if a launcher is started by hand on each, as with torchrun.
+    """Return the nodes if the user starts a launcher on each node, as with torchrun; otherwise
+    None.
 
-    Only their number is known, and perhaps the host of node 0.
+    Only the number of nodes is known, and perhaps the host of node 0.
     """
     rank, nodes = options.node_rank, options.num_nodes
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
@@ -188,7 +190,8 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
 
 
 def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Allocation:
-    """Return an allocation of this machine alone, named as --include or --exclude name it."""
+    """Return an allocation of this machine alone. Its name is the one in --include or --exclude, if
+    they name it."""
     words = f"{options.include or ''}@{options.exclude or ''}".split("@")
     called = [
         word[1:].partition("]")[0] if word[:1] == "[" else word.partition(":")[0].strip()
@@ -201,7 +204,10 @@ def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Al
 def _with_node_rank(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> Allocation:
-    """Apply --node-rank, which says that each node has a launcher. Raises ConfigError."""
+    """Return the allocation with --node-rank, which means that each node has a launcher.
+
+    Raises ConfigError if the rank contradicts the source of the nodes.
+    """
     rank, hosts = options.node_rank, allocation.hosts
     if rank is None or rank == allocation.node_rank:
         return allocation
@@ -229,9 +235,9 @@ def _with_node_rank(
 def _find_this_machine(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> tuple[int | None, str]:
-    """Return the index of this machine and how it is known.
+    """Return the index of this machine among the hosts, and how it was determined.
 
-    The rank decides if it is known, else names and addresses.
+    If the rank is known, it is the index. Otherwise names and addresses are compared.
     """
     if allocation.node_rank is not None:
         source = _source_of(allocation, "node rank")

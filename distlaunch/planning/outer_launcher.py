@@ -1,8 +1,8 @@
 """The launcher that started this launcher as one of its workers. No I/O.
 
-torchrun, horovodrun, accelerate, deepspeed and distlaunch give each worker its rank in environment
-variables. A launcher of ours that is such a worker runs one worker with these variables. mpirun,
-srun and pods are not outer launchers: the launchers that they start form one job.
+torchrun, horovodrun, accelerate, deepspeed and distlaunch pass each worker its rank in environment
+variables. If distlaunch is such a worker, it runs one worker of its own with the same variables.
+mpirun, srun and pods are not outer launchers: the launchers that they start form one job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from distlaunch.planning.train_options import TorchrunOptions, TrainOptions, on_
 
 OURS = "distlaunch"
 SPAWNER = "dl-spawner"
-"""Process name of the parent of our workers. ``core.agent.spawner`` sets it."""
+"""Process name of the spawner, the parent of our workers. ``core.agent.spawner`` sets it."""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh", "busybox")
 _WRAPPERS = frozenset({
     *_SHELLS, "env", "nice", "ionice", "chrt", "taskset", "numactl", "prlimit", "timeout", "time", "stdbuf", "unbuffer",
@@ -49,7 +49,7 @@ _BY_PROGRAM = {
 _RUN_OTHERS = frozenset(
     {"coverage", "debugpy", "pdb", "cProfile", "viztracer", "pyinstrument", "memray"}
 )
-"""Python programs that run another one in their own process."""
+"""Python programs that run another Python program in their own process."""
 PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SPAWN = "--multiprocessing-fork"
 """Argument of a process that Python's multiprocessing started. Horovod's launcher starts each
@@ -75,7 +75,7 @@ _SET_BY_US = frozenset(
         "DISTLAUNCH_WARM_FD",
     }
 )
-"""Variables that our worker gets from this launcher and not from the outer one."""
+"""Variables that a worker gets from this launcher and not from the outer launcher."""
 _OF_THE_JOB = ("DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT")
 _OF_THE_BACKEND = ("DISTLAUNCH_BACKEND", BACKEND_OPTIONS)
 _BACKEND_NEEDS = {"horovod": "HOROVOD_RANK", "tensorflow": "TF_CONFIG"}
@@ -98,10 +98,11 @@ _ALLOWED_VALUES = {
 def outer_launcher(
     environ: Mapping[str, str], ancestors: Iterable[Ancestor]
 ) -> OuterLauncher | None:
-    """Return the launcher whose worker this process is, or None.
+    """Return the launcher whose worker this process is; None if there is none.
 
-    Only shells and programs that run a command unchanged may stand between the two. A launcher that
-    the script of a rank starts has the script's process above it, so it is nobody's worker.
+    Between the two processes only shells and programs that run a command unchanged are allowed. If
+    the script of a worker starts a launcher, the script's process is between them, so this launcher
+    is no worker.
     """
     launcher = _nearest(environ, ancestors)
     if launcher is None or (launcher in _MARKERS and _MARKERS[launcher] not in environ):
@@ -116,7 +117,8 @@ def outer_launcher(
 
 
 def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
-    """Return whether one of the ancestors is a launcher, so that a worker has started this process."""
+    """Return whether one of the ancestors is a launcher, so that a worker has started this
+    process."""
     for each in ancestors:
         arguments = _program_and_arguments(each.argv)
         if each.name == SPAWNER or (arguments and os.path.basename(arguments[0]) in _BY_PROGRAM):
@@ -220,7 +222,7 @@ def _shown_value(value: object) -> str:
 
 
 def single_worker_topology(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Topology:
-    """Return this machine with one worker that sees the devices of this launcher."""
+    """Return this machine with one worker that sees the same devices as this launcher."""
     node = Node(host=facts.hostname, slots=1)
     if on_cpus(options):
         hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
@@ -248,7 +250,7 @@ def single_worker_topology(options: TrainOptions, facts: Facts, outer: OuterLaun
 def as_outer_worker(
     plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: OuterLauncher
 ) -> LaunchPlan:
-    """Return the plan with the outer launcher's variables in place of those of a job of our own."""
+    """Return the plan with the outer launcher's variables instead of those of a separate job."""
     ours = {*_SET_BY_US}
     if outer.launcher != OURS:
         ours.update(_OF_THE_JOB)

@@ -1,8 +1,9 @@
-"""Where the launchers of a job connect to each other, and which is the coordinator. No I/O.
+"""The address at which the launchers of a job connect to each other, and which launcher is the
+coordinator. No I/O.
 
 The coordinator is the launcher with node rank 0. If no ranks are set, it is the launcher on the
-machine that the rendezvous names. If there are several on that machine, it is the first that gets
-the port.
+machine that the rendezvous names. If several launchers run on that machine, it is the first that
+can listen on the port.
 """
 
 from __future__ import annotations
@@ -24,29 +25,32 @@ from distlaunch.planning.train_options import TrainOptions
 
 DEFAULT_PORT = 29400
 _SERIES, _FIRST, _SPAN = 4, 20000, 10000
-"""If the scheduler numbers its jobs, a job tries four ports in turn. They are from a range outside
-of the kernel's ephemeral ports."""
+"""If the scheduler numbers its jobs, a job tries four ports in turn. They are outside of the
+kernel's ephemeral port range."""
 
 
 class Rendezvous(Record):
-    """How one launcher finds the others."""
+    """How one launcher finds the other launchers."""
 
     host: str
     ports: tuple[int, ...]
-    """The coordinator listens on the first of them that is free."""
+    """The coordinator listens on the first of these ports that is free."""
     of_source: bool
     """Whether the source set the port for rank 0's store. The store then gets another port."""
     job_key: str
     """A text that all launchers of the job know, and launchers of other jobs do not."""
     rank: int | None
-    """This launcher's number; None if the coordinator assigns it."""
+    """This launcher's number; None if the coordinator assigns the number."""
     leads: Literal["yes", "no", "first"]
-    """Whether this launcher is the coordinator; ``first``: only if it gets the port."""
+    """Whether this launcher is the coordinator. ``first``: it is if it is the first to listen on
+    the port."""
 
 
 def choose_rendezvous(options: TrainOptions, location: Location, topology: Topology) -> Rendezvous:
-    """Return where the launchers connect to each other. Raises ConfigError if nothing determines
-    it."""
+    """Return the address at which the launchers connect to each other.
+
+    Raises ConfigError if neither the options nor the source of the nodes determine the address.
+    """
     allocation = location.allocation
     host, port = rendezvous_endpoint(options)
     port_of_source = None
@@ -94,7 +98,10 @@ def choose_rendezvous(options: TrainOptions, location: Location, topology: Topol
 
 
 def choose_rendezvous_without_plan(options: TrainOptions, location: Location) -> Rendezvous:
-    """Return the rendezvous of a launcher that has no plan. Raises ConfigError."""
+    """Return the rendezvous of a launcher that has no plan because of an error.
+
+    Raises ConfigError if nothing determines the address.
+    """
     allocation, master = location.allocation, None
     if len(allocation.hosts) > 1:
         own_name = location.name if location.here == 0 else None
@@ -112,8 +119,8 @@ def choose_rendezvous_without_plan(options: TrainOptions, location: Location) ->
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:
-    """Return this launcher's number: the rank of its node, or of its worker with one launcher per
-    worker."""
+    """Return this launcher's number: the rank of its node, or if each worker has its own launcher,
+    of its worker."""
     if not location.ranked:
         return None
     allocation, here = location.allocation, topology.here
@@ -124,7 +131,7 @@ def _own_number(location: Location, topology: Topology) -> int | None:
 
 
 def check_joinable(location: Location, topology: Topology) -> None:
-    """Raise ConfigError for options that one launcher per node cannot meet."""
+    """Raise ConfigError for options that do not work with one launcher per node."""
     if topology.spares:
         raise ConfigError(
             f"--spares {counted(len(topology.spares), 'node')}: {location.who} starts a launcher "

@@ -1,8 +1,8 @@
 """The plan of each attempt of a job on several nodes, made from the surveys of its hosts. No I/O.
 
-Hosts are numbered: first those that are to train, then the spares, then those that --discover has
-found later. The number of a host never changes. Node ranks are assigned anew for each attempt, in
-the order of the numbers.
+Hosts are numbered: first the hosts that are planned as nodes, then the spares, then those that
+--discover has found later. The number of a host never changes. Node ranks are assigned anew for
+each attempt, in the order of the numbers.
 """
 
 from __future__ import annotations
@@ -102,23 +102,23 @@ class SurveyedPlanner:
 
     @property
     def hosts(self) -> tuple[Node, ...]:
-        """The hosts that may take part, by number."""
+        """The hosts that may become nodes, by number."""
         return self._hosts
 
     @property
     def here(self) -> int | None:
-        """The number of this machine; None if it is not in the list."""
+        """The number of this machine; None if this machine is not in the list."""
         return self._here
 
     def is_here(self, host: str) -> bool:
-        """Return whether a host is this machine. Also knows hosts that were discovered later."""
+        """Return whether a host is this machine. Hosts discovered later are compared, too."""
         if self._here_name is not None or self._facts.surroundings is None:
             return host == self._here_name
         return is_this_machine(host, self._facts.surroundings.identity)
 
     @property
     def spares(self) -> int:
-        """How many hosts are kept ready while all hosts are reachable."""
+        """How many hosts remain unused while all hosts are reachable."""
         return self._spares
 
     @property
@@ -138,8 +138,8 @@ class SurveyedPlanner:
     def update_hosts(self, output: str) -> tuple[Node, ...]:
         """Update the hosts from the output of the --discover command.
 
-        Returns the hosts that may take part now. Known hosts keep their numbers, new ones get the
-        next ones. Raises ConfigError if the output is not a list of hosts.
+        Return the hosts that are available now. Known hosts keep their numbers; new hosts get the
+        next numbers. Raises ConfigError if the output is not a list of hosts.
         """
         from distlaunch.planning.hosts.from_options import discovered_hosts
 
@@ -202,9 +202,9 @@ class SurveyedPlanner:
     def plan_attempt(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
         """Plan an attempt with the hosts that have been surveyed.
 
-        Returns the numbers of the chosen hosts in the order of their ranks, and the plan. Raises
-        NodesError if there are too few, NodesDifferError if their scripts differ, ConfigError if
-        the options cannot be met.
+        ``surveys`` are by the number of the host. Return the numbers of the chosen hosts in the
+        order of their ranks, and the plan. Raises NodesError if there are too few hosts,
+        NodesDifferError if their scripts differ, ConfigError if the options cannot be satisfied.
         """
         members = self._choose_nodes(surveys)
         options, chosen = self._options, {number: surveys[number] for number in members}
@@ -297,8 +297,8 @@ class SurveyedPlanner:
     ) -> MasterChoice:
         """Return the master address that all nodes of the attempt have reached.
 
-        ``surveys`` and ``reached`` are by node rank. Raises LaunchError if there is no such
-        address.
+        ``surveys`` and ``reached`` are by node rank. Raises LaunchError if no address was reached
+        by all.
         """
         names = self._hosts_of_ranks
         hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
@@ -319,8 +319,8 @@ class SurveyedPlanner:
         )
 
     def _choose_nodes(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
-        """Return the numbers of the hosts that become nodes. Raises NodesError if there are too
-        few."""
+        """Return the numbers of the hosts that become nodes. Raises NodesError if too few hosts
+        were surveyed."""
         fewest, most = self.bounds
         there = [number for number in sorted(surveys) if self._hosts[number].host in self._listed]
         wanted = max(fewest, min(most, len(self._listed) - self._options.spares))
@@ -352,7 +352,7 @@ class SurveyedPlanner:
     def _interpreter_notes(
         self, members: Sequence[int], interpreters: Sequence[Interpreter]
     ) -> list[str]:
-        """Return a note on the interpreters of the workers if they are not all the launcher's.
+        """Return a note on the workers' interpreters, unless all nodes use the launcher's.
 
         Each node is mentioned once per interpreter.
         """
@@ -374,16 +374,18 @@ class SurveyedPlanner:
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
     def _not_shown_yet(self, note: str, hosts: Sequence[str]) -> list[str]:
-        """Return the hosts for which this note has not been shown yet, and remember them."""
+        """Return the hosts for which this note has not been shown yet, and remember that it is
+        shown now."""
         known = self._shown_notes.setdefault(note, set())
         new = [host for host in hosts if host not in known]
         known.update(new)
         return new
 
     def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
-        """Add the workers' interpreter to a node.
+        """Return a node with the command line for its interpreter.
 
-        Also adds the variables that only make sense where the launcher's interpreter exists.
+        On a node that has the launcher's interpreter, add the variables of the launcher's software
+        installation.
         """
         same = mine.python == common or self._options.no_python
         own = (

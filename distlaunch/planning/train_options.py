@@ -1,8 +1,8 @@
 """The typed options of a job, set by the command line or the Python API. No I/O.
 
 Every field that is an option of the command line has a row in ``cli/option_table.py``; a test
-checks that. The commands of other launchers set the same fields, and a ``Dialect`` for the names
-that differ.
+checks this. The commands that accept another launcher's options set the same fields. A ``Dialect``
+has the names that differ.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ NO_LOCAL_RANK = f"-o local-rank=off leaves it out: {LOCAL_RANK_TOO}"
 
 
 class TrainOptions(Record):
-    """One ``train`` or ``plan`` command, parsed but not checked against the machine. ``None`` means
-    "not given"."""
+    """The options of one ``train`` or ``plan`` command, not yet checked against the machine.
+
+    ``None`` means that an option is not set.
+    """
 
     # what runs
     script: str | None = None
@@ -50,7 +52,7 @@ class TrainOptions(Record):
     include: str | None = None
     exclude: str | None = None
     spares: int = 0
-    """Hosts that are kept ready beside those that train."""
+    """Number of hosts in reserve, in addition to those that run workers."""
     spread: bool = False
     node_rank: int | None = None
     source: str = "auto"
@@ -118,9 +120,10 @@ class TrainOptions(Record):
     dry_run: bool = False
 
     given: Mapping[str, str] = {}
-    """By field: the option or variable that set it. May be empty if the Python API is used."""
+    """By field: the option or variable that set the field. May be empty if the Python API is
+    used."""
     whole_nodes: bool = False
-    """Set by a backend: a node has one worker, which uses all GPUs that there are, or none."""
+    """Set by a backend: a node has one worker, which uses all GPUs of the node, or none."""
     whole_gpus: int | None = None
     """How many GPUs that worker must have; ``None``: any number."""
 
@@ -129,8 +132,8 @@ class TrainOptions(Record):
         return self.given.get(field) or f"--{field.replace('_', '-')}"
 
     def who_set(self, *fields: str) -> str | None:
-        """Return what set the first of these fields that does not have its default; None if none
-        was set."""
+        """Return the option or variable that set the first of these fields with another value than
+        its default; None if all have defaults."""
         default = type(self)._defaults  # noqa: SLF001 - a record's own table
         return next(
             (self.named(field) for field in fields if getattr(self, field) != default[field]), None
@@ -148,7 +151,7 @@ class TrainOptions(Record):
 
     @property
     def needs_gpus(self) -> bool:
-        """Whether the plan depends on which GPUs there are."""
+        """Whether the plan depends on the GPUs of the nodes."""
         counts_processes = self.num_procs is not None or self.procs_per_node is not None
         on_cpu = self.device == "cpu" or (
             self.device == "auto" and counts_processes and not self.whole_nodes
@@ -160,30 +163,32 @@ _NO_TEXTS: Mapping[str, str] = {}
 
 
 class Dialect(Record):
-    """Names and settings that differ between ``train`` and another launcher's command. The defaults
-    are those of ``train``."""
+    """Names and settings that differ between ``train`` and another launcher's command.
+
+    The defaults are those of ``train``.
+    """
 
     layout: Layout = TRAIN
     """Names of the log files."""
     run_id: str | None = None
-    """Value of TORCHELASTIC_RUN_ID; None: the job's id."""
+    """Value of TORCHELASTIC_RUN_ID. None: the id of the job."""
     role: str = "default"
     """Value of ROLE_NAME."""
     prefix_columns: int | None = None
-    """Width of the prefix of each line on the console; None: that of a rank in brackets."""
+    """Width of the prefix of each line on the console. None: the width of a rank in brackets."""
     shows_bars: bool = True
-    """The console shows both streams of rank 0 if it shows that rank."""
+    """Whether the console shows both streams of rank 0 if it shows rank 0."""
     rank_macro: str | None = None
-    """Text in the script's arguments that stands for the local rank."""
+    """Placeholder in the script's arguments that is replaced by the local rank."""
     takes_typed: bool = False
-    """If stdin is a terminal and the launcher its foreground job, rank 0 of several workers reads
-    it."""
+    """Whether rank 0 of several workers reads the terminal, if stdin is a terminal and the launcher
+    its foreground job."""
     spelling: tuple[tuple[str, str], ...] = ()
-    """Replacements for hints and errors: a text with ``train``'s options, then the text of this
-    dialect. # stands for a number."""
+    """Replacements in hints and errors: a text with ``train``'s options, then the text of this
+    dialect. # matches a number."""
 
     def spelt(self, text: str) -> str:
-        """Return a message with the option names of this dialect in place of those of ``train``."""
+        """Return the message ``text`` with this dialect's option names instead of ``train``'s."""
         if not self.spelling:
             return text
         import re
@@ -209,7 +214,7 @@ _TRAIN = Dialect()
 
 
 class DropInOptions(TrainOptions):
-    """The options of another launcher's command, as far as ``train`` has them."""
+    """The options of another launcher's command that ``train`` has, too."""
 
     dialect: Dialect = _TRAIN
     texts: Mapping[str, str] = _NO_TEXTS
@@ -218,8 +223,8 @@ class DropInOptions(TrainOptions):
 class TorchrunOptions(TrainOptions):
     """The options of a ``torchrun`` command: those of ``train``, and the number of workers.
 
-    Workers see the devices that the launcher sees, unless ``isolate_gpus`` (or MIG) gives each its
-    own.
+    Workers see the same devices as the launcher, unless ``isolate_gpus`` or MIG gives each worker
+    one device.
     """
 
     workers: int | Literal["auto", "cpu", "gpu", "xpu"] = 1
@@ -229,9 +234,10 @@ class TorchrunOptions(TrainOptions):
 
     @property
     def needs_gpus(self) -> bool:
-        """Whether the plan depends on which GPUs there are.
+        """Whether the plan depends on the GPUs of this machine.
 
-        They are counted, shared, or waited for: a restart waits until their memory is free.
+        It does if GPUs are counted or shared among workers. It also does if restarts are allowed,
+        because a restart waits until the memory of GPUs is free.
         """
         counted = self.workers in ("auto", "gpu")
         return (
@@ -268,7 +274,7 @@ def counts_processes(options: TrainOptions) -> bool:
 
 
 def on_cpus(options: TrainOptions) -> bool:
-    """Return whether workers use no GPU, whatever there is."""
+    """Return whether workers use no GPU, even if the nodes have GPUs."""
     counted = counts_processes(options) and not options.whole_nodes
     return options.device == "cpu" or (counted and options.device != "cuda")
 

@@ -1,8 +1,8 @@
 """Compute how many workers each host runs. No I/O.
 
-The inputs are the requested sizes and the slots of the hosts. The requested sizes are met exactly,
-or ConfigError names the number of available slots. A count of None means that only the node itself
-can tell. Each node gets consecutive ranks.
+The inputs are the requested sizes and the slots of the hosts. Either the requested sizes are met
+exactly, or a ConfigError says how many slots are available. A count of None means that only a
+survey of the node can tell. Each node gets consecutive ranks.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from distlaunch.planning.train_options import (
 )
 
 Bounds = tuple[int, int] | None
-"""Smallest and largest number of nodes; None if neither user nor source set it."""
+"""Smallest and largest number of nodes; None if neither the user nor the source sets it."""
 Counts = Sequence[int | None]
 
 
 class PlannedHost(Record):
-    """A host that takes part."""
+    """A host of the job, with the number of workers that fit."""
 
     chosen: Chosen
     here: bool
-    """Whether it is this machine."""
+    """Whether the host is this machine."""
     room: int | None
-    """How many workers fit at most; None if only the node knows."""
+    """The largest number of workers that fit; None if only a survey of the node can tell."""
     found: bool = False
-    """Whether the host itself reported the room, and no list limits it. Errors about its devices
-    then tell more than errors about slots."""
+    """Whether the host itself reported ``room``, and no list limits it. In this case errors about
+    devices are more precise than errors about slots."""
     tasks: int | None = None
-    """How many launchers a scheduler has started there, each for one worker."""
+    """How many launchers a scheduler has started on the host, each for one worker."""
 
     @property
     def host(self) -> Host:
-        """The host as its source names it."""
+        """The host under the name that its source uses."""
         return self.chosen.host
 
     @property
@@ -67,8 +67,8 @@ class Request(Record):
 
     @property
     def total(self) -> int | None:
-        """The requested number of workers of the job. None if not set or ``auto``, which means all
-        slots."""
+        """The requested number of workers of the job. None if not set, or if set to ``auto``, which
+        means all slots."""
         gpus = None if self.options.num_gpus == "auto" else self.options.num_gpus
         return gpus if self.options.num_procs is None else self.options.num_procs
 
@@ -92,7 +92,7 @@ class Request(Record):
 def count_workers(candidates: Sequence[PlannedHost], request: Request) -> Counts:
     """Return the number of workers of each host; 0 for a host that is not needed.
 
-    Raises ConfigError if there is not enough room.
+    Raises ConfigError if the hosts have too few slots.
     """
     total, per_node = request.total, request.per_node
     counts: Counts
@@ -124,13 +124,14 @@ class IdleHosts(Record):
 
     text: str
     by_mistake: bool
-    """Whether the user probably wanted workers on them."""
+    """Whether the user probably wanted workers on these hosts."""
 
 
 def explain_idle(candidates: Sequence[PlannedHost], counts: Counts, request: Request) -> IdleHosts:
     """Return the message on the hosts that get no worker.
 
-    Raises ConfigError if a scheduler granted them and no option gives them up.
+    Raises ConfigError if a scheduler granted these hosts and no option leaves them unused on
+    purpose.
     """
     total = request.total or 0
     size = f"{request.total_name} {total}"
@@ -166,9 +167,9 @@ def explain_idle(candidates: Sequence[PlannedHost], counts: Counts, request: Req
 
 
 def pack(total: int, slots: Sequence[int]) -> list[int]:
-    """Fill each node before the next one. Returns the workers of each node.
+    """Return the workers of each node if each node is filled before the next one.
 
-    There must be enough slots.
+    The sum of ``slots`` must be at least ``total``.
     """
     left = total
     counts: list[int] = []
@@ -179,10 +180,10 @@ def pack(total: int, slots: Sequence[int]) -> list[int]:
 
 
 def spread(total: int, slots: Sequence[int]) -> list[int]:
-    """Assign one worker to each node in turn, as long as it has room. Returns the workers of each
-    node.
+    """Return the workers of each node if one worker is assigned to each node in turn, while the
+    node has slots.
 
-    There must be enough slots.
+    The sum of ``slots`` must be at least ``total``.
     """
     counts = [0] * len(slots)
     left, level = total, 0
@@ -198,7 +199,8 @@ def spread(total: int, slots: Sequence[int]) -> list[int]:
 
 
 def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
-    """Return for each local rank how many nodes have such a worker: Horovod's CROSS_SIZE.
+    """Return for each local rank how many nodes have a worker with this local rank: Horovod's
+    CROSS_SIZE.
 
     Slots 3, 1, 2 give 3, 2, 1.
     """
@@ -215,11 +217,11 @@ def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
 
 
 def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each node the index of its workers among those of the same local rank: Horovod's
-    CROSS_RANK.
+    """Return for each node the index of its workers among all workers with the same local rank:
+    Horovod's CROSS_RANK.
 
-    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1): of the two workers with local rank 1, the third
-    node's is the second.
+    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1). Two workers have local rank 1, and the one on the
+    third node is the second of them.
     """
     before = [0] * max(slots, default=0)
     ranks: list[tuple[int, ...]] = []
@@ -231,7 +233,8 @@ def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _check_room(count: int, candidate: PlannedHost, problem: str, request: Request) -> int:
-    """Return ``count`` if the host has room for it. Raises ConfigError."""
+    """Return ``count`` if the host has that many slots. Raises ConfigError, with ``problem``, if it
+    has fewer."""
     room = candidate.room
     # The slots of a scheduler do not limit workers on CPUs. A filter of the user does.
     free = (
@@ -252,7 +255,8 @@ def _check_room(count: int, candidate: PlannedHost, problem: str, request: Reque
 def _total_and_each(
     total: int, per_node: int, candidates: Sequence[PlannedHost], request: Request
 ) -> Counts:
-    """Return the counts if both the total and the number per node are set, which give the nodes."""
+    """Return the counts if both the total and the number per node are set. Together they determine
+    the number of nodes."""
     names = f"{request.total_name} {total} and {request.each_name} {per_node}"
     nodes, rest = divmod(total, per_node)
     if rest:
@@ -312,7 +316,8 @@ def _spread_or_pack(total: int, candidates: Sequence[PlannedHost], request: Requ
 
 
 def _enough(rooms: Counts, total: int) -> bool:
-    """Return whether the hosts before the first one of unknown size have room for the total."""
+    """Return whether the hosts before the first one of unknown size have at least ``total``
+    slots."""
     left = total
     for room in rooms:
         if left <= 0 or room is None:

@@ -1,7 +1,8 @@
 """Batch systems. No I/O.
 
-A script of PBS, LSF or SGE stands for the whole job. Flux numbers its tasks, AWS Batch the nodes of
-a multi-node job. Slots are what the site counts, mostly cores. If GPUs are listed, they decide.
+A launcher in a script of PBS, LSF or SGE starts the whole job. Flux numbers its tasks, and AWS
+Batch the nodes of a multi-node job, each with a launcher. Slots are the unit that the site counts,
+mostly cores. If GPUs are listed, they are the slots.
 
 Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid
 Engine's of qsub (PE_HOSTFILE), flux-environment(7), the user guide of AWS Batch.
@@ -68,7 +69,11 @@ def files(environ: Environ, system: str) -> tuple[str, ...]:
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
-    """Return the job's hosts; None if it is another system. Raises IncompleteError and ConfigError."""
+    """Return the job's hosts; None if the variables of ``system`` are not set.
+
+    Raises IncompleteError if some of them are missing, and ConfigError if they are invalid or
+    contradict each other.
+    """
     match system:
         case "flux":
             return find_task(_FLUX, environ)
@@ -86,7 +91,7 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
     """Return the hosts of the node file, which has a line per slot (Torque: ppn, OpenPBS:
     mpiprocs).
 
-    GPUs come from Torque's GPU file.
+    GPUs are read from Torque's GPU file.
     """
     path = _own_file(environ, "pbs", "PBS_NODEFILE")
     if path is None:
@@ -128,8 +133,11 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
-    """Return the CPUs granted on the script's node. PBS sets them; for others, one kind of slots
-    does."""
+    """Return the CPUs granted on the script's node; None if not known.
+
+    PBS has a variable for it. For other systems, the number of slots is used if all hosts have the
+    same.
+    """
     if system == "pbs":
         name = "NCPUS" if text(environ, "NCPUS") is not None else "PBS_NUM_PPN"
         return number(environ, name, least=1, most=_MOST_SLOTS)
@@ -137,7 +145,7 @@ def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
 
 
 def _own_file(environ: Environ, system: str, variable: str) -> str | None:
-    """Return the path in a system's variable; None outside of the system."""
+    """Return the path in a system's variable; None if this is no job of the system."""
     job, path = text(environ, _JOBS[system]), text(environ, variable)
     if job is None and path is None:
         return None
@@ -222,11 +230,11 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _aws_batch(environ: Environ) -> Allocation | None:
-    """Return the nodes of a multi-node job, and which is this one.
+    """Return the nodes of a multi-node job, and the rank of this node.
 
     Batch stops all nodes when the main node exits and uses its exit code for the job. So the main
-    node gets rank 0, whatever its index, and nodes with lower indexes move up by one. Only the
-    other nodes have its address.
+    node gets rank 0, whatever its index, and the ranks of nodes with lower indexes are higher by
+    one. Only the other nodes have the main node's address.
     """
     if text(environ, _AWS_INDEX) is None and text(environ, _AWS_COUNT) is None:
         return None
@@ -264,7 +272,8 @@ def _aws_batch(environ: Environ) -> Allocation | None:
 
 
 def _nodes_of_aws_batch(main: int, count: int, address: str) -> tuple[Host, ...]:
-    """Return the hosts by node rank; the index is all that a node knows of another but the main one."""
+    """Return the hosts by node rank. Of hosts other than the main node, a node knows only the
+    index."""
     others = (index for index in range(count) if index != main)
     return (
         Host(name=address),

@@ -102,14 +102,15 @@ SYSTEMS = {
 
 
 def files(environ: Environ, system: str) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
-    """Return the paths of the files that this system needs."""
+    """Return the paths of the files that the system ``system`` needs."""
     return (DETERMINED_FILE,) if system == "determined" else ()
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
-    """Return the platform's nodes and which is this one; None if it is another platform.
+    """Return the platform's nodes and the rank of this node; None if the variables of ``system``
+    are not set.
 
-    Raises ConfigError.
+    Raises ConfigError if the variables are invalid or contradict each other.
     """
     if system == "vertex":
         return _vertex(environ)
@@ -120,10 +121,10 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
 
 
 def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
-    """Return the allocation with one launcher per worker, if Azure ML started several processes per
+    """Return the allocation with one launcher per worker if Azure ML started several processes per
     node.
 
-    Azure ML then sets torch's variables for each process.
+    In this case Azure ML has set torch's variables for each process.
     """
     world, rank, local = (number(environ, each) for each in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if world is None or rank is None:
@@ -148,7 +149,8 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
 
 
 def _vertex(environ: Environ) -> Allocation | None:
-    """Return the replicas in CLUSTER_SPEC: pool 0 is the primary one, pool 1 the workers.
+    """Return the replicas in CLUSTER_SPEC. Pool 0 has the primary replica, pool 1 the other
+    workers.
 
     Pools 2 and 3 (servers, evaluators) do not train.
     """

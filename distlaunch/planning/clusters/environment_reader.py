@@ -11,13 +11,13 @@ from distlaunch.planning.allocation import Host, Origin, Unit, ValueName
 
 Environ = Mapping[str, str]
 Texts = Mapping[str, str | None]
-"""Contents of files by path. None or no entry for an unreadable file."""
+"""Contents of files by path. For an unreadable file, the value is None or missing."""
 
 MOST_HOSTS = 1 << 17
-"""Largest number of hosts of a job. A larger number is taken for a mistake."""
+"""Largest number of hosts of a job. A larger number is considered a mistake."""
 NUM_NODES, NODE_RANK = "--num-nodes", "--node-rank"
-"""The options, which are passed with a system's variables under these names. Used if the variables
-do not tell enough."""
+"""Names under which the options --num-nodes and --node-rank are added to a system's variables. A
+system reads them if its own variables lack these values."""
 IGNORE_HINT = (
     "if it is left over from something else, unset it, or use --source flags to read "
     "nothing from the environment"
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class IncompleteError(ConfigError):
-    """Some variables of a system are set, but too few to use any of them.
+    """Some variables of a system are set, but not all that are required.
 
-    If they prove that this launcher is one ``of_several``, that is an error unless another system
-    determines more, because each launcher would train alone. If not, it is a note, and an error
-    only if ``--source`` names this system.
+    If the variables prove that this launcher is one ``of_several``, this is an error unless another
+    system determines the nodes, because each launcher would train alone. Otherwise it is a note,
+    and an error only if ``--source`` names this system.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class IncompleteError(ConfigError):
 
 
 def text(environ: Environ, name: str) -> str | None:
-    """Return the stripped value of a variable; None if it is unset or blank."""
+    """Return the stripped value of a variable; None if the variable is unset or blank."""
     value = environ.get(name)
     return (value.strip() or None) if value is not None else None
 
@@ -57,8 +57,10 @@ def shown(environ: Environ, name: str) -> str:
 
 
 def number(environ: Environ, name: str, *, least: int = 0, most: int = MOST_HOSTS) -> int | None:
-    """Return a whole number; None if the variable is unset or blank. Raises ConfigError for other
-    values."""
+    """Return the integer in a variable; None if the variable is unset or blank.
+
+    Raises ConfigError if the value is no number between ``least`` and ``most``.
+    """
     value = text(environ, name)
     if value is None:
         return None
@@ -80,9 +82,10 @@ def needed(
     of_several: bool = False,
     **limits: int,
 ) -> T:
-    """Return the value of a required variable.
+    """Return the value of a required variable, read by ``read``.
 
-    ``because`` is the variable that makes it required. Raises IncompleteError that names both.
+    ``because`` is the variable that makes it required. Raises IncompleteError, which names both
+    variables, if the required one is not set.
     """
     value = read(environ, name, **limits)
     if value is None:
@@ -93,7 +96,7 @@ def needed(
 
 
 def is_several(environ: Environ, *names: str) -> bool:
-    """Return whether one of these variables is a number above one."""
+    """Return whether one of these variables holds a number above one."""
     values = (text(environ, name) or "" for name in names)
     return any(
         value.isascii() and value.isdecimal() and value.lstrip("0") not in {"", "1"}
@@ -102,7 +105,8 @@ def is_several(environ: Environ, *names: str) -> bool:
 
 
 def contradiction_error(environ: Environ, first: str, second: str, why: str) -> ConfigError:
-    """Return the error for two variables that contradict each other."""
+    """Return the error for two variables that contradict each other. ``why`` explains the
+    contradiction."""
     return ConfigError(
         f"{shown(environ, first)} and {shown(environ, second)} contradict each other: {why}",
         hint=IGNORE_HINT,
@@ -110,9 +114,10 @@ def contradiction_error(environ: Environ, first: str, second: str, why: str) -> 
 
 
 def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
-    """Return a host name or address after a check. Raises ConfigError.
+    """Return ``name`` if it is a host name or address. Raises ConfigError if it is not.
 
-    The check matters because names are passed to other programs as arguments.
+    The check matters because names become arguments of other programs. ``where`` is the source of
+    the name, for the error, and ``hint`` the error's hint.
     """
     usable = all(char.isascii() and (char.isalnum() or char in _HOST_PUNCTUATION) for char in name)
     if not usable or not name or name.startswith("-") or len(name) > _LONGEST_NAME:
@@ -121,8 +126,11 @@ def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
 
 
 def host_or_address(name: str, where: str, *, hint: str) -> str:
-    """Return the host of an endpoint. If it looks like an address it must be one. Raises
-    ConfigError."""
+    """Return the host of an endpoint. Raises ConfigError if it is neither a host name nor a valid
+    address.
+
+    ``where`` is the source of the name, for the error, and ``hint`` the error's hint.
+    """
     host_name(name, where, hint=hint)
     if ":" in name or "%" in name or ("." in name and name.rpartition(".")[2].isdecimal()):
         import ipaddress
@@ -137,7 +145,7 @@ def host_or_address(name: str, where: str, *, hint: str) -> str:
 def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
     """Return host and port of ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6 address.
 
-    Raises ConfigError.
+    Raises ConfigError if the variable has none of these forms.
     """
     value = text(environ, name)
     if value is None:
@@ -224,7 +232,8 @@ def job_id(value: str | None) -> str | None:
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
     """Return the lines of a system's file that are not blank, each with ``path:line``.
 
-    ``variable`` names the file. Raises ConfigError if there is no such line or no such file.
+    ``variable`` is the variable that names the file. Raises ConfigError if the file is missing or
+    has only blank lines.
     """
     content = texts.get(path)
     if content is None:
@@ -248,7 +257,10 @@ def numbered_hosts(
     slots: int | None = None,
     unit: Unit = "workers",
 ) -> tuple[Host, ...]:
-    """Return hosts of which at most the first name is known, unless ``name`` makes the other names."""
+    """Return ``count`` hosts. The first is named ``first``, the others by ``name``.
+
+    Without ``name`` the other hosts get placeholders and are not ``known``.
+    """
     make = name or "node-{}".format
     names = (first if index == 0 and first else make(index) for index in range(count))
     known = (name is not None or (index == 0 and bool(first)) for index in range(count))
@@ -265,7 +277,7 @@ def same_slots(
 
 
 class Origins:
-    """Collects where each value of an allocation comes from."""
+    """Collects the source of each value of an allocation."""
 
     def __init__(self, environ: Environ) -> None:
         self._environ = environ
@@ -283,12 +295,13 @@ class Origins:
         )
 
     def lost(self, name: str, why: str) -> tuple[str, ...]:
-        """Return why a variable is not used; nothing if it is not set."""
+        """Return a text that says ``why`` a variable is not used; nothing if the variable is not
+        set."""
         return (f"{shown(self._environ, name)}: {why}",) if name in self._environ else ()
 
     def add_port(self, port: int | None, *names: str) -> None:
-        """Add the master port if there is one. Its source is the first of these variables that is
-        set."""
+        """Add the master port, if there is a port. Its source is the first of these variables that
+        is set."""
         if port is not None:
             self.add(
                 "master port",

@@ -1,8 +1,8 @@
-"""Which pod of a job this is, by the controller that made it. No I/O.
+"""The pods of a job and the rank of this pod, by the controller that created the pod. No I/O.
 
-Each controller has a function. The first one that finds its own variables decides. For all of them
-RANK means the pod's index, never a process's. Pods of an Indexed Job, a JobSet or a StatefulSet are
-numbered only by their names, and --num-nodes sets how many there are.
+Each controller has a function. The first function that finds its controller's variables decides. In
+all of them RANK is the pod's index, never a process's. Pods of an Indexed Job, a JobSet or a
+StatefulSet are numbered only by their names; --num-nodes sets the number of pods.
 
 Sources: Kubernetes' documentation, and the source code of Kubeflow Trainer 2.3 and 1.9
 (PyTorchJob), mpi-operator (v2beta1), JobSet, LeaderWorkerSet and Volcano's plugins.
@@ -47,7 +47,7 @@ _OTHER_READERS = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "VC_TASK_INDEX", "VK_TAS
 _OF_TORCHRUN_WORKERS = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
 _HOSTS_FILE = "/etc/hosts"
 _OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
-"""If one of them is set, RANK is a process's and not the pod's."""
+"""If one of these variables is set, RANK is the rank of a process and not of the pod."""
 _Naming = Callable[[int], str]
 _COUNT_HINT = (
     "use --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
@@ -66,9 +66,10 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Return the pods of the job and which is this one; None in a pod that stands alone.
+    """Return the pods of the job and the rank of this pod; None in a pod that trains alone.
 
-    Raises IncompleteError and ConfigError.
+    Raises IncompleteError if some of the controller's variables are missing, and ConfigError if
+    variables are invalid or contradict each other.
     """
     role = text(environ, "K_MPI_JOB_ROLE")
     if role is not None:
@@ -83,7 +84,7 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
 
 
 def _is_numbered_by_name(environ: Environ) -> bool:
-    """Return whether this pod has a number: a completion index, or one at the end of its name."""
+    """Return whether this pod has a completion index, or a number at the end of its name."""
     if text(environ, "JOB_COMPLETION_INDEX") is not None:
         return True
     return "KUBERNETES_SERVICE_HOST" in environ and _ordinal(text(environ, "HOSTNAME")) is not None
@@ -188,7 +189,8 @@ def _torch_job(environ: Environ) -> Allocation:
 
 
 def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) -> int | None:
-    """Return the pod's index from PET_NODE_RANK, --node-rank or the Job's index; None if elastic."""
+    """Return the pod's index from PET_NODE_RANK, --node-rank or the Job's index; None in an elastic
+    job."""
     sources = ("PET_NODE_RANK", NODE_RANK, "JOB_COMPLETION_INDEX")
     source = next((each for each in sources if text(environ, each) is not None), sources[0])
     rank = number(environ, source)
@@ -261,8 +263,8 @@ def _naming_of_master(master: str | None) -> _Naming | None:
 
 
 def _leader_worker_set(environ: Environ) -> Allocation:
-    """Return the pods of a LeaderWorkerSet's group. The leader is worker 0 and the others are named
-    after it."""
+    """Return the pods of a LeaderWorkerSet's group. The leader is worker 0; the names of the others
+    are derived from its name."""
     later = text(environ, "LWS_WORKER_INDEX") not in {None, "0"}
     size = needed(environ, "LWS_GROUP_SIZE", number, "LWS_WORKER_INDEX", of_several=later, least=1)
     index = needed(environ, "LWS_WORKER_INDEX", number, "LWS_GROUP_SIZE", of_several=size > 1)
@@ -291,8 +293,11 @@ def _leader_worker_set(environ: Environ) -> Allocation:
 
 
 def _find_volcano(environ: Environ) -> Allocation:
-    """Return the pods of a Volcano job and which is this one. Raises IncompleteError and
-    ConfigError."""
+    """Return the pods of a Volcano job and the rank of this pod.
+
+    Raises IncompleteError if a plugin's variables are missing, and ConfigError if they contradict
+    each other.
+    """
     found = Origins(environ)
     tasks = _tasks(environ)
     if text(environ, "RANK") is not None and text(environ, "WORLD_SIZE") is not None:
@@ -331,7 +336,7 @@ def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
 
 
 def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins) -> Allocation:
-    """Return the pods as the plugin pytorch numbers them: RANK and WORLD_SIZE count pods."""
+    """Return the pods as Volcano's plugin pytorch numbers them: RANK and WORLD_SIZE count pods."""
     size = number(environ, "WORLD_SIZE", least=1) or 1
     rank = number(environ, "RANK") or 0
     if rank >= size:
@@ -377,7 +382,8 @@ def _allocation(
 def _own_place(
     environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple[str, ...], found: Origins
 ) -> int:
-    """Return the index of this pod by its name, or by its task index in a job with one task."""
+    """Return the index of this pod, found by its name, or by its task index if the job has one
+    task."""
     pod = text(environ, "HOSTNAME")
     matches = [
         position
@@ -402,10 +408,9 @@ def _own_place(
 
 
 def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
-    """Return numbered pods and which is this one; None without a number or if each pod trains
-    alone.
+    """Return numbered pods and the rank of this pod; None if the pod has no number or trains alone.
 
-    Raises ConfigError.
+    Raises ConfigError if the variables contradict each other.
     """
     size = _size(environ)
     if not _is_numbered_by_name(environ):
@@ -481,7 +486,7 @@ def _size(environ: Environ) -> int | None:
 def _check_alone(environ: Environ, size: int | None) -> None:
     """Raise IncompleteError if a controller numbers pods by RANK alone (PyTorchJob before 1.6).
 
-    WORLD_SIZE may then count pods or processes, so it cannot be used.
+    In that case WORLD_SIZE may count pods or processes, so it cannot be used.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
         return
@@ -545,8 +550,10 @@ def _ordinal(pod: str | None) -> int | None:
 
 
 def _naming(pod: str | None, full: str | None, rank: int) -> _Naming | None:
-    """Return a function for the pods' names, derived from this one's; None if it does not end in
-    ``rank``."""
+    """Return a function that gives the name of the pod with an index, derived from this pod's name.
+
+    Return None if this pod's name does not end in ``rank``.
+    """
     if pod is None or _ordinal(pod) != rank:
         return None
     stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)

@@ -70,8 +70,9 @@ def files(environ: Environ, system: str) -> tuple[str, ...]:  # noqa: ARG001 - a
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Return the processes and which is this one; None if this system did not start it.
+    """Return the processes and the rank of this one; None if ``system`` did not start it.
 
-    Raises ConfigError.
+    Raises IncompleteError if some variables are missing, and ConfigError if they contradict each
+    other.
     """
     return find_task(SYSTEMS[system], environ)

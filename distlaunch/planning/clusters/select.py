@@ -1,9 +1,10 @@
 """Chooses the system whose variables describe the job, by precedence. No I/O.
 
-The user's lists (--hosts, --hostfile, --discover) come before all systems and are read elsewhere.
-Among systems the innermost launcher comes first: one that started this very process (mpirun), then
-platforms and schedulers that start one launcher per node or task, then those whose script stands
-for the whole job. In a plain shell only the names below are looked up, and no module is imported.
+The user's lists (--hosts, --hostfile, --discover) take precedence over all systems;
+``hosts.from_options`` reads them. Among systems, the one whose launcher is closest to this process
+takes precedence: first a system that started this very process (mpirun), then platforms and
+schedulers that start one launcher per node or task, then schedulers that only run a script for the
+whole job. In a plain shell only the names below are looked up, and no module is imported.
 """
 
 from __future__ import annotations
@@ -83,17 +84,19 @@ class _Source(Protocol):
     """The functions of each module of systems."""
 
     def files(self, environ: Mapping[str, str], system: str) -> tuple[str, ...]:
-        """Return the paths of the files that this system needs."""
+        """Return the paths of the files that the system ``system`` needs."""
 
     def find(
         self, environ: Mapping[str, str], texts: Mapping[str, str | None], system: str
     ) -> Allocation | None:
-        """Return what the system's variables describe; None if they are not set."""
+        """Return the allocation that the system's variables describe; None if they are not set."""
 
 
 def files(environ: Mapping[str, str], *, wanted: str = "auto") -> tuple[str, ...]:
-    """Return the paths of the files whose texts ``select`` needs. Raises ConfigError for an unknown
-    name."""
+    """Return the paths of the files whose texts ``select`` needs.
+
+    ``wanted`` is the value of --source. Raises ConfigError if it is not one of ``NAMES``.
+    """
     paths: dict[str, None] = {}
     for name, module in _candidates(environ, wanted):
         paths.update(dict.fromkeys(_load(module).files(environ, name)))
@@ -111,13 +114,14 @@ def select(
     """Return the allocation of the system that started this launcher; None in a plain shell.
 
     The second value, for ``--explain``, lists the other variables with the reason why they are not
-    used. The third value has notes for the user on systems that say too little, if no other system
-    determines the nodes.
+    used. The third value has notes for the user about systems with incomplete variables, if no
+    other system determines the nodes.
 
-    ``texts``: the contents of ``files()``, None for an unreadable one. ``wanted``: one of
-    ``NAMES``. ``num_nodes`` and ``node_rank`` are the options, for systems that say less than is
-    needed (an Indexed Job). Raises ConfigError if variables contradict each other, if ``wanted``
-    does not apply, and if this launcher is one of several but its rank is not known.
+    ``texts``: the contents of ``files()``, None for an unreadable file. ``wanted``: the value of
+    --source, one of ``NAMES``. ``num_nodes`` and ``node_rank``: the options, for systems whose
+    variables lack them (an Indexed Job). Raises ConfigError if variables contradict each other, if
+    the system ``wanted`` has no variables here, and if this launcher is one of several but its rank
+    is not known.
     """
     environ = _with_options(environ, num_nodes, node_rank)
     lost: list[str] = []
@@ -228,7 +232,11 @@ def _marker_of(environ: Mapping[str, str], name: str) -> str:
 
 
 def _check_same_process(environ: Mapping[str, str], winner: Allocation, other: Allocation) -> str:
-    """Compare two MPI systems that both numbered this process. Raises ConfigError if they differ."""
+    """Compare two MPI systems that both numbered this process. Raises ConfigError if the numbers
+    differ.
+
+    Return the reason why the variables of ``other`` are not used.
+    """
     mine, its = _marker_of(environ, winner.source), _marker_of(environ, other.source)
     numbers = (winner.node_rank, winner.local_rank, len(winner.hosts))
     if numbers != (other.node_rank, other.local_rank, len(other.hosts)):

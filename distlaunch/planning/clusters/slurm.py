@@ -1,8 +1,8 @@
 """The nodes, workers and GPUs that Slurm granted a job or a step. No I/O.
 
-A batch script and the shell of ``salloc`` stand for the whole job (part ``all``). In a step only
-``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` describe the step. The job's variables are
-still set, but wrong for a smaller step.
+In a batch script and in the shell of ``salloc``, the launcher starts the whole job (part ``all``).
+In a step only ``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` describe the step. The job's
+variables are set in a step, too, but are wrong if the step is smaller than the job.
 
 Sources: recorded environments of Slurm 22.05.8, and the manuals of sbatch, salloc and srun.
 """
@@ -39,8 +39,8 @@ _SAME_IN_A_STEP = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
 )
-"""Variables that Slurm sets twice, to equal values, for the tasks of a step. In a batch script the
-second ones are the job's."""
+"""Pairs of variables that Slurm sets to equal values for the tasks of a step. In a batch script the
+second one describes the job."""
 _MOST_TASKS = 1 << 22
 _MOST_COMPONENTS = 1024
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -57,9 +57,10 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Return what Slurm granted and which node is this one; None outside of Slurm.
+    """Return the nodes that Slurm granted and the rank of this node; None outside of Slurm.
 
-    Raises IncompleteError and ConfigError.
+    Raises IncompleteError if some variables are missing, and ConfigError if they are invalid or
+    contradict each other.
     """
     if text(environ, "SLURM_JOB_ID") is None and text(environ, "SLURM_JOB_NODELIST") is None:
         return None
@@ -88,11 +89,12 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
 
 
 class _Granted(Record):
-    """This node's GPUs; None if they are not known."""
+    """This node's GPUs. Fields are None if not known."""
 
     count: int | None = None
     devices: tuple[str, ...] | None = None
-    """The mask, if Slurm's own variables have as many GPUs; None if something else set it."""
+    """The ids in the device mask, if the mask has as many GPUs as Slurm's variables; None if
+    something else set the mask."""
 
     def on(self, host: Host) -> Host:
         """Return the host with its granted GPUs; unchanged if none are known."""
@@ -102,11 +104,11 @@ class _Granted(Record):
 
 
 def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Granted:
-    """Return this node's GPUs: from the mask (set for this task, or by the user), a list, or a
-    number.
+    """Return this node's GPUs: from the device mask (set for this task, or by the user), a list, or
+    a number.
 
-    ``SLURM_JOB_GPUS`` is used only outside of a step: in one it is the job's, maybe of another
-    node.
+    ``SLURM_JOB_GPUS`` is used only outside of a step. In a step it lists GPUs of the job, perhaps
+    on another node.
     """
     own_list = "SLURM_STEP_GPUS" if in_step else "SLURM_JOB_GPUS"
     is_in_job = any(
@@ -153,7 +155,7 @@ def _gpus_of_hosts(
 ) -> list[int | None]:
     """Return the GPUs of each host of a job or component, as far as the request determines them.
 
-    Raises ConfigError.
+    Raises ConfigError if a variable is invalid.
     """
     name = f"SLURM_GPUS_PER_NODE{suffix}"
     if (per_node := _typed_count(environ, name)) is not None:
@@ -270,7 +272,10 @@ def _nodes_of(environ: Environ, variable: str) -> list[str]:
 
 
 def _counts_of(environ: Environ, variable: str) -> list[int] | None:
-    """Return ``2(x3),1`` as 2, 2, 2, 1; None if unset. Raises ConfigError that names the variable."""
+    """Return the numbers in ``2(x3),1`` as 2, 2, 2, 1; None if the variable is unset.
+
+    Raises ConfigError, which names the variable, if it has another form.
+    """
     value = text(environ, variable)
     return None if value is None else list(parse_counts(value, where=variable))
 
@@ -492,10 +497,11 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
 
 
 def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
-    """Return a note in a shell of ``srun --pty``: nothing starts launchers for the step's other
-    tasks.
+    """Return a note if this may be a shell of ``srun --pty``: srun starts no launcher for the
+    step's other tasks there.
 
-    Steps that are started in such a shell inherit the variable, so this may be one of them.
+    Steps started in such a shell inherit the variable SLURM_PTY_PORT, so the launcher may also be
+    in such a step.
     """
     if "SLURM_PTY_PORT" not in environ or tasks == 1:
         return ()
@@ -531,8 +537,11 @@ def _unused_list(environ: Environ, name: str, number_of_ids: int, number_in_mask
 
 
 def _typed_count(environ: Environ, name: str) -> int | None:
-    """Return the number in ``4``, ``a100:4``, ``volta:3,kepler:1`` (4); None if unset. Raises
-    ConfigError."""
+    """Return the number in ``4``, ``a100:4``, ``volta:3,kepler:1`` (4); None if the variable is
+    unset.
+
+    Raises ConfigError if it has another form.
+    """
     value = text(environ, name)
     if value is None:
         return None
@@ -559,7 +568,7 @@ def _add_slots(found: Origins, name: str, counts: list[int]) -> list[int | None]
 
 
 def _gpus_of_tres(environ: Environ, name: str) -> int | None:
-    """Return the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``; None if there are none."""
+    """Return the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``; None if it has no GPUs."""
     total = None
     for entry in (text(environ, name) or "").split(","):
         kind = entry.strip().replace("gres:", "gres/").removeprefix("gres/")

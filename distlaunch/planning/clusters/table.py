@@ -36,18 +36,19 @@ _SLOT_WORDS = ("auto", "gpu", "cpu", "xpu")
 
 
 class NodeSystem(Record):
-    """A system that starts one launcher on each node and sets these variables."""
+    """A system that starts one launcher on each node and sets the variables named in the fields."""
 
     name: str
     needs: tuple[str, ...]
-    """All of them must be set."""
+    """Variables that must all be set."""
     starts: tuple[str, str] | None = None
     """A variable and the beginning of its value, if the names alone do not identify the system."""
     without: tuple[str, ...] = ()
-    """None of them may be set: with them, the process is a worker of another launcher."""
+    """Variables that must not be set: with one of them, the process is a worker of another
+    launcher."""
     count: str | None = None
     rank: str | None = None
-    """Of the node, from 0."""
+    """Variable with the index of the node, from 0."""
     hosts: str | None = None
     """A list in rank order."""
     me: str | None = None
@@ -63,9 +64,10 @@ class NodeSystem(Record):
 
 
 def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
-    """Return what a row's variables describe; None if it is another system.
+    """Return the allocation that a row's variables describe; None if they are not set.
 
-    Raises ConfigError and IncompleteError.
+    Raises IncompleteError if some of them are missing, and ConfigError if they contradict each
+    other.
     """
     if any(name in environ for name in system.without):
         return None
@@ -118,7 +120,7 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
 
 
 def _check_incomplete(system: NodeSystem, environ: Environ, missing: list[str]) -> None:
-    """Raise IncompleteError, unless this is the only node of a job."""
+    """Raise IncompleteError for missing variables, unless this is the only node of a job."""
     listed = host_list(environ, system.hosts) if system.hosts else ()
     several = len(listed) > 1 or (system.count is not None and is_several(environ, system.count))
     only = len(listed) == 1 or (system.count is not None and text(environ, system.count) == "1")
@@ -176,14 +178,15 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
 
 
 def slots_of(environ: Environ, name: str | None) -> int | None:
-    """Return workers or GPUs per node; None for a word such as ``auto``. Raises ConfigError."""
+    """Return workers or GPUs per node; None for a word such as ``auto``. Raises ConfigError for any
+    other text that is no number."""
     if name is None or (text(environ, name) or "").lower() in _SLOT_WORDS:
         return None
     return number(environ, name, most=_MOST_SLOTS) or None
 
 
 class TaskSystem(Record):
-    """A system that starts processes one by one, numbers them, and sets these variables."""
+    """A system that starts processes, numbers them, and sets the variables named in the fields."""
 
     name: str
     rank: str
@@ -191,7 +194,7 @@ class TaskSystem(Record):
     local_rank: str
     local_size: str | None = None
     nodes: str | None = None
-    """Number of nodes. There may be nodes without processes."""
+    """Variable with the number of nodes. Some nodes may have no process."""
     node: str | None = None
     """Index of this node."""
     host: str | None = None
@@ -202,11 +205,11 @@ class TaskSystem(Record):
 
 
 def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
-    """Return what a row's variables describe; None if it is another system.
+    """Return the allocation that a row's variables describe; None if they are not set.
 
     Raises IncompleteError if only some variables are set. Raises ConfigError if they contradict
-    each other, or if nodes have different numbers of processes, since the place of each is then
-    unknown.
+    each other. Also raises it if nodes have different numbers of processes, since the node of each
+    process is then unknown.
     """
     names = [
         system.rank,

@@ -1,6 +1,6 @@
 """Hosts that the user names with ``--hosts``, ``--hostfile`` or ``--discover``. No I/O.
 
-One of the three, which then comes before anything in the environment.
+Only one of these options may be set. It takes precedence over all systems in the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def find(
     discovered: str | None = None,
     who: str = "",
 ) -> Allocation | None:
-    """Return the hosts of the option that was given; None if none was.
+    """Return the hosts of the option that is set; None if none of them is.
 
     ``texts`` has the content of ``hostfile`` by its path. ``discovered`` is the output of the
     command ``discover``. ``who`` is the option or variable for messages. Raises ConfigError for a
@@ -49,15 +49,19 @@ def find(
 
 
 def command_of(command: str, who: str) -> str:
-    """Return the command for errors. Without its words if a variable set it, since these may be
-    secret."""
+    """Return the text that names the command in errors. ``who`` is the option or variable that sets
+    it.
+
+    If a variable sets the command, the command's text is left out, since it may contain secrets.
+    """
     return f"{who} {quoted(command)}" if who.startswith("-") else who
 
 
 def discovered_hosts(output: str, command: str, who: str = "--discover") -> tuple[Host, ...]:
     """Return the hosts that the --discover command printed, possibly none.
 
-    It prints lines ``host[:slots]``, as for Horovod.
+    The command prints lines ``host[:slots]``, as for Horovod. ``who`` is the option or variable
+    that sets the command, for errors.
     """
     return read_lines(output, f"{command_of(command, who)}, line ")
 

@@ -1,15 +1,15 @@
-"""Parses hosts as people write them: on the command line, in host files, in the output of a script.
-No I/O.
+"""Parses hosts in the forms that users write: on the command line, in host files, in the output of
+a script. No I/O.
 
 The grammar is ``[USER@]HOST[:SLOTS][:port=N]``. HOST is a name, a list such as ``n[01-04]``, an
 IPv4 address, or an IPv6 address in brackets. A line of a host file may also have an IPv6 address
 without brackets. A number after a colon is always the number of slots, as in Horovod and Hydra. An
-SSH port therefore needs its name: ``a:4:port=2222``, in a file also ``a slots=4 port=2222`` as in
-Open MPI.
+SSH port is therefore written with its key: ``a:4:port=2222``, in a file also ``a slots=4
+port=2222`` as in Open MPI.
 
 A line of a host file may continue with ``key=value`` words. Keys that tell Open MPI or Hydra how to
-place and bind workers are ignored, because distlaunch does that in its own way. Unknown keys are an
-error.
+place and bind workers are ignored, because distlaunch places and binds workers itself. Unknown keys
+are an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.allocation import Host
 
 MOST_SLOTS = 65_536
-"""Largest number of slots of one host. A larger one is taken for a typing error."""
+"""Largest number of slots of one host. A larger number is considered a typing error."""
 _MOST_MENTIONS = 1 << 22
-"""How often one file may name hosts in all. A file may have a line for each slot."""
+"""How often one file may name hosts in total. A file may have a line for each slot."""
 _MOST_PORT = 65_535
 
 _SLOTS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
@@ -75,7 +75,8 @@ class _HostFields(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """One entry or line. ``names`` has several names if a range was written."""
+    """One entry of a list or line of a file. ``names`` has several names if the entry has a
+    range."""
 
     names: list[str]
     user: str | None
@@ -92,14 +93,14 @@ class _Style(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where an entry stands, for errors."""
+    """The file and line, or the option, of an entry, for errors."""
 
     where: str
     shown: str
     style: _Style
 
     def error(self, what: str, hint: str | None = None) -> ConfigError:
-        """Return the error to raise about this entry."""
+        """Return the error ``what`` about this entry, with ``hint`` or the general hint."""
         return _error(self.where, f"{quoted(self.shown.strip())}: {what}", hint or self.style.hint)
 
 
@@ -110,8 +111,9 @@ _LINE = _Style(hint=_LINE_HINT, raw_ipv6=True)
 def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
     """Return the hosts of a list such as ``a:4,user@b:2,[::1]:2,n[01-04]``.
 
-    A host that is named again adds its slots to the first mention. Raises ConfigError for an entry
-    that cannot be parsed, and for two entries of one host that contradict each other.
+    ``text`` is the list and ``where`` its option, for errors. If a host is named again, its slots
+    are added to the first entry. Raises ConfigError for an entry that cannot be parsed, and for two
+    entries of one host that contradict each other.
     """
     found = _HostCollector(_FLAG)
     cache: dict[tuple[str | None, ...], _HostFields] = {}
@@ -126,9 +128,10 @@ def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
 def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Return the hosts of a host file of any dialect, in the order of the file.
 
-    A host that is listed again adds its slots. If lines without a count repeat a host, each such
-    line is a slot, as in PBS; otherwise the number of slots of these hosts is not known. ``path``
-    is for error messages, which name the line. Raises ConfigError, also if the file names no host.
+    ``text`` is the content; ``path`` is for errors, which also name the line. If a host is listed
+    again, its slots are added. If lines without a count repeat a host, each such line is a slot, as
+    in PBS; otherwise the number of slots of these hosts is not known. Raises ConfigError for an
+    invalid line, and if the file names no host.
     """
     hosts = read_lines(text, f"{path}:")
     if not hosts:
@@ -137,9 +140,9 @@ def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def read_lines(text: str, before: str) -> tuple[Host, ...]:
-    """Return the hosts of a text, possibly none.
+    """Return the hosts in the lines of ``text``, possibly none.
 
-    ``before`` and the number of the line name the line in errors.
+    Errors name a line by ``before`` and the line's number.
     """
     found = _HostCollector(_LINE)
     cache: dict[tuple[str | None, ...], _HostFields] = {}
@@ -156,7 +159,7 @@ def read_lines(text: str, before: str) -> tuple[Host, ...]:
 
 
 class _FoundHost:
-    """A host that was found so far. Several entries may add to its slots."""
+    """A host found in the entries read so far. Further entries may add slots."""
 
     __slots__ = ("lines", "name", "port", "slots", "user", "where")
 
@@ -197,7 +200,10 @@ class _HostCollector:
         self._hint = style.hint
 
     def add(self, entry: _Entry, where: str) -> None:
-        """Add the hosts of one entry. Raises ConfigError if it contradicts an earlier one."""
+        """Add the hosts of one entry. ``where`` is its file and line, or option, for errors.
+
+        Raises ConfigError if the entry contradicts an earlier one.
+        """
         seen = self._seen
         self._mentions += len(entry.names)
         if self._mentions > _MOST_MENTIONS:
@@ -271,7 +277,7 @@ def _parse_entry(
 ) -> _Entry:
     """Parse ``[user@]host[:slots][:key=value]...`` and the ``key=value`` words after it.
 
-    ``cache`` has the parsed fields by their text, since most lines of a long file end alike.
+    ``cache`` has parsed fields by their text, since most lines of a long file have the same fields.
     """
     word = words[0]
     user: str | None = None
@@ -340,8 +346,8 @@ def _set_field(fields: dict[str, str], key: str, value: str, source: _Source) ->
 
 
 def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
-    """Split ``host:rest`` into the names that the host stands for and the rest (None without a
-    colon)."""
+    """Split ``host:rest`` into host names and the rest. A range gives several names. The rest is
+    None without a colon."""
     name, colon, rest = word.partition(":")
     if _PLAIN.fullmatch(name) and ":" not in rest:  # nearly all of a long file
         _check_ipv4(name, source)
@@ -381,9 +387,9 @@ def _check_user(user: str, source: _Source) -> None:
 
 
 def _check_ipv4(name: str, source: _Source) -> None:
-    """Reject a name of digits and dots that is not an IPv4 address.
+    """Raise ConfigError for a name of digits and dots that is not an IPv4 address.
 
-    A leading zero is rejected too, because some programs read it as octal.
+    Numbers with a leading zero are invalid too, because some programs read them as octal.
     """
     if "." in name and not name.strip("0123456789.") and not _IPV4.fullmatch(name):
         raise source.error(f"{quoted(name)} is not an IPv4 address")

@@ -2,13 +2,14 @@
 
 Both accept DeepSpeed's syntax and extensions of it::
 
-w0@w1:0,2        all of w0, and slots 0 and 2 of w1 (DeepSpeed's) w0,w1            commas between
-whole hosts n[01-04]:0-3,7   some slots of several hosts gpu*@*-ib:1      all hosts of such a name;
-``?`` stands for one character
+    w0@w1:0,2        all of w0, and slots 0 and 2 of w1 (DeepSpeed's)
+    w0,w1            commas between whole hosts
+    n[01-04]:0-3,7   some slots of several hosts
+    gpu*@*-ib:1      all hosts of such a name; ``?`` matches one character
 
 A host may be named without its domain. An IPv6 address needs brackets. ``--include`` chooses among
-all hosts, then ``--exclude`` removes some of these (in DeepSpeed the two exclude each other). The
-order of the hosts does not change.
+all hosts, then ``--exclude`` removes some of the chosen ones (in DeepSpeed the two exclude each
+other). The order of the hosts does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from distlaunch.planning.hosts.hostfile import MOST_SLOTS
 
 _HINT = "write w0@w1:0,2 (@ between hosts, then slots), n[01-04]:0-3 or gpu*"
 _MOST_GLOBS = 1_000
-"""In one filter. Each is compared with every host."""
+"""Largest number of patterns in one filter. Each pattern is compared with every host."""
 _COMPARED = 200
 """How many names are compared closely for a suggestion."""
 _LONGEST = 80
@@ -43,19 +44,20 @@ class Chosen(Record):
     index: int
     """Index of the host before filtering."""
     slots: tuple[int, ...] | None
-    """The chosen slots, ascending. None if the number of slots is not known and none was chosen by
-    number."""
+    """The chosen slots, ascending. None if the host's number of slots is unknown and the filter
+    names no slots."""
     without: tuple[int, ...] = ()
-    """If ``slots`` is None: the slots to leave out once their number is known."""
+    """If ``slots`` is None: the slots to exclude once the number of slots is known."""
 
 
 def apply_filters(
     hosts: Sequence[Host], include: str | None, exclude: str | None
 ) -> tuple[Chosen, ...]:
-    """Return the hosts that the filters leave, in their order. A filter that is None leaves all.
+    """Return the hosts that remain after the filters, in their order. A filter that is None removes
+    no host.
 
-    Raises ConfigError for an invalid filter, one that matches no host or names a slot that its host
-    does not have, and if no host is left.
+    Raises ConfigError for an invalid filter, a filter that matches no host, a slot that its host
+    does not have, and if no host remains.
     """
     lookup = _HostLookup(hosts)
     included = None if include is None else _slots_by_host(include, "--include", lookup)
@@ -85,7 +87,7 @@ def apply_filters(
 def _slots_left(
     count: int | None, picked: frozenset[int] | None, gone: frozenset[int]
 ) -> tuple[int, ...]:
-    """Return the slots that are left of a host, or the excluded ones if its number of slots is
+    """Return the remaining slots of a host; the excluded slots if the host's number of slots is
     unknown."""
     if picked is None:
         return (
@@ -128,7 +130,8 @@ class _HostLookup:
 
 
 def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, frozenset[int] | None]:
-    """Return the slots that a filter names, by the index of the host; None for the whole host."""
+    """Return the slots that a filter names, by the index of the host; None stands for the whole
+    host."""
     found: dict[int, frozenset[int] | None] = {}
     globs = 0
     for item in text.split("@"):
@@ -168,7 +171,8 @@ def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, fro
 
 
 def _parse_item(item: str, text: str, option: str) -> tuple[list[str], frozenset[int] | None]:
-    """Return the host patterns of one item, ranges expanded, and its slots (None: all)."""
+    """Return the host patterns of one item, with ranges expanded, and its slots; None stands for
+    all slots."""
     if not item:
         raise _error(option, text, "a host is missing")
     address = _ADDRESS.match(item)

@@ -1,7 +1,7 @@
-"""Whether the name of a host means this machine. No I/O.
+"""Decides whether the name of a host means this machine. No I/O.
 
-That decides whether an agent is started here or over a transport. The number of hosts does not:
-``--hosts b:8`` on machine ``a`` is a job on b.
+On this machine the launcher starts the agent itself; on others it uses a transport. The number of
+hosts does not matter: ``--hosts b:8`` on machine ``a`` is a job on b.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Identity(Record):
     """The names and addresses of this machine."""
 
     hostname: str
-    """With or without domain, as the kernel has it."""
+    """The kernel's hostname, with or without domain."""
     fqdn: str | None = None
     """The name with domain from /etc/hosts; no resolver is asked."""
     addresses: tuple[str, ...] = ()
-    """Of the machine's interfaces, IPv4 and IPv6. May leave out loopback."""
+    """IPv4 and IPv6 addresses of the machine's interfaces. Loopback addresses may be missing."""
     aliases: tuple[str, ...] = ()
     """Other names of this machine, found in /etc/hosts by ``names_in``."""
 
@@ -75,17 +75,18 @@ def _plain(name: str) -> str:
 
 
 def _is_localhost(name: str) -> bool:
-    """Return whether it is a name for loopback. RFC 6761 reserves all names below ``localhost``."""
+    """Return whether a name means loopback. RFC 6761 reserves all names below ``localhost``."""
     return name in _LOCALHOST or name.endswith(".localhost")
 
 
 def _is_loopback(address: str) -> bool:
-    """Return whether it leads to this machine. A connection to the unspecified address does, too."""
+    """Return whether an address leads to this machine. The unspecified address (0.0.0.0) does,
+    too."""
     return address.startswith("127.") or address in {"::1", "::", "0.0.0.0"}  # noqa: S104 - compared, not bound
 
 
 def _address(text: str) -> str | None:
-    """Return an address in canonical spelling without zone; None for a name."""
+    """Return an address in canonical spelling without zone; None if the text is a name."""
     if ":" not in text and text.strip("0123456789."):
         return None
     import ipaddress
@@ -105,10 +106,10 @@ def _own_addresses(addresses: tuple[str, ...]) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
-    """Return the names of this machine, and the domain of those without one ("" if not known).
+    """Return the names of this machine, and the domain for names without one ("" if not known).
 
-    A resolver may return the name of loopback, an address, or a name from a reverse zone. Only a
-    name that begins with the hostname gives the domain.
+    A resolver may return the name of loopback, an address, or a name from a reverse zone. The
+    domain is therefore only taken from a name that begins with the hostname.
     """
     hostname, fqdn = _plain(identity.hostname), _plain(identity.fqdn or "")
     names = [hostname, fqdn, *map(_plain, identity.aliases)]
