@@ -81,8 +81,27 @@ def show_page(topic: str, columns: int) -> None:
     # without R, the user's own options would show them as escape sequences.
     os.environ["LESS"] = f"{os.environ.get('LESS', 'FX')} -R"
     console = Console()
+    if not _has_pager(os.environ):
+        console.print(Markdown(text))
+        return
     with console.pager(styles=True):
         console.print(Markdown(text))
+
+
+def _has_pager(environ: Mapping[str, str]) -> bool:
+    """Return whether the pager that the user has chosen exists. A shell runs it, so that a command
+    which does not exist would show nothing."""
+    import shlex
+    import shutil
+
+    chosen = environ.get("MANPAGER") or environ.get("PAGER") or ""
+    try:
+        words = shlex.split(chosen)
+    except ValueError:  # the shell will say what is wrong
+        return True
+    while words and "=" in words[0]:
+        words.pop(0)
+    return not words or shutil.which(words[0]) is not None
 
 
 def page_blocks(text: str) -> Iterator[Block]:

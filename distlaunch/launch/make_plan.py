@@ -340,8 +340,11 @@ def make_plan(
     told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
     if told:
         plan = replace(plan, notes=(*plan.notes, *told))
-    if plan.preload and options.setup is None and local:  # --setup may change the interpreter
-        _check_modules(plan, options)
+    if options.setup is None and local:  # --setup may change the interpreter
+        if plan.preload:
+            _check_preload(plan, options)
+        if options.module and plan.argv[0] == sys.executable:
+            _check_script_module(plan, options)
     needed = backend.needed(plan.shared_env)
     if (
         local
@@ -508,7 +511,28 @@ def _check_requirements(
     check_installed(name, needed, python, path, installed=installed)
 
 
-def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
+def _check_script_module(plan: LaunchPlan, options: TrainOptions) -> None:
+    """Raise ConfigError if SCRIPT is the name of a module that does not exist.
+
+    Only the first part of a dotted name is checked: a package may find its modules in its own way.
+    """
+    from distlaunch.core.probe.python_modules import is_importable, nearest_module
+
+    name = options.script or ""
+    top = name.partition(".")[0]
+    path = _first_sys_path_entries(plan, options)
+    if not top or is_importable(top, path):
+        return
+    near = nearest_module(top, path)
+    raise ConfigError(
+        f"-m {quoted(name)}: {plan.argv[0]} has no such module",
+        hint=f"did you mean {near}{name[len(top) :]}?"
+        if near
+        else f"the module must be in {printable(plan.workdir)}, in PYTHONPATH or installed",
+    )
+
+
+def _check_preload(plan: LaunchPlan, options: TrainOptions) -> None:
     """Raise ConfigError for modules of ``--preload`` that do not exist."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 

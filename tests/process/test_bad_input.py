@@ -162,13 +162,49 @@ def test_a_privileged_port_is_refused(distlaunch):
     assert not list(distlaunch.work.glob("logs/*"))
 
 
-def test_a_module_that_is_not_there_starts_once_and_is_explained(distlaunch):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("nosuchmodule_at_all", "the module must be in {work}, in PYTHONPATH or installed"),
+        ("trianer.steps", "did you mean trainer.steps?"),
+    ],
+)
+def test_a_module_that_is_not_there_is_refused_before_anything_starts(distlaunch, name, hint):
+    (distlaunch.work / "trainer").mkdir()
+    (distlaunch.work / "trainer" / "__init__.py").touch()
+    result = distlaunch.train("--num-procs", "2", "-m", name)
+    assert (result.returncode, result.stdout, result.run_dir) == (2, "", None)
+    assert result.stderr == (
+        f"distlaunch: error: -m '{name}': {sys.executable} has no such module\n"
+        f"  hint: {hint.format(work=distlaunch.work)}\n"
+    )
+
+
+def test_a_module_that_its_package_lacks_starts_once_and_is_explained(distlaunch):
     result = distlaunch.train(
-        "--num-procs", "2", "--max-restarts", "3", "-m", "nosuchmodule_at_all"
+        "--num-procs", "2", "--max-restarts", "3", "-m", "json.nosuchmodule_at_all"
     )
     assert result.returncode == 1
     assert "nosuchmodule_at_all" in result.stderr
     assert len(result.of_type("attempt_started")) == 1, "it would fail again"
+
+
+@pytest.mark.parametrize("how", ["workdir", "variable", "setup", "other Python"])
+def test_a_module_that_only_the_workers_find_is_not_refused(distlaunch, how, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "only_there.py").write_text("print('found')\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    words = {
+        "workdir": ["--workdir", str(folder)],
+        "variable": ["--env", f"PYTHONPATH={os.pathsep.join([str(folder), *sys.path])}"],
+        "setup": ["--setup", f"export PYTHONPATH={folder}:$PYTHONPATH"],
+        "other Python": ["--python", str(python)],
+    }[how]
+    result = distlaunch.train("--num-procs", "1", *words, "-m", "only_there")
+    assert (result.returncode, result.stdout) == (0, "[0] found\n"), result.stderr
 
 
 def test_a_directory_with_a_main_module_runs(distlaunch):

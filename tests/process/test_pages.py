@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,33 @@ def test_the_commands_of_a_page_run_as_printed(work, page):
             timeout=100,
         )
         assert result.returncode == 0, f"{block.text}\n{result.stdout}\n{result.stderr}"
+
+
+def test_the_kill_of_the_quickstart_stops_the_job_with_sigterm(work):
+    block = next(
+        block
+        for block in blocks(DOCS / "quickstart.md")
+        if block.mark == "run: tests/process/test_pages.py"
+    )
+    (work / "waits.py").write_text("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    job = subprocess.Popen(
+        ["distlaunch", "train", "--num-procs", "2", "waits.py"],
+        cwd=work,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "[0-1] up\n"
+        subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], cwd=work, check=True)
+        assert job.wait(60) == 128 + signal.SIGTERM
+    finally:
+        if job.poll() is None:
+            job.kill()
+            job.wait()
+        job.stdout.close()
+    assert not list(work.parent.rglob("launcher.pid"))
 
 
 def test_every_variable_of_a_worker_is_documented(distlaunch):

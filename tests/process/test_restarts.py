@@ -164,8 +164,8 @@ def test_a_script_that_cannot_even_begin_is_not_retried(job, tmp_path, text, sai
     assert result.stderr.count("not restarted") == 1
 
 
-def test_a_module_that_does_not_exist_is_not_retried(job):
-    result = job.run("-m", "module_that_nobody_has", options=["--max-restarts", "3"])
+def test_a_module_that_its_package_lacks_is_not_retried(job):
+    result = job.run("-m", "json.module_that_nobody_has", options=["--max-restarts", "3"])
     assert result.returncode == 1
     assert attempts(result) == [0]
     assert "not restarted" in result.stderr

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -64,6 +65,20 @@ def test_the_layout_of_a_job_with_a_restart(distlaunch):
         for rank in (0, 1):
             log = (result.run_dir / f"attempt-{attempt}" / f"rank-{rank}.log").read_text()
             assert log.startswith(f"attempt {attempt} rank {rank}\n")
+
+
+def test_the_pid_of_the_launcher_is_there_while_the_job_runs(distlaunch):
+    running = distlaunch.start(
+        ["train", "--num-procs", "1", script(distlaunch, "import os; os.read(0, 1)")],
+        stdin=subprocess.PIPE,
+    )
+    running.wait_workers(1)
+    path = running.run_dir / "launcher.pid"
+    assert path.read_text() == f"{running.process.pid}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    running.process.stdin.close()
+    result = running.wait()
+    assert not (result.run_dir / "launcher.pid").exists()
 
 
 def test_everything_is_the_users_own(distlaunch):

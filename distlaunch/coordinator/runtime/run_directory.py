@@ -19,6 +19,7 @@ from distlaunch.core.model.run_files import (
     EVENTS,
     EVENTS_OF_NODE,
     MARKER,
+    PID,
     REPORT,
     is_output_folder,
     is_output_of_distlaunch,
@@ -112,6 +113,14 @@ class RunDir:
                 os.write(marker, os.fsencode(job_id))
         finally:
             os.close(marker)
+        self._pid_file = os.path.join(path, PID) if node is None else None
+        if self._pid_file is not None:
+            with suppress(OSError):  # it is for the user alone, and the job runs without it
+                pid_file = open_private(self._pid_file, _NEW)
+                try:
+                    os.write(pid_file, b"%d\n" % os.getpid())
+                finally:
+                    os.close(pid_file)
         with suppress(OSError):  # without locks on this file system, pruning uses only the age
             fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -162,7 +171,11 @@ class RunDir:
                 _remove(path)
 
     def close(self) -> None:
-        """Release the event file."""
+        """Release the event file, and remove the file with the process id of this launcher."""
+        if self._pid_file is not None:
+            with suppress(OSError):
+                os.unlink(self._pid_file)
+            self._pid_file = None
         if self.events >= 0:
             os.close(self.events)
             self.events = -1

@@ -18,6 +18,8 @@ EVENTS_OF_NODE = "events-{node}.jsonl"
 PRELOAD = "preload.log"
 MARKER = ".distlaunch-run"
 """Marks a directory as a run directory. distlaunch removes no directory without it."""
+PID = "launcher.pid"
+"""Has the process id of the coordinator's launcher while the job runs."""
 STDOUT, STDERR = 1, 2
 
 
@@ -115,6 +117,7 @@ _OURS = {
     REPORT,
     PRELOAD,
     MARKER,
+    PID,
     TORCHRUN.stdout,
     TORCHRUN.stderr,
     TORCHRUN.error,

@@ -13,7 +13,7 @@ from distlaunch.coordinator.runtime.records import DiskWork, EventLog
 from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
-from distlaunch.core.model.run_files import MARKER, TRAIN
+from distlaunch.core.model.run_files import MARKER, PID, TRAIN
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from tests.unit.coordinator.remote_agents import WITHIN_S, Kept
@@ -107,7 +107,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     )
     told.keep_error(exited)
     assert output_thread.ask(lambda: True) is None
-    assert sorted(os.listdir(run_dir.path)) == [MARKER, "attempt-0", "events.jsonl"]
+    assert sorted(os.listdir(run_dir.path)) == [MARKER, "attempt-0", "events.jsonl", PID]
     assert os.listdir(os.path.join(run_dir.path, "attempt-0")) == []
     assert shown.said == [("event", "first"), ("event", "second")]
     files.moves.set()
