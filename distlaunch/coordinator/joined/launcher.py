@@ -556,7 +556,11 @@ class JoinedRunner:
         text = f"{self._settings.coordinator} {how}: {printable(self._loss)}"
         text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
         self._sink.say(text + what, level="error" if self._is_odd else "warning")
-        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._loss})
+        if self._leaves:
+            self._events.write("left", {"why": self._loss})
+            return
+        kind = "odd" if self._is_odd else "silent" if self._is_coordinator_silent else "gone"
+        self._events.write("coordinator_lost", {"why": self._loss, "kind": kind})
 
     def _work_alone(self, within_s: float) -> None:
         self._wait([within_s])

@@ -37,7 +37,7 @@ def listener():
 
 
 def declines(place: Rendezvous) -> threading.Thread:
-    words = {"host": "n2", "why": "train.py: there is no such file"}
+    words = {"host": "n2", "why": "train.py missing"}
     thread = threading.Thread(target=decline, args=(place, PARTY), kwargs=words)
     thread.start()
     return thread
@@ -55,7 +55,7 @@ def test_node_0_hears_who_cannot_take_part_and_why(listener):
     while not heard:
         assert time.monotonic() < end
         heard += decoder.feed(link.receive() or b"")
-    assert heard == [m.AgentEnding(why="train.py: there is no such file")]
+    assert heard == [m.AgentEnding(why="train.py missing")]
     link.close()
     thread.join()
 

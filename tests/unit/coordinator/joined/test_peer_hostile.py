@@ -14,6 +14,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import VERSION, encode
 from tests.examples import examples
+from tests.facts import mentions
 from tests.unit.coordinator.joined.peering import (
     CLOSED,
     FORGED,
@@ -167,10 +168,9 @@ def test_a_message_with_a_byte_changed_does_no_harm(joiner, message, at, byte):
 def test_a_coordinator_that_never_stops_sending_is_left(peering):
     peer = peering(*[encode(m.Ping(serial=1)) * 1000] * 100, VERDICT)
     assert peer.run() == 69
-    assert (
-        "does not speak as it should: more messages than were asked for, the last of them Ping"
-        in peer.told.text
-    )
+    (lost,) = peer.told.of("coordinator_lost")
+    assert lost["kind"] == "odd"
+    assert mentions(lost["why"], "Ping")
 
 
 def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(peering):
@@ -178,14 +178,15 @@ def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(peering):
         struct.pack(">BII", VERSION, 32 << 20, 0) + b'{"t":"Ping","serial":1'.ljust(200), VERDICT
     )
     assert peer.run() == 69
-    assert (
-        "does not speak as it should: Ping of 33554432+0 bytes exceeds the allowed size, now"
-        in peer.told.text
-    )
+    (lost,) = peer.told.of("coordinator_lost")
+    assert lost["kind"] == "odd"
+    assert mentions(lost["why"], "Ping", "33554432+0 bytes")
 
 
 def test_a_message_that_carries_a_command_is_none(peering):
     peer = peering(struct.pack(">BII", VERSION, len(FORGED), 0) + FORGED, VERDICT)
     assert peer.run() == 69
     assert not peer.own.handled
-    assert "does not speak as it should: unknown message 'Start'" in peer.told.text
+    (lost,) = peer.told.of("coordinator_lost")
+    assert lost["kind"] == "odd"
+    assert mentions(lost["why"], "unknown", "'Start'")

@@ -8,6 +8,7 @@ from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.events_and_actions import LossKind
 from distlaunch.coordinator.policy.losses import Loss, diagnosis_of
 from distlaunch.diagnosis.report import one_line, render_report
+from tests.facts import mentions
 
 
 def test_the_report_of_a_lost_node(make_nodes):
@@ -35,10 +36,7 @@ def test_the_report_of_a_lost_node(make_nodes):
         "  logs: /runs/j (rank 2 wrote none)",
         "  job j, after 12.0 s",
     ]
-    assert (
-        one_line(failed.diagnosis, many_hosts=True)
-        == "ranks 2-3 on n1: the node is lost: silent for 10 s"
-    )
+    assert mentions(one_line(failed.diagnosis, many_hosts=True), "ranks 2-3", "n1", "10 s")
 
 
 def test_a_report_of_thousands_of_lost_nodes_stays_short(make_nodes):

@@ -9,6 +9,7 @@ from distlaunch.coordinator.policy.membership import AFTER_S, BACK_S, COOLING_S,
 from distlaunch.coordinator.policy.node_setup import ELASTIC_WAIT_S, LOOK_AGAIN_S
 from distlaunch.core.errors import NodesError
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 
 BACK = max(BACK_S, 5.0 + AFTER_S)
 """When a lost node is tried first: what ran there has the failure grace."""
@@ -45,7 +46,7 @@ def test_who_has_not_come_in_time_is_said(make_nodes):
     job.gather(0, 1)
     job.pass_time(ELASTIC_WAIT_S)
     assert job.phase == "preparing"
-    assert "without n2 (it did not come in time)" in job.said
+    assert mentions(job.said, "without n2")
 
 
 def test_who_cannot_take_part_is_not_waited_for_and_said(make_nodes):
@@ -67,7 +68,7 @@ def test_fewer_than_the_least_end_the_job_at_the_join_timeout_and_the_missing_ar
     assert job.exit_code is None
     job.pass_time(0.2)
     assert job.exit_code == 69
-    assert "1 of at least 3 nodes is there" in job.said
+    assert mentions(job.said, "1 of", "3 nodes")
     for words in ("n1", "no route", "n2", "no key was accepted", "n3"):
         assert words in job.said
 
@@ -91,7 +92,7 @@ def test_a_total_that_cannot_be_held_ends_the_job(make_nodes):
     job.gather(0, 1)
     job.pass_time(30.0)
     assert job.exit_code == 69
-    assert "8 workers do not fit" in job.said
+    assert mentions(job.said, "8 workers")
 
 
 # --- losing nodes
@@ -107,7 +108,7 @@ def test_the_rest_re_form_at_once_and_that_is_no_restart(make_nodes):
     job.survey_all()
     assert job.phase == "preparing"
     assert job.members == (0, 1, 3)
-    assert "node n2 (ranks 4-5) left: silent for 10 s; going on with 3 of 4 nodes" in job.said
+    assert mentions(job.said, "node n2", "ranks 4-5", "10 s", "3 of 4")
     assert len([say for say in job.of(p.Say) if "n2" in say.text]) == 1
     job.come_up()
     assert (job.attempt, job.policy.restarts, job.policy.world_size) == (1, 0, 6)
@@ -128,13 +129,13 @@ def test_a_lost_node_joins_again_at_the_next_attempt(make_nodes):
     assert job.members == (1, 2)
     job.now += 8.0
     job.joined(0)
-    assert "node n0 is back, and may take part from the next attempt on" in job.said
+    assert mentions(job.said, "node n0", "back")
     assert job.phase == "running"
     job.lost(2)
     job.stop_others(2)
     job.survey_all()
     assert job.members == (0, 1)
-    assert "going on with 2 of 3 nodes; new: n0" in job.said
+    assert mentions(job.said, "2 of 3", "n0")
 
 
 def test_lost_nodes_are_tried_again_later_and_later(make_nodes):
@@ -152,9 +153,7 @@ def test_below_the_least_number_the_job_waits_for_nodes_and_says_for_whom(make_n
     assert [node for node, _ in job.connects(actions)] == [1], "sooner than in the background"
     job.survey_all()
     job.pass_time(6.0)
-    assert (
-        "node n1 (ranks 2-3) left: silent for 10 s; 1 of 2 nodes is here; waiting up to" in job.said
-    )
+    assert mentions(job.said, "node n1", "ranks 2-3", "10 s", "1 of 2")
     job.gather(1)
     job.pass_time(ELASTIC_WAIT_S)
     assert job.phase == "preparing"
@@ -168,7 +167,7 @@ def test_below_the_least_number_at_the_join_timeout_the_job_ends_with_69(make_no
     job.survey_all()
     job.pass_time(60.0)
     assert job.exit_code == 69
-    assert "lost (silent for 10 s), and not back" in job.said
+    assert mentions(job.said, "lost", "10 s", "back")
 
 
 def test_told_to_stop_while_the_rest_is_to_re_form_the_job_is_stopped(make_nodes):
@@ -193,7 +192,7 @@ def test_a_failure_of_a_worker_is_a_restart_like_any(make_nodes):
     assert (job.policy.restarts, job.attempt) == (1, 1)
     job.survey_all()
     assert job.members == (0, 1)
-    assert "going on with 2 of 3 nodes" in job.said
+    assert mentions(job.said, "2 of 3")
 
 
 def test_several_nodes_that_leave_are_told_in_one_line(make_nodes):
@@ -227,7 +226,7 @@ def test_a_fault_on_a_node_of_an_elastic_job_is_a_loss(make_nodes):
     job.stop_others(1)
     job.survey_all()
     assert job.members == (0, 2)
-    assert "left: internal error: the spawner was killed; going on with 2 of 3 nodes" in job.said
+    assert mentions(job.said, "left", "killed", "2 of 3")
 
 
 def test_what_is_odd_on_a_node_that_is_then_lost_is_forgotten(make_nodes):
@@ -256,7 +255,7 @@ def test_a_node_that_is_lost_three_times_in_ten_minutes_is_left_alone_for_a_whil
             job.survey_all()
             job.come_up()
     assert delays == [BACK_S, BACK_S, COOLING_S, 2 * COOLING_S]
-    assert "node n2 was lost 3 times within 10 min: not used for 60 s" in job.said
+    assert mentions(job.said, "node n2", "3 times", "10 min", "60 s")
 
 
 def test_losses_of_long_ago_do_not_count(make_nodes):
@@ -297,9 +296,9 @@ def test_a_node_that_cannot_prepare_is_left_out_if_the_others_will_do(make_nodes
     job.begin()
     job.gather()
     job.prepared(1)
-    job.prepared(2, problem="no thread can be started")
+    job.prepared(2, problem="no thread")
     assert job.exit_code is None
-    assert "node n2 left out: no thread can be started" in job.said
+    assert mentions(job.said, "node n2", "left out", "no thread")
     assert job.phase in ("connecting", "preparing")
 
 

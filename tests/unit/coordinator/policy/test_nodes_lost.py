@@ -14,6 +14,7 @@ from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.surveyed_nodes import NodesDifferError
+from tests.facts import mentions
 from tests.unit.coordinator.remote_agents import exited
 
 
@@ -36,8 +37,9 @@ def test_the_others_are_stopped_and_the_job_ends_with_69_and_says_who_was_lost(m
     [failed] = job.of(p.Failed)
     cause = failed.diagnosis.cause
     assert (cause.ranks, cause.host) == ((2, 3), "n1")
-    assert cause.summary == "the node is lost: silent for 10 s"
-    assert failed.diagnosis.others == ("ranks 0-1,4-5: stopped by us",)
+    assert mentions(cause.summary, "lost", "10 s")
+    assert len(failed.diagnosis.others) == 1
+    assert mentions(failed.diagnosis.others, "ranks 0-1,4-5")
     assert failed.final
     assert job.entries("node_lost") == [
         {"node": 1, "host": "n1", "why": "silent for 10 s", "attempt": 0, "ranks": [2, 3]}
@@ -51,7 +53,7 @@ def test_the_report_tells_how_far_its_workers_had_come(make_nodes):
     job.lost(1)
     job.stop_others(1)
     [failed] = job.of(p.Failed)
-    assert failed.diagnosis.cause.message == "the last step reported from there: 120 (rank 2)"
+    assert mentions(failed.diagnosis.cause.message, "120", "rank 2")
 
 
 def test_several_lost_nodes_are_one_failure(make_nodes):
@@ -87,7 +89,7 @@ def test_workers_that_lose_their_peers_are_no_cause(make_nodes, consequences_fir
     job.gone(0)
     [failed] = job.of(p.Failed)
     assert (failed.diagnosis.cause.host, job.exit_code) == ("n1", 69)
-    assert any("lost its peers" in line for line in failed.diagnosis.others)
+    assert mentions(failed.diagnosis.others, "rank 0", "lost")
 
 
 def test_a_loss_that_shows_only_after_the_stop_is_still_the_cause(make_nodes):
@@ -124,7 +126,7 @@ def test_workers_that_a_system_ended_as_it_went_down_are_no_cause(make_nodes):
     job.lost(1)
     job.stop_others(1)
     [failed] = job.of(p.Failed)
-    assert failed.diagnosis.cause.summary.startswith("the node is lost")
+    assert mentions(failed.diagnosis.cause.summary, "lost")
     assert job.exit_code == 69
 
 
@@ -167,7 +169,7 @@ def test_a_loss_is_a_restart_which_waits_for_the_node(make_nodes):
     assert [node for node, _ in job.sent(m.Survey, actions)] == [0]
     job.survey_all()
     job.gather(1)
-    assert "node n1 left (silent for 10 s) and is back" in job.said
+    assert mentions(job.said, "node n1", "left", "10 s", "back")
     job.come_up()
     assert (job.attempt, job.policy.restarts, job.phase) == (1, 1, "running")
     for rank in job.ranks:
@@ -178,13 +180,13 @@ def test_a_loss_is_a_restart_which_waits_for_the_node(make_nodes):
 
 def test_a_node_that_does_not_come_back_in_time_ends_the_job(make_nodes):
     job = make_nodes(2, max_restarts=3, join_timeout_s=60.0).run()
-    job.lost(1, "the connection was closed")
+    job.lost(1, "closed")
     job.stop_others(1)
     job.survey_all()
     job.unreachable(1, text="no route")
     job.pass_time(60.0)
     assert job.exit_code == 69
-    assert "1 of 2 nodes cannot be used" in job.said
+    assert mentions(job.said, "1 of 2")
     assert "no route" in job.said
 
 
@@ -268,7 +270,7 @@ def test_a_lost_node_does_not_hold_up_the_end_when_told_to_stop(make_nodes):
     job.stop_others(1)
     assert job.exit_code == 143
     assert job.of(p.Failed) == []
-    assert "1 node had been lost" in job.said
+    assert mentions(job.said, "1 node", "lost")
 
 
 def test_told_to_stop_after_a_loss_the_report_still_names_it(make_nodes):
@@ -285,8 +287,8 @@ def test_told_to_stop_after_a_loss_the_report_still_names_it(make_nodes):
 def test_a_node_whose_workers_have_all_ended_well_may_go(make_nodes):
     job = make_nodes(2, per_node=1).run()
     job.exited(1)
-    assert stops(job, job.lost(1, "the connection was closed")) == []
-    assert "n1 left (the connection was closed); its workers had all ended with 0" in job.said
+    assert stops(job, job.lost(1, "closed")) == []
+    assert mentions(job.said, "n1", "left", "closed", "0")
     job.exited(0)
     job.gone(0)
     assert job.exit_code == 0
@@ -330,7 +332,7 @@ def test_a_node_that_has_nothing_left_but_did_not_tell_of_each_end_is_lost(make_
     [failed] = job.of(p.Failed)
     missing = "rank 3" if exit_of(2) in words else "ranks 2-3"
     assert failed.diagnosis.cause.host == "n1"
-    assert failed.diagnosis.cause.summary.endswith(f"nothing is left, but not how {missing} ended")
+    assert mentions(failed.diagnosis.cause.summary, missing)
 
 
 def test_the_only_node_has_to_tell_of_each_end_as_well(make_job):
@@ -338,7 +340,7 @@ def test_the_only_node_has_to_tell_of_each_end_as_well(make_job):
     job.exited(0)
     job.gone()
     assert job.exit_code == 70
-    assert "nothing is left, but not how rank 1 ended" in job.said
+    assert mentions(job.said, "left", "rank 1")
 
 
 def test_a_fault_on_a_node_is_the_loss_of_it_and_ends_a_job_of_fixed_size_with_70(make_nodes):
@@ -354,9 +356,7 @@ def test_a_fault_on_a_node_is_the_loss_of_it_and_ends_a_job_of_fixed_size_with_7
 
 def test_a_fault_of_the_launcher_itself_stops_all_and_ends_the_job_with_70(make_nodes):
     job = make_nodes(2, max_restarts=3).run()
-    assert [
-        node for node, _, _ in stops(job, job.step(p.Broken(text="the output thread failed")))
-    ] == [0, 1]
+    assert [node for node, _, _ in stops(job, job.step(p.Broken(text="output thread")))] == [0, 1]
     job.stop_others()
     assert job.exit_code == 70
 

@@ -9,6 +9,7 @@ from distlaunch.coordinator.policy.job import NOTICE_S
 from distlaunch.coordinator.policy.restarts import Final, FinalReason
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
+from tests.facts import mentions
 
 
 def test_begin_asks_every_node_to_prepare_and_only_the_master_for_a_port(make_job):
@@ -41,10 +42,10 @@ def test_a_node_that_prepares_twice_does_not_stand_in_for_another(make_job):
 def test_a_problem_in_preparing_ends_the_job_with_its_words_and_hint(make_job):
     job = make_job(nodes=2)
     job.begin()
-    job.prepared(1, problem="port 80 needs privileges", hint="take one above 1023")
+    job.prepared(1, problem="port 80 denied", hint="above 1023")
     assert job.exit_code == 2
     assert job.of(p.JobError) == [
-        p.JobError(exit_code=2, message="port 80 needs privileges", hints=("take one above 1023",))
+        p.JobError(exit_code=2, message="port 80 denied", hints=("above 1023",))
     ]
     assert job.prepared(0) == []
 
@@ -59,8 +60,8 @@ def test_a_problem_without_hint_has_no_hint_line(make_job):
 def test_a_warning_of_a_node_is_passed_on_and_stops_nothing(make_job):
     job = make_job()
     job.begin()
-    job.prepared(warning="GPU memory is still held")
-    assert p.Say(text="GPU memory is still held", level="warning") in job.actions
+    job.prepared(warning="memory held")
+    assert p.Say(text="memory held", level="warning") in job.actions
     assert job.phase == "starting"
 
 
@@ -111,9 +112,8 @@ def test_processes_that_kill_did_not_end_are_named_once_over_all_nodes(make_job)
         job.exited(rank)
     job.gone(0, left=(7, 8))
     job.gone(1, left=(9,))
-    assert [say.text for say in job.of(p.Say)] == [
-        "not even KILL ended these processes: pid 7, 8, 9"
-    ]
+    (notice,) = job.of(p.Say)
+    assert mentions(notice.text, "KILL", "pid 7, 8, 9")
     assert job.exit_code == 0
 
 
@@ -194,9 +194,7 @@ def test_the_worker_stopped_from_its_terminal_suspends_the_launcher(make_job):
 def test_a_fault_ends_the_job_with_70_when_the_other_nodes_are_gone(make_job, nodes):
     job = make_job(nodes=nodes, per_node=1).run()
     job.fault(0, "the spawner was killed")
-    assert (
-        "internal error on node0: the spawner was killed; all workers have been killed" in job.said
-    )
+    assert mentions(job.said, "node0", "the spawner was killed")
     assert job.entries("fault") == [{"text": "the spawner was killed"}]
     for rank in range(1, nodes):
         assert job.exit_code is None

@@ -15,16 +15,21 @@ from distlaunch.coordinator.policy.restarts import (
     text_of,
 )
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 
 
 def stops(job, actions) -> list[tuple[int, int, float]]:
     return [(node, stop.signum, stop.grace_s) for node, stop in job.sent(m.Stop, actions)]
 
 
-def why_final(job) -> str:
+def final_decision(job) -> Final:
     decision = job.of(p.Failed)[-1].decision
     assert isinstance(decision, Final)
-    return text_of(decision)
+    return decision
+
+
+def why_final(job) -> str:
+    return text_of(final_decision(job))
 
 
 def test_the_first_failure_stops_all_workers_on_all_nodes(make_job):
@@ -229,7 +234,8 @@ def test_restarts_are_used_up(make_job):
         if job.exit_code is None:
             job.come_up()
     assert [start.attempt for start in job.of(p.StartAttempt)] == [0, 1, 2]
-    assert why_final(job).startswith("all 2 restarts are used up")
+    decision = final_decision(job)
+    assert (decision.reason, decision.allowed, decision.window_s) == (FinalReason.USED_UP, 2, None)
     assert job.exit_code == 1
 
 
@@ -244,7 +250,8 @@ def test_only_restarts_within_the_window_count(make_job):
     job.now = 150.0
     job.fail(uptime_s=60.0)
     assert job.exit_code == 1
-    assert why_final(job).startswith("the one restart is used up within 100 s")
+    decision = final_decision(job)
+    assert (decision.reason, decision.allowed, decision.window_s) == (FinalReason.USED_UP, 1, 100.0)
 
 
 def test_a_failure_that_would_repeat_is_not_retried(make_job):
@@ -268,10 +275,9 @@ def test_the_same_failure_twice_without_progress_ends_the_job(make_job):
     job.fail(uptime_s=2.0)
     assert job.exit_code == 1
     why = why_final(job)
-    assert why.startswith(
-        "not restarted: the same failure twice without progress\n  hint: without heartbeats"
-    )
-    assert "--min-uptime 0 has every failure tried again" in why
+    assert final_decision(job).reason is FinalReason.NO_PROGRESS
+    assert mentions(why, "hint: without heartbeats")
+    assert mentions(why, "--min-uptime 0")
 
 
 def test_the_same_failure_after_progress_is_retried(make_job):
@@ -301,12 +307,10 @@ def failed_thrice(job, *, uptime_s=12.0, last=None, steps=()) -> str:
 def test_why_the_same_failure_was_retried_is_said_where_uptime_was_all_that_told(make_job):
     why = failed_thrice(make_job(max_restarts=2))
     first, _, hint = why.partition("\n  hint: ")
-    assert first == "all 2 restarts are used up"
-    assert hint.startswith(
-        "the same failure was tried again: without heartbeats (`distlaunch help progress`),"
-    )
-    assert "12.0 s of uptime" in hint
-    assert "a longer --min-uptime" in hint
+    assert mentions(first, "2 restarts")
+    assert mentions(hint, "without heartbeats", "help progress")
+    assert mentions(hint, "12.0 s")
+    assert mentions(hint, "--min-uptime")
 
 
 def test_why_another_attempt_was_made_is_not_said_where_that_needs_no_words(make_job):
@@ -323,7 +327,7 @@ def test_why_another_attempt_was_made_is_not_said_where_that_needs_no_words(make
     once.fail(uptime_s=12.0)
     once.come_up()
     once.fail(uptime_s=12.0)
-    assert why_final(once) == "the one restart is used up", "a first failure is always retried"
+    assert "hint" not in why_final(once), "a first failure is always retried"
 
 
 def test_another_failure_in_between_is_not_the_same_twice(make_job):

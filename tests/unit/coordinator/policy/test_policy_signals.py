@@ -8,6 +8,7 @@ from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.restarts import Final, FinalReason
 from distlaunch.coordinator.policy.signals import MERGE_S, SECOND_S
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 ASKING = ENDING[:3]
@@ -82,9 +83,8 @@ def test_the_last_line_says_which_workers_failed_while_they_stopped_and_why(make
     job.all_gone()
     [failed] = job.of(p.Failed)
     assert (failed.final, failed.diagnosis.cause.ranks) == (True, (0, 2))
-    assert job.of(p.Say)[-1].text == (
-        "stopped: 3 workers ended, none had to be killed; ranks 0,2 of 3 failed while they stopped: "
-        "ValueError: the cause (train.py:5 in step)"
+    assert mentions(
+        job.of(p.Say)[-1].text, "3 workers", "none", "0,2 of 3", "ValueError", "train.py:5"
     )
     assert job.exit_code == 143
 
@@ -96,7 +96,8 @@ def test_a_worker_that_only_lost_its_peers_in_the_stop_has_not_failed(make_job):
     job.exited(1, 1, tail=job.LOST, told=True)
     job.all_gone()
     assert job.of(p.Failed) == []
-    assert job.of(p.Say)[-1].text == "stopped: 2 workers ended, none had to be killed"
+    assert mentions(job.of(p.Say)[-1].text, "2 workers", "none")
+    assert "failed" not in job.of(p.Say)[-1].text
 
 
 def test_a_schedulers_term_does_not_kill_the_program_of_a_failed_jobs_wrapper_that_saves(make_job):
@@ -119,7 +120,7 @@ def test_the_second_interrupt_of_a_person_kills_at_once(make_job):
     job.signal(signal.SIGINT)
     job.now += 1.0
     assert kills(job, job.signal(signal.SIGINT))
-    assert "killing all workers" in job.said
+    assert mentions(job.said, "killing")
     for rank in job.ranks:
         job.exited(rank, -9, told=True)
     job.all_gone()

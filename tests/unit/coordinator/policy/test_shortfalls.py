@@ -6,6 +6,7 @@ import pytest
 
 from distlaunch.coordinator.policy.membership import Member, why_not, without
 from distlaunch.transport.connect_errors import ConnectFailure
+from tests.facts import mentions
 
 
 def failures(*hosts):
@@ -30,16 +31,14 @@ def test_of_too_many_hosts_the_hint_says_how_many_more_there_are():
     hint = without(failures(*names))
     listed, _, rest = hint.partition("--exclude ")[2].partition(" and ")
     assert len(listed.split(",")) + int(rest.split()[0]) == 300
-    assert rest.split(" ", 1)[1].startswith("more of them goes on without")
+    assert rest.split()[1] == "more"
 
 
 def test_a_node_that_was_logged_in_to_is_not_called_unreachable():
     member = Member(0, "n1")
-    assert why_not(member, waited_s=12.0).text == "not reached within 12 s"
+    assert mentions(why_not(member, waited_s=12.0).text, "12 s")
     member.logged_in = True
     found = why_not(member, waited_s=12.0)
-    assert (found.step, found.text) == (
-        "agent",
-        "logged in, but the agent has not started within 12 s",
-    )
-    assert "start-up file of the login shell" in found.hint
+    assert found.step == "agent"
+    assert mentions(found.text, "12 s")
+    assert mentions(found.hint, "login shell")

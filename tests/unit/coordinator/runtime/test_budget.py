@@ -41,9 +41,7 @@ def take(budget, message, count, now=100.0) -> int:
 
 def test_messages_that_nobody_asked_for_are_refused_at_some_point(budget):
     assert take(budget, PONG, 1000) < 100
-    with pytest.raises(
-        ProtocolError, match="more messages than were asked for, the last of them Pong"
-    ):
+    with pytest.raises(ProtocolError, match="Pong"):
         budget.charge(PONG, 100.0)
 
 
@@ -128,9 +126,7 @@ def frame(body: bytes, raw: int = 0) -> bytes:
 def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(body):
     decoder = Decoder(m.FROM_REMOTE, m.REMOTE_NESTED_TYPES, size_of=NodeBudget(0.0).size_of)
     decoder.add(frame(body.ljust(100)))
-    with pytest.raises(
-        ProtocolError, match=r"exceeds the allowed size|does not begin with the type"
-    ):
+    with pytest.raises(ProtocolError, match=r"allowed size|the type"):
         decoder.next()
 
 

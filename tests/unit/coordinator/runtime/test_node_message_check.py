@@ -69,7 +69,7 @@ def test_a_node_holds_as_many_ports_as_it_was_to_hold(ports):
     with pytest.raises(ProtocolError):
         message_check.check(prepared(*ports))
     assert message_check.check(prepared(5, 65535))
-    assert message_check.check(prepared(problem="there is none"))
+    assert message_check.check(prepared(problem="none"))
     message_check.on_send(m.Prepare(attempt=1, port=None))
     assert message_check.check(prepared(7, 8)), "late, of the attempt before"
     with pytest.raises(ProtocolError):

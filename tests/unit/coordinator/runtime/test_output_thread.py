@@ -90,7 +90,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     told = reporter(run_dir, output_thread, shown)
     EventLog(run_dir.events, shown, disk_work=output_thread).write("first", {})
     EventLog(run_dir.events, shown, disk_work=output_thread).write("second", {})
-    told.keep_job_error(a.JobError(exit_code=69, message="no node is there"))
+    told.keep_job_error(a.JobError(exit_code=69, message="no node"))
     stack = m.Stack(rank=0, pid=1, state="S", text="here")
     told.keep_stacks(a.KeepStacks(attempt=0, stacks=(stack,)))
     exited = WorkerExit(
@@ -115,7 +115,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     with open(os.path.join(run_dir.path, "events.jsonl")) as lines:
         assert [json.loads(line)["type"] for line in lines] == ["first", "second"]
     with open(os.path.join(run_dir.path, "report.txt")) as report:
-        assert report.read() == "distlaunch: error: no node is there\n"
+        assert report.read() == "distlaunch: error: no node\n"
     assert len(os.listdir(os.path.join(run_dir.path, "attempt-0"))) == 2
 
 
