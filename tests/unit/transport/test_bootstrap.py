@@ -13,6 +13,7 @@ from distlaunch.core.protocol.agent_messages import GREETING
 from distlaunch.transport.bootstrap import FLAGS, STUB, is_plain, remote_command, start_agent
 from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.connection import ConnectionEnd, EndKind
+from tests.facts import mentions
 from tests.sshd import stand_in
 
 NONCE = "0123456789abcdef"
@@ -186,20 +187,19 @@ def test_noise_larger_than_what_is_kept_is_passed_over(fake):
 
 def test_endless_noise_is_given_up(fake):
     said = trouble(fake(*[b"spam\n" * 50_000] * 100))
-    assert said.text == "n3 prints over 16 MiB before the agent starts: spam / spam / spam"
+    assert mentions(said.text, "n3", "16 MiB", "spam / spam / spam")
     assert not said.passing
 
 
 def test_silence_ends_at_the_deadline_with_what_was_said_last(fake):
     said = trouble(fake(b"Password:", ends=False), within_s=0.05)
-    assert (said.text, said.passing) == ("the agent did not start in time: Password:", True)
+    assert said.text.endswith(" in time: Password:")
+    assert said.passing
 
 
 def test_stderr_is_shown_rather_than_stdout(fake):
     said = trouble(fake(b"motd\n", words=b"sh: 1: python3: not found\n"))
-    assert said.text == (
-        "the login ended before the agent could start: it ended with status 1: sh: 1: python3: not found"
-    )
+    assert mentions(said.text, "status 1", "sh: 1: python3: not found")
 
 
 def test_a_cut_connection_may_mend_and_a_shell_that_ended_does_not(fake):
@@ -222,21 +222,22 @@ def test_pythons_are_listed_with_what_is_wrong_with_them(fake):
     )
     said = trouble(fake(b"motd\n" + tried, words=b"python: cannot open shared object\n"))
     assert said.step == "python"
-    assert said.text == (
-        r"n3 has Python 3.8.18 (/usr/bin/python3), a Python before 3.4 (/usr/bin/python) and /opt/py\x1b/python,"
-        " which cannot be run; the agent needs 3.10 or newer"
+    assert mentions(
+        said.text,
+        "n3",
+        "Python 3.8.18",
+        "/usr/bin/python3",
+        "3.4",
+        "/usr/bin/python",
+        "/opt/py\\x1b/python",
+        "3.10",
     )
 
 
 def test_a_node_without_any_python_is_said_to_have_none(fake):
-    assert (
-        trouble(fake(b"distlaunch-none\n")).text
-        == "n3 has no Python on its PATH; the agent needs 3.10 or newer"
-    )
+    assert mentions(trouble(fake(b"distlaunch-none\n")).text, "n3", "PATH", "3.10")
 
 
 def test_a_traceback_is_told_from_a_shell_that_ended(fake):
     words = b'Traceback (most recent call last):\n  File "x", line 1\nValueError: no\n'
-    assert trouble(fake(words=words)).text.startswith(
-        "the agent failed to start: it ended with status 1: "
-    )
+    assert mentions(trouble(fake(words=words)).text, "agent failed", "status 1")

@@ -94,7 +94,7 @@ def test_what_is_put_back_is_not_owed(inbox):
 def test_a_peer_that_ignores_its_window_is_cut_off(inbox):
     for _ in range(2 * WINDOW // 65536):
         inbox.feed(bytes(65536))
-    with pytest.raises(SSHException, match="than its window allows"):
+    with pytest.raises(SSHException, match="window"):
         inbox.feed(bytes(65536))
 
 

@@ -10,6 +10,7 @@ from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh.config import HostSettings
 from distlaunch.transport.ssh.host_keys import HostKeyCheck, Unchecked
 from distlaunch.transport.ssh.jumps import hop_of
+from tests.facts import mentions
 
 KIND, BLOB, OTHER = "ssh-ed25519", b"key", b"other"
 
@@ -83,7 +84,7 @@ def test_the_same_new_host_twice_is_remembered_once_in_one_launcher(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "ssh").write_text("no folder")
-    with pytest.raises(ConnectStepError, match="cannot be added"):
+    with pytest.raises(ConnectStepError, match="added"):
         HostKeyCheck("accept-new").check(settings(tmp_path), KIND, BLOB)
 
 
@@ -91,7 +92,7 @@ def test_a_key_known_without_the_port_will_do_and_another_there_proves_nothing(t
     HostKeyCheck("accept-new").check(settings(tmp_path), KIND, BLOB)
     at_port = settings(tmp_path, port=2222)
     HostKeyCheck("strict").check(at_port, KIND, BLOB)
-    with pytest.raises(ConnectStepError, match="its key is not known"):
+    with pytest.raises(ConnectStepError, match="not known"):
         HostKeyCheck("strict").check(at_port, KIND, OTHER)
 
 
@@ -153,7 +154,7 @@ def test_keys_that_are_not_checked_are_told_of_once(tmp_path, mode, setting, why
     for blob in (BLOB, OTHER):
         check.check(settings(tmp_path, check=setting), KIND, blob)
     [text] = told
-    assert "host keys are not checked" in text
+    assert mentions(text, "not checked")
     assert why in text
 
 

@@ -11,6 +11,7 @@ import pytest
 from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
 from distlaunch.transport.tcp_listener import PortTakenError, open_port
+from tests.facts import mentions
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ def test_localhost_is_both_addresses_of_the_loopback(opened):
 def test_a_port_that_somebody_listens_on_is_refused_and_he_is_named(opened, taken, host):
     with pytest.raises(PortTakenError) as error:
         opened(host, [taken])
-    assert error.value.message.startswith(f"port {taken} is in use by pid {os.getpid()} (")
+    assert mentions(error.value.message, f"port {taken}", "in use", f"pid {os.getpid()}")
     assert "--rendezvous" in error.value.hint
 
 
@@ -82,7 +83,7 @@ def test_two_of_ours_cannot_have_the_same_port(opened):
     [one] = opened("", [0])
     port = one.getsockname()[1]
     for host in ("", "127.0.0.1", "::1", "localhost"):
-        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+        with pytest.raises(ConfigError, match=f"port {port} .* use"):
             opened(host, [port])
 
 
@@ -93,7 +94,7 @@ def test_a_port_that_a_job_of_ours_holds_for_its_rank_0_is_refused(opened):
     try:
         with pytest.raises(
             ConfigError,
-            match=rf"port {port} is held by distlaunch job another \(pid {os.getpid()}\)",
+            match=rf"port {port} .* job another \(pid {os.getpid()}\)",
         ):
             opened("", [port])
     finally:
@@ -112,10 +113,8 @@ def test_a_series_that_others_have_is_refused_with_each_named(opened, taken):
         other = second.getsockname()[1]
         with pytest.raises(PortTakenError) as error:
             opened("", [taken, other])
-    assert error.value.message.startswith(
-        f"none of the ports {taken}, {other} can be used: port {taken} is in use by pid"
-    )
-    assert f"port {other} is in use by pid" in error.value.message
+    assert mentions(error.value.message, f"ports {taken}, {other}", f"port {taken}", "in use")
+    assert mentions(error.value.message, f"port {other}", "in use")
 
 
 def test_after_a_crash_what_its_connections_have_left_does_not_matter(opened):

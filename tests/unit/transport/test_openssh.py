@@ -10,6 +10,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.transport.connection import Target
 from distlaunch.transport.ssh.config import SshOptions
 from distlaunch.transport.ssh.openssh import SshCommandConnector, parse_ssh_error
+from tests.facts import mentions
 
 
 def made(command="ssh", *, host_keys="strict", **asked):
@@ -88,9 +89,7 @@ def test_a_changed_key_is_said_loudly_with_its_line():
         "Host key for [n1]:2222 has changed and you have requested strict checking.\nHost key verification failed.\n"
     )
     trouble = parse_ssh_error(said.encode(), host="alias")
-    assert trouble.text.startswith(
-        "ITS KEY HAS CHANGED: /home/me/.ssh/known_hosts:7 has another one."
-    )
+    assert mentions(trouble.text, "CHANGED", "/home/me/.ssh/known_hosts:7")
     assert (
         "ssh-keygen -R '[n1]:2222', then ssh-keyscan -p 2222 -H n1 >> ~/.ssh/known_hosts"
         in trouble.hint
@@ -100,11 +99,8 @@ def test_a_changed_key_is_said_loudly_with_its_line():
 def test_an_unknown_key_has_the_command_that_adds_it():
     said = "No ED25519 host key is known for n1 and you have requested strict checking.\nHost key verification failed.\n"
     trouble = parse_ssh_error(said.encode(), host="alias")
-    assert (
-        trouble.text
-        == "No ED25519 host key is known for n1 and you have requested strict checking."
-    )
-    assert trouble.hint.startswith("to trust it: ssh-keyscan -H n1 >> ~/.ssh/known_hosts;")
+    assert trouble.text == said.splitlines()[0]
+    assert mentions(trouble.hint, "ssh-keyscan -H n1 >> ~/.ssh/known_hosts")
 
 
 def test_hostile_words_are_made_printable_and_short():

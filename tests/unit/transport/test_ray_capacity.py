@@ -10,6 +10,7 @@ from distlaunch.transport.ray.capacity import (
     error_line,
     strip_log_prefixes,
 )
+from tests.facts import mentions
 
 
 def node(name: str, **resources: float):
@@ -27,9 +28,16 @@ def test_bundles_for_which_no_node_has_room_are_numbered():
     text = describe_shortage(
         [ONE] * 4, "PACK", [node("a", CPU=8, GPU=2), node("bb", CPU=0, GPU=2)], {"CPU": 8, "GPU": 3}
     )
-    assert text == (
-        "Ray has no place for 2 of 4 bundles (2, 3) of CPU 1, GPU 1, for which there is no node with room:"
-        " a (10.0.0.1) has CPU 8, GPU 2; bb (10.0.0.2) has CPU 0, GPU 2; free: CPU 8, GPU 3"
+    assert mentions(
+        text,
+        "2 of 4",
+        "(2, 3)",
+        "CPU 1, GPU 1",
+        "a (10.0.0.1)",
+        "CPU 8, GPU 2",
+        "bb (10.0.0.2)",
+        "CPU 0, GPU 2",
+        "free: CPU 8, GPU 3",
     )
 
 
@@ -37,13 +45,13 @@ def test_bundles_on_nodes_of_their_own_need_as_many_nodes():
     text = describe_shortage(
         [ONE] * 2, "STRICT_SPREAD", [node("a", CPU=8, GPU=8)], {"CPU": 8, "GPU": 8}
     )
-    assert "1 of 2 bundles (1) of CPU 1, GPU 1, for which there is no node of its own" in text
+    assert mentions(text, "1 of 2", "(1)", "CPU 1, GPU 1", "its own")
 
 
 def test_what_others_have_is_told_from_what_is_not_there():
     text = describe_shortage([ONE], "PACK", [node("a", CPU=8, GPU=1)], {"CPU": 8})
     assert "1 of 1 bundles (0)" in text
-    assert "which are in use, or not free together (PACK)" in text
+    assert mentions(text, "in use", "(PACK)")
     assert text.endswith("free: CPU 8, GPU 0")
 
 
@@ -62,7 +70,7 @@ def test_bundles_that_fill_a_node_to_the_last_fraction_have_room():
 
 
 def test_a_cluster_without_nodes_says_so():
-    assert "no node is there" in describe_shortage([ONE], "PACK", [], {})
+    assert mentions(describe_shortage([ONE], "PACK", [], {}), "no node")
 
 
 def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
@@ -70,7 +78,7 @@ def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
         bundle_for_each_gpu([node("a", GPU=2), node("b", CPU=1), node("c", GPU=1)], ONE)
         == [ONE] * 3
     )
-    with pytest.raises(RayError, match="no node of the Ray cluster has a GPU"):
+    with pytest.raises(RayError, match=r"no node .* GPU"):
         bundle_for_each_gpu([node("b", CPU=1)], ONE)
 
 

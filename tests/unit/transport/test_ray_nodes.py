@@ -12,6 +12,7 @@ from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.transport.connection import ConnectError, Target, describe_end
 from distlaunch.transport.ray import nodes
 from distlaunch.transport.ray.nodes import RayCluster
+from tests.facts import mentions
 
 FIRST = """
 import json, os, socket, sys
@@ -121,7 +122,7 @@ def test_a_link_ends_when_it_is_known_how_the_agent_has_though_the_driver_holds_
     link = places.open(Target(host="a"), 20.0)
     said = until_end(link)
     assert said == b"last"
-    assert describe_end(link.end()) == "it ended with status 3"
+    assert mentions(describe_end(link.end()), "status 3")
     link.close()
 
 
@@ -139,7 +140,7 @@ def test_a_link_ends_no_sooner_than_it_is_known_how_its_driver_has_ended(driver)
     select.select([link], [], [], 20.0)
     assert link.receive() is None
     assert places.driver_end() == link.end()
-    assert describe_end(link.end()) == "Ray's driver was killed by signal 9"
+    assert mentions(describe_end(link.end()), "driver", "killed", "signal 9")
     link.close()
 
 

@@ -19,6 +19,7 @@ from distlaunch.transport.slurm.step import (
     step_argv,
     step_environ,
 )
+from tests.facts import mentions
 
 FIXED = StepSettings(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 
@@ -180,7 +181,7 @@ def test_it_is_told_how_it_ended(run, script, how):
 def test_one_that_does_not_end_is_ended(start):
     step = start("trap '' TERM; echo deaf; while :; do sleep 0.1; done")
     heard_its_first_line(step)
-    assert step.how_ended() == "srun has not ended"
+    assert mentions(step.how_ended(), "not ended")
     end_steps([step])
     assert step.wait(until=float("inf"))
     assert step.returncode == -9

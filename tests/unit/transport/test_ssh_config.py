@@ -118,7 +118,7 @@ def test_what_else_is_read():
 
 @pytest.mark.parametrize("text", ["port x\n", "connecttimeout 1e3\n"])
 def test_a_number_that_is_none_is_said(text):
-    with pytest.raises(ConnectStepError, match="is not a number"):
+    with pytest.raises(ConnectStepError, match="number"):
         made(text)
 
 
@@ -206,7 +206,7 @@ def test_an_ssh_that_hangs_is_not_waited_for(home, tmp_path, monkeypatch):
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sshconfig, "_COMMAND_S", 0.2)
-    with pytest.raises(ConnectStepError, match="did not answer"):
+    with pytest.raises(ConnectStepError, match="ssh -G"):
         read_settings(
             "n1",
             user=None,

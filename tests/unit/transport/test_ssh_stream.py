@@ -85,7 +85,7 @@ def test_a_resolver_that_hangs_is_left(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     started = time.monotonic()
-    with pytest.raises(ConnectStepError, match="was not resolved within"):
+    with pytest.raises(ConnectStepError, match="not resolved"):
         resolve("slow", 22, family=socket.AF_INET, until=soon(0.2))
     hangs.set()
     assert time.monotonic() - started < 10

@@ -7,6 +7,7 @@ import time
 
 from distlaunch.core.agent.node.survey import NodeSurvey, survey_node
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 
 ORDER = m.Survey(
     serial=1, workdir="/", pythons=(), script="", program="", run_dir="", gpus=False, topology=False
@@ -50,8 +51,8 @@ def test_a_hanging_step_is_named_and_its_processes_are_killed():
             signal.pause()
 
     found = survey(hangs)
-    assert found.problem == "the directory /data does not answer within 0 s"
-    assert found.hint == "a file server or a driver there does not answer"
+    assert mentions(found.problem, "/data", "0 s")
+    assert mentions(found.hint, "file server", "driver")
     assert found.cpus.allowed
     os.close(writer)
     assert os.read(reader, 10) == b"x"
@@ -80,7 +81,7 @@ def test_a_survey_process_that_dies_is_a_problem():
     def dies(order, begin_step):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert survey(dies).problem == "the survey of the node failed: its process ended"
+    assert mentions(survey(dies).problem, "survey", "ended")
 
 
 def test_a_new_survey_replaces_the_running_one():
@@ -113,4 +114,4 @@ def test_the_survey_process_inherits_only_the_descriptors_it_needs():
     found = answer(survey, received)
     os.close(reader)
     os.close(writer)
-    assert found.problem.startswith(f"[{writer}] does not answer")
+    assert found.problem.startswith(f"[{writer}] ")

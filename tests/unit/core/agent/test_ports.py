@@ -14,6 +14,7 @@ import pytest
 from distlaunch.core.agent.node import ports
 from distlaunch.core.agent.node.ports import HeldPort, PortUse, hold_port
 from distlaunch.core.errors import ConfigError
+from tests.facts import mentions
 from tests.ports import free_port
 
 ADDRESSES = [
@@ -113,9 +114,8 @@ def test_an_error_names_the_job_that_has_reserved_the_port():
     with pytest.raises(ConfigError) as caught:
         hold_port(port.number, owner="other")
     port.release()
-    assert (
-        f"port {port.number} is held by distlaunch job 20261128-101010-abcdef (pid {os.getpid()})"
-        in str(caught.value)
+    assert mentions(
+        str(caught.value), f"port {port.number}", "job 20261128-101010-abcdef", f"pid {os.getpid()}"
     )
     assert "--master-port" in caught.value.hint
 
@@ -158,7 +158,7 @@ def test_a_job_that_is_reserving_the_port_is_waited_for_and_named(tmp_path):
 
         with pytest.raises(ConfigError) as caught:
             hold_port(number, owner="job-b", pause=pause)
-    assert caught.value.message == f"port {number} is held by distlaunch job job-a (pid 1)"
+    assert mentions(caught.value.message, f"port {number}", "job job-a", "pid 1")
 
 
 def test_a_job_that_was_stopped_while_reserving_is_waited_for_only_briefly(tmp_path):
@@ -166,7 +166,7 @@ def test_a_job_that_was_stopped_while_reserving_is_waited_for_only_briefly(tmp_p
     with taking(number, tmp_path), pytest.raises(ConfigError) as caught:
         hold_port(number, owner="job-b", pause=paused_s.append)
     assert 0.5 < sum(paused_s) < 10
-    assert caught.value.message == f"port {number} is held by another job of distlaunch"
+    assert mentions(caught.value.message, f"port {number}", "another job")
 
 
 def test_two_jobs_can_reserve_different_ports():
@@ -186,7 +186,7 @@ def test_a_job_that_cannot_see_the_lock_is_refused_too(tmp_path, monkeypatch, sh
     with pytest.raises(ConfigError) as caught:
         hold_as_another_user(port.number, tmp_path, monkeypatch)
     port.release()
-    assert f"port {port.number} is in use" in str(caught.value)
+    assert mentions(str(caught.value), f"port {port.number}", "in use")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -204,7 +204,7 @@ def test_an_error_names_the_listening_process_and_its_pid(family, address):
         with pytest.raises(ConfigError) as caught:
             hold_port(number, owner="job")
     said = str(caught.value)
-    assert f"port {number} is in use by pid {os.getpid()} (" in said
+    assert mentions(said, f"port {number}", "in use", f"pid {os.getpid()}")
     title = (
         Path("/proc/self/cmdline").read_text().partition("\0")[0]
     )  # the program, or what pytest-xdist makes of it
@@ -288,7 +288,7 @@ def test_without_a_free_port_the_error_names_none(monkeypatch):
         raise OSError(errno.EADDRINUSE, "in use")
 
     monkeypatch.setattr(ports, "_bind", bind)
-    with pytest.raises(ConfigError, match="no free port can be held: all are in use") as caught:
+    with pytest.raises(ConfigError, match="no free port") as caught:
         hold_port(0, owner="job")
     assert "--master-port" not in caught.value.hint
 

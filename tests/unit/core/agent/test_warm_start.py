@@ -18,6 +18,7 @@ from distlaunch.core.agent.workers.warm_start import (
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.probe.python_modules import is_importable, nearest_module
 from distlaunch.core.protocol import spawner_messages as w
+from tests.facts import mentions
 
 SETUP = w.Setup(
     env={"A": "1", "PYTHONPATH": "/x"}, cwd="/", cookie="c", nofile=256, signal_group=False
@@ -146,7 +147,7 @@ def test_if_the_server_cannot_start_workers_start_cold():
     warm = hands.start()
     (failed,) = hands.reported
     assert isinstance(failed, w.PreloadFailed)
-    assert failed.reason.startswith("no server can be started")
+    assert mentions(failed.reason, "no server")
     assert not warm.can_fork(order())
 
 
@@ -174,7 +175,8 @@ def test_after_a_failed_setup_all_workers_start_cold(hands, lines):
     hands.say(*lines)
     assert hands.cold == [0, 1]
     assert hands.up == []
-    assert hands.reasons == ["a forked worker could not be set up (TypeError: no)"]
+    (reason,) = hands.reasons
+    assert mentions(reason, "TypeError: no")
 
 
 def test_failures_that_a_cold_start_shares_do_not_end_the_server(hands):
@@ -188,7 +190,8 @@ def test_a_fork_that_dies_before_running_is_no_exited_worker(hands):
     hands.say("forked 0:70")
     warm.reaped(70, KILLED)
     assert (hands.cold, hands.up) == ([0], [])
-    assert hands.reasons == ["a forked worker was killed by signal 9 before it could run"]
+    (reason,) = hands.reasons
+    assert mentions(reason, "forked worker", "signal 9")
 
 
 def test_a_fork_that_dies_before_its_pid_is_known_is_no_exited_worker(hands):
@@ -217,7 +220,7 @@ def test_an_invalid_line_leads_to_a_cold_start(hands, line):
     hands.ready(0)
     hands.say(line)
     assert hands.cold == [0]
-    assert "a module has written to a descriptor of ours" in hands.reasons[0]
+    assert mentions(hands.reasons[0], "module", "descriptor")
 
 
 # --- silence
@@ -244,7 +247,8 @@ def test_an_import_times_out_if_hangs_are_detected(hands):
     assert hands.cold == []
     hands.wait(1)
     assert hands.cold == [0]
-    assert hands.reasons == ["importing re did not end within 5.0 s"]
+    (reason,) = hands.reasons
+    assert mentions(reason, "importing re", "5.0 s")
 
 
 def test_an_interpreter_that_never_loads_our_code_is_given_up(hands):
@@ -252,14 +256,16 @@ def test_an_interpreter_that_never_loads_our_code_is_given_up(hands):
     hands.wait(START_S - 1)
     assert hands.reasons == []
     hands.wait(1)
-    assert hands.reasons == ["after 60 s the workers' interpreter has not begun to import"]
+    (reason,) = hands.reasons
+    assert mentions(reason, "60 s", "interpreter")
 
 
 def test_a_trial_fork_that_does_not_end_is_given_up(hands):
     hands.start()
     hands.say("importing json", "imported")
     hands.wait(ANSWER_S)
-    assert hands.reasons == ["a trial fork after the imports does not end"]
+    (reason,) = hands.reasons
+    assert mentions(reason, "trial fork")
 
 
 def test_a_server_that_does_not_answer_is_given_up_but_not_while_the_job_is_paused(hands):

@@ -22,7 +22,7 @@ def fifo(tmp_path):
 
 def test_a_fifo_that_no_program_opens_is_given_up(fifo, monkeypatch):
     monkeypatch.setattr(files, "WRITER_S", 0.2)
-    with pytest.raises(OSError, match="no program writes to it") as caught:
+    with pytest.raises(TimeoutError) as caught:
         read_bounded(fifo, most=100, timeout_s=60.0)
     assert caught.value.errno == errno.ETIMEDOUT
 
@@ -52,11 +52,11 @@ def test_a_writer_that_never_ends_is_bounded_in_size_and_in_time(fifo):
     with subprocess.Popen(
         ["/bin/sh", "-c", f"exec yes >{fifo}"], stderr=subprocess.DEVNULL
     ) as writer:
-        with pytest.raises(OSError, match="it has more than 1 MiB"):
+        with pytest.raises(OSError, match="1 MiB"):
             read_bounded(fifo, most=1 << 20, timeout_s=60.0)
         assert writer.wait(20) != 0
     with subprocess.Popen(["/bin/sh", "-c", f"exec sleep 600 >{fifo}"]) as writer:
-        with pytest.raises(OSError, match=r"no end of it came within 0\.3 s"):
+        with pytest.raises(OSError, match=r"0\.3"):
             read_bounded(fifo, most=100, timeout_s=0.3)
         writer.kill()
 

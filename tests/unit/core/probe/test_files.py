@@ -9,5 +9,5 @@ from distlaunch.core.probe.files import read_bounded
 
 @pytest.mark.parametrize(("most", "said"), [(4096, "4,096 bytes"), (2 << 20, "2 MiB")])
 def test_a_file_that_is_too_long_is_refused_with_the_limit(most, said):
-    with pytest.raises(OSError, match=f"it has more than {said}"):
+    with pytest.raises(OSError, match=f"{said}"):
         read_bounded("/dev/zero", most=most, timeout_s=60.0)

@@ -24,6 +24,7 @@ from distlaunch.core.probe.nvidia import (
     memory_holders,
     read_gpus,
 )
+from tests.facts import mentions
 
 DATA = Path(__file__).parents[3] / "data" / "gpus"
 PROBE = """
@@ -145,7 +146,7 @@ def test_a_broken_driver_is_reported_as_nvidia_smi_does(machine, case, said):
     inventory = machine.probe()
     assert inventory.gpus == ()
     assert inventory.problem is not None
-    assert "the NVIDIA driver does not answer" in inventory.problem
+    assert mentions(inventory.problem, "driver")
     assert said in inventory.problem
     assert "\n" not in inventory.problem
 
@@ -198,7 +199,7 @@ def test_tool_that_cannot_be_executed_is_a_problem(machine):
     machine.devices("nvidia0")
     machine.smi("")
     (machine.root / "bin/nvidia-smi").write_text("#!/no/such/interpreter\n")
-    assert "cannot be run" in str(machine.probe().problem)
+    assert mentions(str(machine.probe().problem), "nvidia-smi", "run")
 
 
 def test_amd_gpus_are_read_from_the_kernel(machine):
@@ -287,7 +288,7 @@ def test_library_is_loaded_and_read(probe_with_library):
 def test_library_that_finds_no_driver_is_a_problem(probe_with_library, code, said):
     inventory = probe_with_library(FAKE_NVML_INIT=code)
     assert inventory["gpus"] == []
-    assert inventory["problem"] == f"the NVIDIA driver does not answer: {said} (NVML error {code})"
+    assert mentions(inventory["problem"], "NVIDIA", said, "NVML", code)
 
 
 def test_a_hanging_library_is_abandoned(probe_with_library):
@@ -437,13 +438,13 @@ def test_a_lost_gpu_keeps_its_index_and_is_reported():
     found, problems = read_gpus(FakeNvml(0, 15, 0))
     assert [gpu.index for gpu, _ in found] == [0, 2]
     assert len(problems) == 1
-    assert problems[0].startswith("GPU 1: GPU is lost")
+    assert mentions(problems[0], "GPU 1", "lost")
 
 
 def test_mig_mode_without_slices_is_a_problem():
     found, problems = read_gpus(FakeNvml(0, mig=True))
     assert found == []
-    assert "has no MIG instance" in problems[0]
+    assert mentions(problems[0], "no MIG")
 
 
 def test_library_is_shut_down_when_the_count_fails():

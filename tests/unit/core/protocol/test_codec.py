@@ -15,6 +15,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import codec, spawner_messages
 from distlaunch.core.protocol.codec import Decoder, encode
 from tests.examples import examples
+from tests.facts import mentions
 
 NESTED_TYPES = {cls.__name__: cls for cls in m.REMOTE_NESTED_TYPES}
 TYPES = {
@@ -206,11 +207,11 @@ def test_a_missing_field_is_refused(field):
 
 
 def test_an_unknown_field_is_refused():
-    assert refused(frame(stop(shell="rm"))) == "Stop has unknown fields"
+    assert mentions(refused(frame(stop(shell="rm"))), "Stop", "unknown fields")
 
 
 def test_raw_bytes_that_no_field_takes_are_refused():
-    assert refused(frame(stop(), b"x")) == "Stop has unknown fields"
+    assert mentions(refused(frame(stop(), b"x")), "Stop", "unknown fields")
 
 
 def test_the_raw_field_cannot_be_in_the_object():
@@ -297,7 +298,7 @@ def test_invalid_bodies_are_refused(body):
     [(codec.MAX_OBJECT_BYTES + 1, 0), (0, codec.MAX_RAW_BYTES + 1), (2**32 - 1, 2**32 - 1)],
 )
 def test_an_oversized_frame_is_refused_before_it_has_arrived(body, raw):
-    assert "exceeds the allowed size" in refused(struct.pack(">BII", codec.VERSION, body, raw))
+    assert mentions(refused(struct.pack(">BII", codec.VERSION, body, raw)), "allowed size")
 
 
 def test_messages_before_invalid_data_are_returned():

@@ -99,7 +99,7 @@ def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
 
 def test_a_caller_that_cannot_derive_its_key_names_the_missing_function(fips, monkeypatch):
     monkeypatch.setattr(token_keys, "has_scrypt", lambda: True)
-    with pytest.raises(NoKeyError, match=r"this Python cannot compute scrypt: .*unsupported"):
+    with pytest.raises(NoKeyError, match=r"scrypt: .*unsupported"):
         CallerSecret(PHRASE, None).key("scrypt", "ab" * 16)
 
 
@@ -152,7 +152,7 @@ def test_munge_carries_a_random_key():
 
 
 def test_a_caller_with_munge_refuses_a_listener_without_it():
-    with pytest.raises(NoKeyError, match="does not use munge"):
+    with pytest.raises(NoKeyError, match="munge"):
         CallerSecret(None, Munge()).key("none", "")
 
 
