@@ -166,7 +166,7 @@ LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 Section = Literal["params", "autotune", "timeline", "stall_check", "library_options", "logging"]
 
 
-class Setting(Record):
+class HorovodSetting(Record):
     """A setting of Horovod."""
 
     section: Section
@@ -218,10 +218,10 @@ def _setting(
     most: float = float("inf"),
     depends_on: str = "",
     choices: tuple[str, ...] = (),
-) -> Setting:
+) -> HorovodSetting:
     option = BackendOption(name=name, about=about, kind=kind, metavar=metavar, choices=choices)
     variable = f"HOROVOD_{variable}"
-    return Setting(
+    return HorovodSetting(
         section=section,
         option=option,
         variable=variable,
@@ -281,6 +281,6 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def has_no_effect(setting: Setting, chosen: Mapping[str, Value]) -> bool:
+def has_no_effect(setting: HorovodSetting, chosen: Mapping[str, Value]) -> bool:
     """Return whether a setting has no effect because another one is not chosen."""
     return bool(setting.depends_on) and not chosen.get(setting.depends_on)

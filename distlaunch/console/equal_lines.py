@@ -1,6 +1,6 @@
 """Join equal lines of several ranks without changing the order of any rank's lines.
 
-``Folder`` compares line by line while few lines are pending. Pending lines form a sequence of
+``LineFolder`` compares line by line while few lines are pending. Pending lines form a sequence of
 groups. A rank's next line joins the first group with the same text after the rank's previous line.
 If there is none, the line opens a new group at the end. Groups are emitted from the front, so each
 rank's lines stay in order. A group that contains all live ranks is emitted with all groups before
@@ -53,7 +53,7 @@ class _Group:
         """The lines of ranks whose text differs from the first one although the key is equal."""
 
 
-class Folder:
+class LineFolder:
     """Holds lines of several ranks for at most HOLD_S, and emits equal lines once."""
 
     def __init__(self, ranks: Iterable[int], emit: Emit) -> None:

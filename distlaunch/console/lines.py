@@ -4,7 +4,7 @@ A bar is an unfinished line with carriage returns. The text between two ``\r`` i
 bar. Only the newest state that is not blank is kept, so that a cleared bar leaves its last state. A
 display is output of a program that moves the cursor up (``live_display``).
 
-``LineSplitter`` keeps a ``Source`` for each stream of each rank. It passes to a ``View``
+``LineSplitter`` keeps a ``Source`` for each stream of each rank. It passes to a ``LineView``
 (``screen``, ``jsonl``):
 
 * Complete lines, at once.
@@ -80,7 +80,7 @@ class Source:
         """When the display last changed."""
 
 
-class View(Protocol):
+class LineView(Protocol):
     """Shows the lines, bars and displays that the splitter finds."""
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
@@ -118,7 +118,7 @@ class LineSplitter:
     ``live``: the live rows of a terminal; None for a pipe or file.
     """
 
-    def __init__(self, view: View, live: LiveRows | None = None) -> None:
+    def __init__(self, view: LineView, live: LiveRows | None = None) -> None:
         self._view = view
         self._live = live
         self._sources: dict[tuple[int, int], Source] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from distlaunch.console.equal_lines import Folder
+from distlaunch.console.equal_lines import LineFolder
 from distlaunch.console.escapes import clean, hold_back, is_clean
 from distlaunch.console.lines import PIECE, LineSplitter, Source
 from distlaunch.console.live_rows import LiveRows
@@ -43,7 +43,7 @@ class Screen:
         self._lines = LineSplitter(self, live)
         known = frozenset(ranks)
         several = len(known) > 1
-        self._folder = Folder(known, self._pass_on) if several else None
+        self._folder = LineFolder(known, self._pass_on) if several else None
         self._repeats = RepeatedBlocks(self._emit) if several else None
         self._now = 0.0
         self._out: list[bytes] = []

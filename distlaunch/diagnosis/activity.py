@@ -13,7 +13,7 @@ from typing import Literal
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.diagnosis.stack_parser import ThreadStack, View, main_thread, parse_stacks
+from distlaunch.diagnosis.stack_parser import StackView, ThreadStack, main_thread, parse_stacks
 from distlaunch.diagnosis.tracebacks import Frame
 from distlaunch.diagnosis.waits import Waiting, call_that_waits, find_wait, waits_for_children
 
@@ -61,7 +61,7 @@ class _Sample:
         self.stack = stack
         threads = parse_stacks(stack.text) if stack.text else []
         main = main_thread(threads)
-        self.view = View(main, script_dir) if main else None
+        self.view = StackView(main, script_dir) if main else None
         wait = find_wait(self.view) if self.view else None
         self.collective = wait.name if wait is not None and wait.waiting is Waiting.SURELY else None
         self.synchronises = wait is not None and wait.synchronises
@@ -72,7 +72,7 @@ class _Sample:
             if (
                 thread is not main
                 and thread.ident is not None
-                and (view := View(thread, script_dir)).frames
+                and (view := StackView(thread, script_dir)).frames
             ):
                 self.threads[thread.ident] = _path(thread, view)
 
@@ -168,7 +168,7 @@ def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
     return busy or first.functions[:shorter] != second.functions[:shorter]
 
 
-def _path(thread: ThreadStack, view: View) -> _Path:
+def _path(thread: ThreadStack, view: StackView) -> _Path:
     call = call_that_waits(view)
     frames = list(thread.frames)
     if call is not None:

@@ -16,7 +16,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, format_ranks, name_ranks, printable
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.clean_text import shorten
-from distlaunch.diagnosis.stack_parser import ThreadStack, View, main_thread, parse_stacks
+from distlaunch.diagnosis.stack_parser import StackView, ThreadStack, main_thread, parse_stacks
 from distlaunch.diagnosis.waits import Wait, Waiting, find_wait, hint_for_all, hint_for_place
 
 _WIDTH = 100
@@ -54,7 +54,7 @@ _MOST = 200
 one."""
 _RANKS_CHARS = 48
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-_Seen = tuple[View | None, Wait | None, list[ThreadStack]]
+_Seen = tuple[StackView | None, Wait | None, list[ThreadStack]]
 """The main thread's stack, its wait, and the other threads."""
 _KINDS: dict[str, Kind] = {
     "T": "stopped",
@@ -178,7 +178,7 @@ class _Group:
         self,
         kind: Kind,
         state: str,
-        view: View | None,
+        view: StackView | None,
         wait: Wait | None,
         threads: list[ThreadStack],
         *,
@@ -517,7 +517,7 @@ def _state(group: _Group) -> str:
     )
 
 
-def _stack(view: View, *, detailed: bool) -> list[str]:
+def _stack(view: StackView, *, detailed: bool) -> list[str]:
     return view.shown(_LINES) if detailed else view.shown(_LINES_OTHERS, brief=True)
 
 
@@ -529,7 +529,7 @@ def _other_threads(group: _Group, script_dir: str) -> list[str]:
     """
     lines: list[str] = []
     for thread in group.threads:
-        view = View(thread, script_dir)
+        view = StackView(thread, script_dir)
         if view.frames and len(lines) < _THREADS:
             name = f" {thread.name}" if thread.name else ""
             lines.append(f"      another thread{name}: {view.frames[0]}")
@@ -585,7 +585,7 @@ def _record(
 def _read(text: str, script_dir: str) -> _Seen:
     threads = parse_stacks(text) if text else []
     main = main_thread(threads)
-    view = View(main, script_dir) if main else None
+    view = StackView(main, script_dir) if main else None
     return (
         view,
         find_wait(view) if view else None,
@@ -604,7 +604,7 @@ def _kind(state: str, seen: _Seen) -> Kind:
 
 
 def _merged(
-    found: Sequence[tuple[m.Stack, Kind, View | None, Wait | None, list[ThreadStack]]],
+    found: Sequence[tuple[m.Stack, Kind, StackView | None, Wait | None, list[ThreadStack]]],
     *,
     by_line: bool,
 ) -> list[_Group]:

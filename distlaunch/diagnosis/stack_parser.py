@@ -92,7 +92,7 @@ def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
     )
 
 
-class View:
+class StackView:
     """A main thread's stack for the report: the frames of the script, and the frames below them."""
 
     __slots__ = ("below", "cut", "frames", "users")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from distlaunch.core.model.record import Record
-from distlaunch.diagnosis.stack_parser import View
+from distlaunch.diagnosis.stack_parser import StackView
 from distlaunch.diagnosis.tracebacks import Frame
 
 
@@ -252,7 +252,7 @@ _SAME_ANY = (
 DIFFERENT = "ranks wait in different collectives: all must call the same ones in the same order"
 
 
-def find_wait(view: View) -> Wait | None:
+def find_wait(view: StackView) -> Wait | None:
     """Return the wait of a worker: the outermost call that waits for other ranks, below the
     script's innermost frame."""
     for frame in reversed(view.below):
@@ -289,7 +289,7 @@ _SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
 current line of such a call tells nothing."""
 
 
-def call_that_waits(view: View) -> Frame | None:
+def call_that_waits(view: StackView) -> Frame | None:
     """Return the outermost call below the script's innermost frame that waits for other ranks or
     for anything else."""
     for frame in reversed(view.below):
@@ -300,12 +300,12 @@ def call_that_waits(view: View) -> Frame | None:
     return None
 
 
-def waits_for_children(view: View) -> bool:
+def waits_for_children(view: StackView) -> bool:
     """Return whether a worker waits for processes that it has started."""
     return any(part in frame.file for frame in view.below for part in _CHILDREN)
 
 
-def hint_for_place(view: View) -> str | None:
+def hint_for_place(view: StackView) -> str | None:
     """Return a hint for a worker that does not wait for other ranks. Return None if none is
     useful."""
     for part, functions, hint in _HINTS:

@@ -26,11 +26,11 @@ from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.records import EventLog, LineFilter, OutputFiles
 from distlaunch.coordinator.runtime.run_directory import join_run_dir, make_run_dir, new_job_id
-from distlaunch.coordinator.runtime.runner import Clock, Runner
+from distlaunch.coordinator.runtime.runner import JobClock, Runner
 from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent import connect
-from distlaunch.core.agent.remote_agent import Clock as PausableClock
+from distlaunch.core.agent.remote_agent import PausableClock
 from distlaunch.core.agent.workers.process_tree import ChildReaper, children_of, kill_each_tree
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError, NodesError
 from distlaunch.core.model.record import replace
@@ -292,7 +292,7 @@ def run_launcher(
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     for text in notices:
         sink.say(text)
-    clock = Clock()
+    clock = JobClock()
     other_addresses = _addresses_of_node_0(planner.rendezvous, planned.location, environ)
     warn = partial(sink.say, level="warning")
     rendezvous_port: RendezvousPort | None = None
@@ -434,7 +434,7 @@ def _coordinate(
     parts: _LauncherParts,
     rendezvous_port: RendezvousPort,
     slurm_job: SlurmJob | None,
-    clock: Clock,
+    clock: JobClock,
     other_addresses: OtherAddresses | None,
 ) -> int:
     options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.runtime.remote_agents import Feeder, RemoteAgents
-from distlaunch.coordinator.runtime.remote_output import Files, OutputThread
+from distlaunch.coordinator.runtime.remote_output import AttemptOutputSink, OutputThread
 from distlaunch.core.model.topology import Node
 from distlaunch.launch.discovery import run_discover
 from distlaunch.launch.process import run_alone_hint
@@ -106,7 +106,7 @@ class RemoteNodes:
         )
 
     def remote_agents(
-        self, files: Files, clock: Callable[[], float], *, run_dir: str, job_id: str
+        self, files: AttemptOutputSink, clock: Callable[[], float], *, run_dir: str, job_id: str
     ) -> RemoteAgents:
         """Return the connections to the agents. Nothing is connected yet."""
         options = self._options

@@ -14,7 +14,7 @@ from distlaunch.coordinator.runtime.keyboard import Terminal
 from distlaunch.coordinator.runtime.local_agent import LocalTransport
 from distlaunch.coordinator.runtime.records import DiskWork, EventLog, LineFilter, OutputFiles
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
-from distlaunch.coordinator.runtime.runner import Clock, Files, Runner
+from distlaunch.coordinator.runtime.runner import AttemptFiles, JobClock, Runner
 from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent.node.ports import hold_port
@@ -174,7 +174,7 @@ def _run(
         plan, options = _with_script(
             plan, options, script, before=planned_path, folder=run_dir.path
         )
-    clock = Clock()
+    clock = JobClock()
     files = OutputFiles(
         plan.run_dir,
         sink,
@@ -187,7 +187,7 @@ def _run(
         stack.callback(run_dir.close)
         stack.callback(files.close)
         transport: LocalTransport | RemoteAgents
-        filed: Files = files
+        filed: AttemptFiles = files
         disk_work = DiskWork()
         if nodes is None:
             transport = LocalTransport(

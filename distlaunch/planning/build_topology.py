@@ -31,7 +31,7 @@ from distlaunch.planning.train_options import (
 )
 from distlaunch.planning.worker_counts import (
     PlannedHost,
-    Request,
+    WorkerRequest,
     count_workers,
     explain_idle,
     names_of,
@@ -61,7 +61,7 @@ def build_topology(
     """
     check_kind(options)
     bounds = bounds_of(allocation, options)
-    request = Request(allocation=allocation, options=options, bounds=bounds)
+    request = WorkerRequest(allocation=allocation, options=options, bounds=bounds)
     known = {} if here is None else {here: facts}
     slots = _Slots(request, known, here)
     chosen = _filtered([slots.numbered(index) for index in range(len(allocation.hosts))], options)
@@ -112,7 +112,7 @@ def surveyed_topology(
     job. Raises ConfigError that names the hosts with fewer GPUs or slots than the options ask for.
     """
     bounds = None if bounds_of(allocation, options) is None else (len(indices), len(indices))
-    request = Request(allocation=allocation, options=options, bounds=bounds)
+    request = WorkerRequest(allocation=allocation, options=options, bounds=bounds)
     slots = _Slots(request, known, here, surveyed=True)
     numbered = [slots.numbered(index) for index in range(len(allocation.hosts))]
     chosen = {each.index: each for each in _filtered(numbered, options)}
@@ -139,7 +139,7 @@ def filtered_hosts(
     """
     bounds = bounds_of(allocation, options)
     slots = _Slots(
-        Request(allocation=allocation, options=options, bounds=bounds),
+        WorkerRequest(allocation=allocation, options=options, bounds=bounds),
         {} if here is None else {here: facts},
         here,
     )
@@ -179,7 +179,7 @@ class _DeviceAssigner:
     """
 
     def __init__(
-        self, request: Request, known: Mapping[int, Facts], *, surveyed: bool, several: bool
+        self, request: WorkerRequest, known: Mapping[int, Facts], *, surveyed: bool, several: bool
     ) -> None:
         self._request, self._known, self._surveyed, self._several = (
             request,
@@ -327,7 +327,7 @@ class _Slots:
 
     def __init__(
         self,
-        request: Request,
+        request: WorkerRequest,
         known: Mapping[int, Facts],
         here: int | None,
         *,
@@ -436,7 +436,7 @@ def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
 
 
 def _first_nodes(
-    hosts: Sequence[Chosen], request: Request, here: int | None
+    hosts: Sequence[Chosen], request: WorkerRequest, here: int | None
 ) -> tuple[Sequence[Chosen], Sequence[Chosen]]:
     """Return the hosts that become nodes, and the spares.
 
@@ -470,7 +470,10 @@ def _shown_bounds(bounds: tuple[int, int] | None) -> str:
 
 
 def _assign_workers(
-    candidates: Sequence[PlannedHost], request: Request, notes: list[Note], warnings: list[str]
+    candidates: Sequence[PlannedHost],
+    request: WorkerRequest,
+    notes: list[Note],
+    warnings: list[str],
 ) -> list[tuple[PlannedHost, int | None]]:
     """Return the hosts that have workers, each with the number of its workers.
 
@@ -495,7 +498,7 @@ class _Builder:
 
     def __init__(
         self,
-        request: Request,
+        request: WorkerRequest,
         known: Mapping[int, Facts],
         hostname: str,
         planned: Sequence[tuple[PlannedHost, int | None]],

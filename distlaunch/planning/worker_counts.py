@@ -53,7 +53,7 @@ class PlannedHost(Record):
         return not self.chosen.without and (slots is None or len(slots) == self.host.slots)
 
 
-class Request(Record):
+class WorkerRequest(Record):
     """The sizes that the user asked for, and the nodes."""
 
     allocation: Allocation
@@ -89,7 +89,7 @@ class Request(Record):
         return "--procs-per-node" if counts_processes(self.options) else "--gpus-per-node"
 
 
-def count_workers(candidates: Sequence[PlannedHost], request: Request) -> Counts:
+def count_workers(candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
     """Return the number of workers of each host; 0 for a host that is not needed.
 
     Raises ConfigError if the hosts have too few slots.
@@ -127,7 +127,9 @@ class IdleHosts(Record):
     """Whether the user probably wanted workers on these hosts."""
 
 
-def explain_idle(candidates: Sequence[PlannedHost], counts: Counts, request: Request) -> IdleHosts:
+def explain_idle(
+    candidates: Sequence[PlannedHost], counts: Counts, request: WorkerRequest
+) -> IdleHosts:
     """Return the message on the hosts that get no worker.
 
     Raises ConfigError if a scheduler granted these hosts and no option leaves them unused on
@@ -232,7 +234,7 @@ def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
     return ranks
 
 
-def _check_room(count: int, candidate: PlannedHost, problem: str, request: Request) -> int:
+def _check_room(count: int, candidate: PlannedHost, problem: str, request: WorkerRequest) -> int:
     """Return ``count`` if the host has that many slots. Raises ConfigError, with ``problem``, if it
     has fewer."""
     room = candidate.room
@@ -253,7 +255,7 @@ def _check_room(count: int, candidate: PlannedHost, problem: str, request: Reque
 
 
 def _total_and_each(
-    total: int, per_node: int, candidates: Sequence[PlannedHost], request: Request
+    total: int, per_node: int, candidates: Sequence[PlannedHost], request: WorkerRequest
 ) -> Counts:
     """Return the counts if both the total and the number per node are set. Together they determine
     the number of nodes."""
@@ -273,7 +275,7 @@ def _total_and_each(
     return [*each, *[0] * (len(candidates) - nodes)]
 
 
-def _shares(total: int, candidates: Sequence[PlannedHost], request: Request) -> Counts:
+def _shares(total: int, candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
     """Divide the total evenly among a fixed number of nodes."""
     name, each_name, bounds = request.total_name, request.each_name, request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
@@ -291,7 +293,9 @@ def _shares(total: int, candidates: Sequence[PlannedHost], request: Request) -> 
     return [_check_room(each, candidate, problem, request) for candidate in candidates]
 
 
-def _spread_or_pack(total: int, candidates: Sequence[PlannedHost], request: Request) -> Counts:
+def _spread_or_pack(
+    total: int, candidates: Sequence[PlannedHost], request: WorkerRequest
+) -> Counts:
     name, each_name = request.total_name, request.each_name
     rooms = [candidate.room for candidate in candidates]
     enough = _enough(rooms, total)
@@ -326,7 +330,7 @@ def _enough(rooms: Counts, total: int) -> bool:
     return left <= 0
 
 
-def _check_tasks(candidates: Sequence[PlannedHost], counts: Counts, request: Request) -> None:
+def _check_tasks(candidates: Sequence[PlannedHost], counts: Counts, request: WorkerRequest) -> None:
     """Raise ConfigError if the counts differ from the tasks that a scheduler has already started."""
     for candidate, count in zip(candidates, counts, strict=True):
         tasks = candidate.tasks

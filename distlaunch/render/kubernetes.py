@@ -13,7 +13,7 @@ from distlaunch.core.errors import EXIT_HANG, EXIT_SOFTWARE, EXIT_UNAVAILABLE, E
 from distlaunch.planning.rendezvous import DEFAULT_PORT
 from distlaunch.render import pod
 from distlaunch.render import request as names
-from distlaunch.render.request import Request, duration_s
+from distlaunch.render.request import RenderRequest, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Commented, Value, write_documents
 
@@ -29,7 +29,7 @@ _LOST = (EXIT_SOFTWARE, _KILLED)
 """Exit codes of a single launcher while the others go on."""
 
 
-def render(request: Request, shape: Shape) -> str:
+def render(request: RenderRequest, shape: Shape) -> str:
     """Return Service and Job as YAML. Raises ConfigError."""
     name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{shape.max_nodes - 1}"))
     several = shape.max_nodes > 1
@@ -45,7 +45,7 @@ def render(request: Request, shape: Shape) -> str:
     )
 
 
-def _service(request: Request, name: str) -> dict[str, Value]:
+def _service(request: RenderRequest, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "clusterIP": Commented(value="None", why="Headless: each pod gets its own DNS name."),
         "publishNotReadyAddresses": Commented(
@@ -62,7 +62,7 @@ def _service(request: Request, name: str) -> dict[str, Value]:
     }
 
 
-def _job(request: Request, shape: Shape, name: str) -> dict[str, Value]:
+def _job(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {}
     if shape.max_nodes > 1:
         spec["completionMode"] = Commented(
@@ -155,7 +155,7 @@ def _rules(shape: Shape) -> list[Value]:
     ]
 
 
-def _template(request: Request, shape: Shape, name: str) -> dict[str, Value]:
+def _template(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "restartPolicy": Commented(value="Never", why="Required by the policies above."),
         **pod.pod_spec(request, shape, pod.container(request, shape, _CONTAINER)),

@@ -8,7 +8,7 @@ import posixpath
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
 from distlaunch.render import request as names
-from distlaunch.render.request import Request, Words, size_bytes
+from distlaunch.render.request import RenderRequest, Words, size_bytes
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Commented, Value
 
@@ -27,7 +27,7 @@ _IMAGE_COMMENT = (
 _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_{ ")
 
 
-def command(request: Request, shape: Shape) -> list[Value]:
+def command(request: RenderRequest, shape: Shape) -> list[Value]:
     """Return the command as a list of arguments, for no shell. Raises ConfigError."""
     added: list[str] = []
     if not request.has("num_nodes"):
@@ -58,7 +58,7 @@ def _escaped_dollars(argument: str) -> str:
     return argument.replace("$", "$$")
 
 
-def environment(request: Request) -> list[Value]:
+def environment(request: RenderRequest) -> list[Value]:
     """Return the container's environment variables."""
     variables: list[Value] = []
     secret = request.more.token_secret
@@ -80,7 +80,7 @@ def environment(request: Request) -> list[Value]:
     return variables
 
 
-def resources(request: Request, shape: Shape) -> dict[str, Value]:
+def resources(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     """Return the container's resources; empty if there are none. Raises ConfigError."""
     more = request.more
     limits: dict[str, Value] = {}
@@ -115,7 +115,7 @@ def resources(request: Request, shape: Shape) -> dict[str, Value]:
     }
 
 
-def security_context(request: Request) -> dict[str, Value]:
+def security_context(request: RenderRequest) -> dict[str, Value]:
     """Return the container's security context; empty if it needs none."""
     if not request.more.efa:
         return {}
@@ -126,7 +126,7 @@ def security_context(request: Request) -> dict[str, Value]:
     }
 
 
-def volumes(request: Request) -> list[Value]:
+def volumes(request: RenderRequest) -> list[Value]:
     """Return the pod's volumes. Raises ConfigError."""
     shared: dict[str, Value] = {"medium": "Memory"}
     if request.more.shm is not None:
@@ -145,14 +145,14 @@ def volumes(request: Request) -> list[Value]:
     return found
 
 
-def volume_mounts(request: Request) -> list[Value]:
+def volume_mounts(request: RenderRequest) -> list[Value]:
     """Return the container's volume mounts. Raises ConfigError."""
     claims = enumerate(_claims(request))
     own = [{"name": f"claim-{number}", "mountPath": path} for number, (_, path) in claims]
     return [{"name": "shm", "mountPath": "/dev/shm"}, *own]  # noqa: S108 - no file of ours
 
 
-def _claims(request: Request) -> list[tuple[str, str]]:
+def _claims(request: RenderRequest) -> list[tuple[str, str]]:
     claims = [names.volume_claim(each) for each in request.more.pvc]
     paths = ["/dev/shm", *(posixpath.normpath(path) for _, path in claims)]  # noqa: S108 - no file of ours
     twice = next((path for path in paths if paths.count(path) > 1), None)
@@ -164,7 +164,7 @@ def _claims(request: Request) -> list[tuple[str, str]]:
     return claims
 
 
-def tolerations(request: Request, shape: Shape) -> dict[str, Value]:
+def tolerations(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     """Return tolerations for nodes that are reserved for GPUs; empty without GPUs."""
     if not shape.gpus:
         return {}
@@ -188,7 +188,7 @@ def seconds_after_finished() -> Value:
     return Commented(value=_KEEP_S, why="Keeps the pods' logs for a week.")
 
 
-def grace_period(request: Request) -> Value:
+def grace_period(request: RenderRequest) -> Value:
     """Return the time between TERM and KILL, in seconds."""
     seconds = math.ceil(request.train.grace) + _EXIT_MARGIN_S
     return Commented(
@@ -196,7 +196,7 @@ def grace_period(request: Request) -> Value:
     )
 
 
-def replacements(request: Request, shape: Shape) -> int:
+def replacements(request: RenderRequest, shape: Shape) -> int:
     """Return the backoffLimit: how many pods may fail.
 
     Each restart may have lost all pods. An elastic job also survives losses without a restart, up
@@ -209,7 +209,7 @@ def replacements(request: Request, shape: Shape) -> int:
     return min(pods, _INT32)
 
 
-def container(request: Request, shape: Shape, name: str) -> dict[str, Value]:
+def container(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
     """Return the container. Raises ConfigError."""
     parts: dict[str, Value] = {
         "name": name,
@@ -227,7 +227,7 @@ def container(request: Request, shape: Shape, name: str) -> dict[str, Value]:
     return {key: part for key, part in parts.items() if part}
 
 
-def pod_spec(request: Request, shape: Shape, inside: dict[str, Value]) -> dict[str, Value]:
+def pod_spec(request: RenderRequest, shape: Shape, inside: dict[str, Value]) -> dict[str, Value]:
     """Return the pod spec around a container. Raises ConfigError."""
     spec: dict[str, Value] = {
         "enableServiceLinks": Commented(
@@ -244,7 +244,7 @@ def pod_spec(request: Request, shape: Shape, inside: dict[str, Value]) -> dict[s
     }
 
 
-def metadata(request: Request, name: str) -> dict[str, Value]:
+def metadata(request: RenderRequest, name: str) -> dict[str, Value]:
     """Return an object's name and namespace."""
     metadata: dict[str, Value] = {"name": name}
     if request.more.namespace is not None:
@@ -252,7 +252,7 @@ def metadata(request: Request, name: str) -> dict[str, Value]:
     return metadata
 
 
-def with_queue_label(request: Request, about: dict[str, Value]) -> dict[str, Value]:
+def with_queue_label(request: RenderRequest, about: dict[str, Value]) -> dict[str, Value]:
     """Return an object's metadata with Kueue's label."""
     if request.more.queue is None:
         return about
@@ -262,7 +262,7 @@ def with_queue_label(request: Request, about: dict[str, Value]) -> dict[str, Val
 
 
 def header(
-    request: Request, name: str, kind: str, shape: Shape, *more: str, label: str
+    request: RenderRequest, name: str, kind: str, shape: Shape, *more: str, label: str
 ) -> list[str]:
     """Return the comment at the top of a file: what it is and how to use it.
 

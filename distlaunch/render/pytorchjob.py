@@ -11,7 +11,7 @@ from __future__ import annotations
 from distlaunch.core.errors import EXIT_HANG, EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.render import pod
 from distlaunch.render import request as names
-from distlaunch.render.request import Request, duration_s
+from distlaunch.render.request import RenderRequest, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Commented, Value, plain, write_documents
 
@@ -25,7 +25,7 @@ _PORT = 23456
 """The operator's default port."""
 
 
-def render(request: Request, shape: Shape) -> str:
+def render(request: RenderRequest, shape: Shape) -> str:
     """Return the PyTorchJob as YAML. Raises ConfigError."""
     name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-worker-{shape.max_nodes}"))
     metadata = pod.with_queue_label(request, pod.metadata(request, name))
@@ -46,7 +46,7 @@ def render(request: Request, shape: Shape) -> str:
     return write_documents(header, [job])
 
 
-def _limits(request: Request, shape: Shape) -> list[str]:
+def _limits(request: RenderRequest, shape: Shape) -> list[str]:
     """Return what this kind of job cannot do."""
     evictions = "An evicted pod counts as failed; with render kubernetes it does not."
     if not _replaces(request, shape):
@@ -59,11 +59,11 @@ def _limits(request: Request, shape: Shape) -> list[str]:
     return [evictions, more]
 
 
-def _replaces(request: Request, shape: Shape) -> bool:
+def _replaces(request: RenderRequest, shape: Shape) -> bool:
     return request.train.max_restarts > 0 or shape.is_elastic
 
 
-def _spec(request: Request, shape: Shape, name: str) -> dict[str, Value]:
+def _spec(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "nprocPerNode": Commented(
             value=str(shape.workers), why="The pods get it as PET_NPROC_PER_NODE."
@@ -95,7 +95,7 @@ def _spec(request: Request, shape: Shape, name: str) -> dict[str, Value]:
     return spec
 
 
-def _run_policy(request: Request, shape: Shape) -> dict[str, Value]:
+def _run_policy(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     policy: dict[str, Value] = {
         "backoffLimit": Commented(value=pod.replacements(request, shape), why=_BACKOFF_COMMENT),
         "cleanPodPolicy": Commented(
@@ -109,7 +109,7 @@ def _run_policy(request: Request, shape: Shape) -> dict[str, Value]:
     return policy
 
 
-def _replicas(request: Request, shape: Shape, count: int) -> dict[str, Value]:
+def _replicas(request: RenderRequest, shape: Shape, count: int) -> dict[str, Value]:
     if _replaces(request, shape):
         restart = Commented(
             value="ExitCode",

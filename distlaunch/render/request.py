@@ -66,7 +66,7 @@ class RenderOptions(Record):
     runtime: str = "torch-distributed"
 
 
-class Request(Record):
+class RenderRequest(Record):
     """One ``render`` command."""
 
     target: Target
@@ -87,7 +87,7 @@ class Request(Record):
         return ("distlaunch", "train", *options, *added, *end, script, *self.train.script_args)
 
 
-def job_name(request: Request, *, longest: int) -> str:
+def job_name(request: RenderRequest, *, longest: int) -> str:
     """Return --name, or a name from that of the script. Raises ConfigError for an invalid name.
 
     ``longest``: maximum length for Kubernetes.
@@ -112,7 +112,7 @@ def job_name(request: Request, *, longest: int) -> str:
     return given
 
 
-def _name_from_script(request: Request, longest: int) -> str:
+def _name_from_script(request: RenderRequest, longest: int) -> str:
     script = request.train.script or ""
     stem = script if request.train.module else os.path.basename(script).removesuffix(".py")
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")

@@ -14,7 +14,7 @@ from distlaunch.planning.train_options import (
     counts_processes,
     shares_gpus,
 )
-from distlaunch.render.request import Request
+from distlaunch.render.request import RenderRequest
 
 _MAX_USUAL_GPUS = 16
 """The most GPUs of a common machine. A larger total is probably meant for several nodes."""
@@ -36,7 +36,7 @@ class Shape(Record):
         return self.min_nodes < self.max_nodes
 
 
-def job_shape(request: Request) -> Shape:
+def job_shape(request: RenderRequest) -> Shape:
     """Return the shape of a job. Raises ConfigError for missing, contradicting or unsupported
     sizes."""
     options = request.train
@@ -106,7 +106,7 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
     return min_nodes, max_nodes
 
 
-def _check_options(request: Request) -> None:
+def _check_options(request: RenderRequest) -> None:
     """Raise ConfigError for options that have no meaning or another one for the target."""
     options, pods = request.train, request.target != "slurm"
     system = "kubernetes" if pods else "slurm"

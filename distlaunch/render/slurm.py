@@ -13,7 +13,7 @@ import shlex
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
 from distlaunch.render import request as names
-from distlaunch.render.request import Request, Words, duration_s, size_bytes
+from distlaunch.render.request import RenderRequest, Words, duration_s, size_bytes
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import comment
 
@@ -26,7 +26,7 @@ _Line = tuple[str, str | None]
 """An option of sbatch, and a comment if it needs one."""
 
 
-def render(request: Request, shape: Shape) -> str:
+def render(request: RenderRequest, shape: Shape) -> str:
     """Return the script. Raises ConfigError."""
     lines = ["#!/bin/bash"]
     lines += comment(_head(shape))
@@ -59,7 +59,7 @@ def _head(shape: Shape) -> list[str]:
     ]
 
 
-def _size(request: Request, shape: Shape) -> list[_Line]:
+def _size(request: RenderRequest, shape: Shape) -> list[_Line]:
     more, spares = request.more, request.train.spares
     min_nodes, max_nodes = shape.min_nodes + spares, shape.max_nodes + spares
     found: list[_Line] = [
@@ -106,7 +106,7 @@ def _nodes_comment(shape: Shape, spares: int) -> str | None:
     return " ".join(parts) or None
 
 
-def _limits(request: Request) -> list[_Line]:
+def _limits(request: RenderRequest) -> list[_Line]:
     more = request.more
     found: list[_Line] = []
     if more.partition is not None:
@@ -118,7 +118,7 @@ def _limits(request: Request) -> list[_Line]:
     return found
 
 
-def _signals_and_requeue(request: Request, shape: Shape) -> list[_Line]:
+def _signals_and_requeue(request: RenderRequest, shape: Shape) -> list[_Line]:
     options = request.train
     warning_s = _usr1_before_s(request)
     found: list[_Line] = [
@@ -152,7 +152,7 @@ def _signals_and_requeue(request: Request, shape: Shape) -> list[_Line]:
     return found
 
 
-def _usr1_before_s(request: Request) -> int:
+def _usr1_before_s(request: RenderRequest) -> int:
     """Return how many seconds before the time limit workers get USR1. Raises ConfigError."""
     limit = request.more.time
     limit_s = None if limit is None else duration_s(limit)
@@ -177,12 +177,12 @@ def _clock(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _requeues(request: Request) -> bool:
+def _requeues(request: RenderRequest) -> bool:
     """Return whether the job may be requeued: yes, unless ``--no-requeue`` is given."""
     return request.train.requeue or "requeue" not in request.train.given
 
 
-def _command(request: Request) -> str:
+def _command(request: RenderRequest) -> str:
     added = ("--requeue",) if _requeues(request) and not request.has("requeue") else ()
     program, verb, *words = _check_arguments(request.command(*added))
     options = len([argument for _, given in request.words for argument in given]) + len(added)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distlaunch.render import kubernetes, pytorchjob, slurm, trainjob
-from distlaunch.render.request import Request, Target
+from distlaunch.render.request import RenderRequest, Target
 from distlaunch.render.shape import Shape, job_shape
 
-_RENDER: dict[Target, Callable[[Request, Shape], str]] = {
+_RENDER: dict[Target, Callable[[RenderRequest, Shape], str]] = {
     "slurm": slurm.render,
     "kubernetes": kubernetes.render,
     "pytorchjob": pytorchjob.render,
@@ -20,7 +20,7 @@ _RENDER: dict[Target, Callable[[Request, Shape], str]] = {
 }
 
 
-def render(request: Request) -> str:
+def render(request: RenderRequest) -> str:
     """Return the text of the requested file. Equal requests give equal text.
 
     Raises ConfigError if the format cannot express an option of the request.

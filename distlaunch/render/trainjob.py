@@ -10,7 +10,7 @@ from __future__ import annotations
 from distlaunch.core.errors import ConfigError
 from distlaunch.render import pod
 from distlaunch.render import request as names
-from distlaunch.render.request import Request, duration_s
+from distlaunch.render.request import RenderRequest, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Commented, Value, write_documents
 
@@ -21,7 +21,7 @@ _SUFFIX = "-abcde"
 """Stands for Kubernetes' suffix of pod names. JobSet refuses names that are too long with it."""
 
 
-def render(request: Request, shape: Shape) -> str:
+def render(request: RenderRequest, shape: Shape) -> str:
     """Return the TrainJob as YAML. Raises ConfigError."""
     if shape.is_elastic:
         raise ConfigError(
@@ -52,7 +52,7 @@ def render(request: Request, shape: Shape) -> str:
     return write_documents(header, [job])
 
 
-def _spec(request: Request, shape: Shape) -> dict[str, Value]:
+def _spec(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "runtimeRef": Commented(
             value={
@@ -77,7 +77,7 @@ def _spec(request: Request, shape: Shape) -> dict[str, Value]:
     return spec
 
 
-def _trainer(request: Request, shape: Shape) -> dict[str, Value]:
+def _trainer(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     inside = pod.container(request, shape, _CONTAINER)
     trainer: dict[str, Value] = {
         "numNodes": shape.max_nodes,
@@ -92,7 +92,7 @@ def _trainer(request: Request, shape: Shape) -> dict[str, Value]:
     return trainer
 
 
-def _patch(request: Request, shape: Shape) -> dict[str, Value]:
+def _patch(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     """Return what changes in the runtime's pods, as far as a TrainJob may change it."""
     inside: dict[str, Value] = {"name": _CONTAINER}
     if rights := pod.security_context(request):

@@ -19,7 +19,7 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import defaults_of, fields_of
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import TrainOptions
-from distlaunch.render.request import RenderOptions, Request, Target
+from distlaunch.render.request import RenderOptions, RenderRequest, Target
 
 TARGETS: tuple[Target, ...] = ("slurm", "kubernetes", "pytorchjob", "trainjob")
 _PODS: tuple[Target, ...] = ("kubernetes", "pytorchjob", "trainjob")
@@ -314,7 +314,7 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
     """
     from distlaunch.render.targets import render
 
-    text = render(Request(target=target, train=options, more=more, words=spell(options)))
+    text = render(RenderRequest(target=target, train=options, more=more, words=spell(options)))
     data = text.encode(errors="surrogateescape")
     if more.out is None:
         sys.stdout.flush()

@@ -32,7 +32,7 @@ from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent import connect
 from distlaunch.core.agent.liveness import SilenceMonitor
-from distlaunch.core.agent.remote_agent import Clock
+from distlaunch.core.agent.remote_agent import PausableClock
 from distlaunch.core.errors import (
     EXIT_SOFTWARE,
     EXIT_UNAVAILABLE,
@@ -91,7 +91,7 @@ class JoinedSettings(Record):
     """This launcher shows the coordinator's notices."""
 
 
-class Planner(Protocol):
+class LauncherPlanner(Protocol):
     """Plans the workers of this launcher; see ``planning.joined_plan``."""
 
     def survey(self, serial: int) -> m.Survey:
@@ -124,13 +124,13 @@ class JoinedRunner:
         self,
         *,
         settings: JoinedSettings,
-        planner: Planner,
+        planner: LauncherPlanner,
         own: LocalNode,
         files: OutputFiles,
         sink: Sink,
         events: EventLog,
         signal_pipe: signals.SignalPipe,
-        clock: Clock,
+        clock: PausableClock,
         call: Call,
         count_from: Callable[[int], None],
         error_file: ErrorFile | None = None,

@@ -31,7 +31,7 @@ _GRANT_AT = 4
 T = TypeVar("T")
 
 
-class Files(OutputSink, Protocol):
+class AttemptOutputSink(OutputSink, Protocol):
     """An output sink with a directory for each attempt."""
 
     def begin_attempt(self, attempt: int) -> None:
@@ -44,7 +44,9 @@ class OutputThread(threading.Thread, DiskWork):
     ``grant(node, size)`` sends new credit. This thread calls it.
     """
 
-    def __init__(self, files: Files, *, nodes: int, grant: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, files: AttemptOutputSink, *, nodes: int, grant: Callable[[int, int], None]
+    ) -> None:
         super().__init__(name="output", daemon=True)
         self._files = files
         self._grant = grant

@@ -89,14 +89,14 @@ class Transport(Protocol):
         """
 
 
-class Files(Protocol):
+class AttemptFiles(Protocol):
     """Writes the workers' output."""
 
     def begin_attempt(self, attempt: int) -> None:
         """Write to this attempt's directory from now on."""
 
 
-class Clock:
+class JobClock:
     """Monotonic seconds that do not advance while the job is paused."""
 
     def __init__(self) -> None:
@@ -128,11 +128,11 @@ class Runner:
         policy: JobPolicy,
         run_dir: RunDir,
         transport: Transport,
-        files: Files,
+        files: AttemptFiles,
         sink: Sink,
         events: EventLog,
         signal_pipe: signals.SignalPipe,
-        clock: Clock,
+        clock: JobClock,
         terminal: Terminal | None,
         takes_typed: bool = False,
         feeder: Feeder | None = None,

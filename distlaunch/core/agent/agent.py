@@ -144,7 +144,7 @@ class Agent:
         """Run actions whose deadline has passed."""
         deadline = self._table.deadline()
         if deadline is not None and self._clock() >= deadline:
-            self._step(t.Tick())
+            self._step(t.DeadlineReached())
         self._attempt_setup.tick(self._clock())
 
     def on_ready(self) -> None:

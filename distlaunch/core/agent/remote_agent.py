@@ -72,7 +72,7 @@ class RemoteAgent:
         self._write_reason = write_reason
         self._reports_signals = reports_signals
         self._silence = SilenceMonitor(silence_s)
-        self._clock = Clock()
+        self._clock = PausableClock()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -488,7 +488,7 @@ class RemoteNodeResources(NodeResources):
         self._temporary_dir.remove()
 
 
-class Clock:
+class PausableClock:
     """Monotonic seconds that do not advance while the job is paused."""
 
     def __init__(self) -> None:

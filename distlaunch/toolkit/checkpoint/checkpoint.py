@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint.choose_storage import store_for
-from distlaunch.toolkit.checkpoint.reader import Planner, Reader
+from distlaunch.toolkit.checkpoint.reader import CheckpointLoadPlanner, Reader
 from distlaunch.toolkit.checkpoint.save_requests import Requests
 from distlaunch.toolkit.checkpoint.state import (
     Nested,
@@ -339,7 +339,7 @@ class Checkpoint:
         load(
             state,
             storage_reader=reader,
-            planner=Planner(),
+            planner=CheckpointLoadPlanner(),
             process_group=self._group.handle,
             no_dist=self._group.handle is None,
         )

@@ -238,7 +238,7 @@ class Reader(StorageReader):
         planner.commit_tensor(item, target)
 
 
-class Planner(DefaultLoadPlanner):
+class CheckpointLoadPlanner(DefaultLoadPlanner):
     """Loads into a flat dictionary of tensors and other values."""
 
     def __init__(self) -> None:

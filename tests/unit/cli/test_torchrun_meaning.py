@@ -7,7 +7,7 @@ import pytest
 from distlaunch.cli.compat.torchrun.command_line import parse
 from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, PREFIX
 from distlaunch.cli.compat.torchrun.translate import (
-    Display,
+    OutputOptions,
     TorchrunTranslation,
     translate,
     unread_variables,
@@ -363,7 +363,7 @@ def test_each_stream_is_raw_teed_or_hidden(words, modes):
 
 
 def test_the_prefix_is_torchruns_or_the_templates():
-    assert Display().prefix(12, "host", rank=14) == b"[default12]:"
+    assert OutputOptions().prefix(12, "host", rank=14) == b"[default12]:"
     assert meaning("--role", "trainer").display.prefix(1, "host", rank=3) == b"[trainer1]:"
     template = "<${role_name} $rank/${local_rank}@${hostname} ${other} $$>"
     assert (

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.console.equal_lines import Folder
+from distlaunch.console.equal_lines import LineFolder
 from tests.examples import examples
 
 LINES = st.lists(
@@ -23,9 +23,9 @@ class Shown:
         return [line for ranks, line in self.lines if rank in ranks]
 
 
-def folder(ranks: int) -> tuple[Folder, Shown]:
+def folder(ranks: int) -> tuple[LineFolder, Shown]:
     shown = Shown()
-    return Folder(range(ranks), shown), shown
+    return LineFolder(range(ranks), shown), shown
 
 
 def test_a_line_that_all_ranks_have_is_shown_at_once_and_once():

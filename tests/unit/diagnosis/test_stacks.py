@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.diagnosis.stack_parser import View, main_thread, package_of, parse_stacks
+from distlaunch.diagnosis.stack_parser import StackView, main_thread, package_of, parse_stacks
 
 HERE = Path(__file__).parent
 PROJECT = "/home/user/project"
@@ -29,10 +29,10 @@ def recorded(name: str, rank: int = 0) -> str:
     return text
 
 
-def view_of(text: str, script_dir: str = PROJECT) -> View:
+def view_of(text: str, script_dir: str = PROJECT) -> StackView:
     main = main_thread(parse_stacks(text))
     assert main is not None
-    return View(main, script_dir)
+    return StackView(main, script_dir)
 
 
 def place_of(text: str) -> str:
@@ -86,7 +86,7 @@ def test_of_more_threads_than_are_shown_none_is_taken_for_the_main_one():
 def test_every_recorded_stack_is_read_and_printable(kind):
     text = recorded(f"{kind}.python311")
     for thread in parse_stacks(text):
-        assert all(line.isprintable() for line in View(thread, PROJECT).shown(20))
+        assert all(line.isprintable() for line in StackView(thread, PROJECT).shown(20))
     assert text.count("  File ") == sum(len(thread.frames) for thread in parse_stacks(text))
 
 
@@ -141,8 +141,8 @@ def test_a_thread_without_a_python_frame_has_no_place():
         )
     )
     assert main is not None
-    assert View(main, PROJECT).place is None
-    assert View(main, PROJECT).shown(9) == []
+    assert StackView(main, PROJECT).place is None
+    assert StackView(main, PROJECT).shown(9) == []
 
 
 def test_names_that_are_no_ascii_are_shown_as_they_are():
@@ -192,7 +192,7 @@ def test_what_is_no_stack_gives_none(text):
 )
 def test_no_text_hurts(text):
     for thread in parse_stacks(f"Current thread 0x0 (most recent call first):\n{text}\n{text}"):
-        view = View(thread, PROJECT)
+        view = StackView(thread, PROJECT)
         assert all(line.isprintable() for line in view.shown(9))
         hash(view.key(None))
 

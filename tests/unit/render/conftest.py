@@ -6,14 +6,14 @@ import pytest
 import yaml
 
 from distlaunch.cli.commands.render import parse_render, spell
-from distlaunch.render.request import Request
+from distlaunch.render.request import RenderRequest
 from distlaunch.render.targets import render
 
 
 def text_of(target: str, *words: str, **environ: str) -> str:
     """Return the file for a command line."""
     options, more = parse_render(target, words, environ)
-    return render(Request(target=target, train=options, more=more, words=spell(options)))
+    return render(RenderRequest(target=target, train=options, more=more, words=spell(options)))
 
 
 @pytest.fixture(scope="session")

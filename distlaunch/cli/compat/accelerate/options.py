@@ -49,7 +49,7 @@ FLOATS = (
 """Fields whose text Accelerate converts to a float, and writes as a float."""
 
 
-class Setting(Record):
+class AccelerateSetting(Record):
     """An option that is a key in a section of the configuration, and the variable that Accelerate
     sets from it."""
 
@@ -59,7 +59,7 @@ class Setting(Record):
     option: Option
 
 
-def _settings() -> Iterator[Setting]:
+def _settings() -> Iterator[AccelerateSetting]:
     for name, section in SECTIONS.items():
         whose = f"as in the file's {name}" + (f", of {BELONGS[name][1]}" if name in BELONGS else "")
         keys = {
@@ -85,10 +85,10 @@ def _settings() -> Iterator[Setting]:
                     metavar="VALUE",
                     choices=choices,
                 )
-            yield Setting(section=name, key=key, variable=variable, option=option)
+            yield AccelerateSetting(section=name, key=key, variable=variable, option=option)
 
 
-SETTINGS: tuple[Setting, ...] = tuple(_settings())
+SETTINGS: tuple[AccelerateSetting, ...] = tuple(_settings())
 REFUSED: tuple[Option, ...] = (
     row("--tpu", "flag", "refused", "TPUs are not supported."),
     row("--tpu-cluster", "flag", "refused", "TPUs are not supported."),

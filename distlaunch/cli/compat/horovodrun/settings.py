@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.backend_options import convert_value
-from distlaunch.backends.horovod import SETTINGS, Setting
+from distlaunch.backends.horovod import SETTINGS, HorovodSetting
 from distlaunch.cli.compat.drop_in import row
 from distlaunch.cli.option import Option, option_error
 from distlaunch.core.errors import ConfigError, UsageError
@@ -105,7 +105,7 @@ def _flags(name: str) -> tuple[str, str]:
     return _SWITCHES.get(name, (f"--{name}", f"--no-{name}"))
 
 
-def _key(setting: Setting) -> str:
+def _key(setting: HorovodSetting) -> str:
     return (
         _field(setting.name.removeprefix(_PREFIXES.get(setting.section, "")).lstrip("-"))
         or "enabled"
@@ -147,7 +147,7 @@ def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) ->
     )
 
 
-def _checked(setting: Setting, text: str, source: str) -> str:
+def _checked(setting: HorovodSetting, text: str, source: str) -> str:
     """Return the text as ``-o`` accepts it. Raises UsageError for an invalid option, ConfigError
     for an invalid value in the file."""
     choices = [choice.upper() for choice in setting.option.choices]

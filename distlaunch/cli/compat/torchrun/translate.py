@@ -48,7 +48,7 @@ class TorchrunTranslation(Record):
     """
 
     options: TorchrunOptions
-    display: Display
+    display: OutputOptions
     notices: tuple[str, ...]
     silent: bool
     assumed: bool
@@ -112,7 +112,7 @@ def translate(
         template = environ[_TEMPLATE_VARIABLE]
     assumed = options.node_rank == 0 and not _is_ranked(parsed)
     no_files = log_dir == os.devnull
-    display = Display(
+    display = OutputOptions(
         redirects=0 if no_files else given["redirects"],
         tee=0 if no_files else given["tee"],
         only=given["local_ranks_filter"],
@@ -289,7 +289,7 @@ def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> f
     return float(text)
 
 
-class Display(Record):
+class OutputOptions(Record):
     """What the console shows of each rank's streams, and which lines are copied. Ranks are
     local."""
 
@@ -351,7 +351,7 @@ def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
     return streams if isinstance(streams, int) else streams.get(rank, 0)
 
 
-def _columns(display: Display) -> int:
+def _columns(display: OutputOptions) -> int:
     """Return the width of the prefix of a rank with two digits."""
     return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
 

@@ -23,7 +23,7 @@ from distlaunch.core.protocol import agent_messages as m
 if TYPE_CHECKING:
     import socket
 
-    from distlaunch.core.agent.node.horovod_store import Store
+    from distlaunch.core.agent.node.horovod_store import HorovodStore
 
 GPU_RELEASE_S = 30.0
 """How long the driver may take to release the GPU memory of processes that have ended."""
@@ -55,7 +55,7 @@ class AttemptSetup:
         self._send = send
         self._post = post
         self._listener: socket.socket | None = None
-        self._store: Store | None = None
+        self._store: HorovodStore | None = None
         self._port_use: PortUse | None = None
         """Watches rank 0's port while the workers of an attempt run."""
         self._token_line = b""
@@ -195,7 +195,7 @@ class AttemptSetup:
         ``address`` is the master address of the workers. If it is loopback, only local clients are
         served.
         """
-        from distlaunch.core.agent.node.horovod_store import Store, is_loopback
+        from distlaunch.core.agent.node.horovod_store import HorovodStore, is_loopback
 
         self._close_listener()
         self._share_worker_ports()
@@ -203,7 +203,9 @@ class AttemptSetup:
             return
         listener = self._port.listener()
         try:
-            store = Store(listener, loopback_only=is_loopback(address), failed=self._store_failed)
+            store = HorovodStore(
+                listener, loopback_only=is_loopback(address), failed=self._store_failed
+            )
             store.start()
         except RuntimeError as exc:
             raise OSError(errno.EAGAIN, "no thread can be started") from exc

@@ -1,7 +1,7 @@
 """Serve the HTTP key-value store with which Horovod's workers find each other.
 
 The client (Horovod 0.21 to 0.28) speaks HTTP over IPv4 and opens a connection for each request to
-``/<scope>/<key>``. ``Store`` is the server. ``Scopes`` keeps the values.
+``/<scope>/<key>``. ``HorovodStore`` is the server. ``Scopes`` keeps the values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SCOPE_BYTES, _KEY_BYTES = 1024, 256
 _NAME = "rank_"
 
 
-class Store:
+class HorovodStore:
     """Serves one attempt's workers, in a thread, from ``start`` to ``close``.
 
     A rank stores its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks

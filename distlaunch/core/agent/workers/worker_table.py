@@ -77,11 +77,11 @@ class GiveUpSpawner(Record):
     """
 
 
-class Tick(Record):
+class DeadlineReached(Record):
     """A deadline has passed."""
 
 
-Event = m.ToAgent | w.FromSpawner | Drained | OutputsClosed | Tick
+Event = m.ToAgent | w.FromSpawner | Drained | OutputsClosed | DeadlineReached
 Action = Launch | Drain | CloseOutputs | GiveUpSpawner | m.FromAgent | w.ToSpawner
 
 
@@ -132,7 +132,7 @@ class WorkerTable:
         return [rank for rank, worker in self.workers.items() if worker.exit is None]
 
     def deadline(self) -> float | None:
-        """Return the time at which ``Tick`` is due. Return None if it is not."""
+        """Return the time at which ``DeadlineReached`` is due. Return None if it is not."""
         times = [
             time
             for time in (
@@ -182,7 +182,7 @@ class WorkerTable:
                 return self._on_swept(event, now)
             case OutputsClosed():
                 return self._finish()
-            case Tick():
+            case DeadlineReached():
                 return self._on_tick(now)
             case (
                 m.Prepare()

@@ -10,7 +10,7 @@ from collections import deque
 import pytest
 
 from distlaunch.coordinator.joined.launcher import JoinedRunner, JoinedSettings
-from distlaunch.core.agent.remote_agent import Clock
+from distlaunch.core.agent.remote_agent import PausableClock
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
@@ -140,7 +140,7 @@ class Own:
     def on_stop():
         """Do something when workers are told to end."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: PausableClock) -> None:
         self.handled: list[Record] = []
         self._says: list[Record] = []
         self._flag = Flag()
@@ -269,7 +269,7 @@ class Peering:
         self.again = [ScriptedLink(*each) for each in again]
         self._names = [*names, *["j"] * len(self.again)]
         self._links = [self.link, *self.again]
-        self.clock = Clock()
+        self.clock = PausableClock()
         self.own, self.signals, self.files, self.told = Own(self.clock), Signals(), Filed(), Told()
         self.first_rank = -1
         values = {

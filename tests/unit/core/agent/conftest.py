@@ -85,7 +85,7 @@ class Node:
         return self.step(OutputsClosed())
 
     def tick(self) -> list[t.Action]:
-        return self.step(t.Tick())
+        return self.step(t.DeadlineReached())
 
     def up(self, ranks=2, **start) -> Node:
         self.start(ranks, **start)

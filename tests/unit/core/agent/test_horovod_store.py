@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from distlaunch.core.agent.node.horovod_store import (
     HOLD_S,
+    HorovodStore,
     MemoryBudget,
     Scopes,
-    Store,
     _Client,
     is_loopback,
 )
@@ -34,7 +34,7 @@ def port(request):
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setblocking(False)
     number = listener.getsockname()[1]
-    store = Store(listener, hold_s=getattr(request, "param", HOLD_S))
+    store = HorovodStore(listener, hold_s=getattr(request, "param", HOLD_S))
     store.start()
     yield number
     store.close()
@@ -204,7 +204,7 @@ def test_no_input_stops_the_store(pieces):
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     number = listener.getsockname()[1]
-    store = Store(listener)
+    store = HorovodStore(listener)
     store.start()
     try:
         with socket.create_connection(("127.0.0.1", number), timeout=BOUND_S) as connection:
@@ -223,7 +223,7 @@ def test_closing_a_used_store_leaves_nothing():
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     number = listener.getsockname()[1]
-    store = Store(listener)
+    store = HorovodStore(listener)
     store.start()
     waiting = socket.create_connection(("127.0.0.1", number), timeout=BOUND_S)
     waiting.sendall(b"GET /a/b HTTP/1.1\r\n\r\n")
@@ -274,7 +274,7 @@ def make_store():
     def make(**words):
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         listener.setblocking(False)
-        stores.append(Store(listener, **words))
+        stores.append(HorovodStore(listener, **words))
         return stores[-1], listener.getsockname()[1]
 
     yield make
@@ -377,7 +377,7 @@ def test_accepting_continues_after_a_lack_of_memory_or_descriptors(make_store, m
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     short = Short(listener)
-    store = Store(short)
+    store = HorovodStore(short)
     store.start()
     try:
         assert ask(listener.getsockname()[1], "PUT", "/s/0", b"x") == (200, b"")
