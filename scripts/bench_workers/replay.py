@@ -95,15 +95,15 @@ class Replay:
         self.counts.update(map(type, actions))
         for action in actions:
             match action:
-                case a.ToNode(message=m.Survey() as question):
+                case a.SendToNode(message=m.Survey() as question):
                     self.serial = question.serial
-                case a.ToNode(message=m.Stop()):
+                case a.SendToNode(message=m.Stop()):
                     self.stops += 1
-                case a.Say():
+                case a.ShowMessage():
                     self.longest = max(self.longest, len(action.text))
-                case a.Entry() if action.type not in ("worker_exited", "workers_started"):
+                case a.RecordEvent() if action.type not in ("worker_exited", "workers_started"):
                     self.longest = max(self.longest, len(str(action.fields)))
-                case a.End():
+                case a.EndJob():
                     self.exit_code = action.exit_code
 
     def say(self, messages: Iterable[tuple[int, object]]) -> None:
@@ -203,7 +203,7 @@ class Replay:
         self.come_up()
         self.exit(ranks, 0)
         self.all_gone()
-        came = self.exit_code, self.counts[a.StartAttempt], self.stops, self.counts[a.Failed]
+        came = self.exit_code, self.counts[a.StartAttempt], self.stops, self.counts[a.ReportFailure]
         assert came == (0, 2, self.nodes, 1), came
 
 

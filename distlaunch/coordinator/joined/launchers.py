@@ -366,7 +366,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             # This node cannot start workers again without its spawner, so it is no loss that a
             # restart could replace.
             if isinstance(message, m.AgentFailed):
-                self._events.append(a.Broken(text=message.text, without=0))
+                self._events.append(a.LauncherFailed(text=message.text, without=0))
             else:
                 self._events.append(a.FromNode(node=0, message=message))
         self._read_all()
@@ -570,7 +570,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             launcher.refused = True
             hint = "all launchers of a job get the same command line"
             if not self._has_begun:
-                self._events.append(a.Refused(text=conflict, hint=hint))
+                self._events.append(a.JobRefused(text=conflict, hint=hint))
                 return
             self._notices.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
             self._send_to(
@@ -590,7 +590,9 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         launcher.info = info
         if info.attempt >= 0 and not self._has_begun:
             self._events.append(
-                a.Known(attempt=info.attempt, restarts=min(info.restarts, self._rules.max_restarts))
+                a.AttemptsKnown(
+                    attempt=info.attempt, restarts=min(info.restarts, self._rules.max_restarts)
+                )
             )
         self._ping(node_connection)
         self._report_if_due(node_connection.node)
@@ -605,7 +607,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         )
         fewest, most = self._rules.bounds
         if fewest == most and not self._has_begun:
-            self._events.append(a.Refused(text=text))
+            self._events.append(a.JobRefused(text=text))
         else:
             self._notices.note(_NoteKind.UNFIT, text)
         self._lose(node_connection, why)

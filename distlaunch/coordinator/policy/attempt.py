@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.coordinator.policy import failures
-from distlaunch.coordinator.policy.events_and_actions import Failed, Hung, LossKind
+from distlaunch.coordinator.policy.events_and_actions import LossKind, ReportFailure, ReportHang
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.coordinator.policy.restarts import Outcome
@@ -118,7 +118,7 @@ class Verdict(Record):
     outcome: Outcome
     exit_code: int
     """The job's exit code if it ends with this attempt."""
-    report: Callable[..., Failed | Hung]
+    report: Callable[..., ReportFailure | ReportHang]
     by_loss: bool = False
     """The attempt failed only because nodes were lost."""
 
@@ -340,7 +340,7 @@ class Attempt:
                 sorted(end.rank for end in self.failures if end.returncode == -signal.SIGKILL)
             )
             hung = partial(
-                Hung,
+                ReportHang,
                 diagnosis=self.hang,
                 killed=killed,
                 after_grace=after_grace,
@@ -366,7 +366,7 @@ class Attempt:
                 outcome = Outcome.after(
                     None, lived_s, min_uptime_s=settings.min_uptime_s, has_advanced=has_advanced
                 )
-                report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
+                report = partial(ReportFailure, diagnosis=diagnosis, attempt=self.number)
                 return Verdict(
                     outcome=outcome, exit_code=diagnosis.exit_code, report=report, by_loss=True
                 )
@@ -375,7 +375,7 @@ class Attempt:
         outcome = Outcome.of(
             diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, has_advanced=has_advanced
         )
-        report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
+        report = partial(ReportFailure, diagnosis=diagnosis, attempt=self.number)
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)
 
     def killed_text(self, after_grace: str | None = None) -> str | None:

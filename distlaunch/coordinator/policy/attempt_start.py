@@ -14,13 +14,13 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Action,
     Disconnect,
     Discovered,
-    Entry,
     JobError,
     Joined,
     LossKind,
     Lost,
-    Say,
-    ToNode,
+    RecordEvent,
+    SendToNode,
+    ShowMessage,
     Unreachable,
 )
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings, PolicySettings
@@ -100,7 +100,7 @@ class AttemptStart:
             "world_size": nodes.world_size,
             "hosts": hosts,
         }
-        actions: list[Action] = [Entry(type="composed", fields=fields)]
+        actions: list[Action] = [RecordEvent(type="composed", fields=fields)]
         if before is not None and (
             self._node_setup.left is not None or nodes.members != before.members
         ):
@@ -116,7 +116,7 @@ class AttemptStart:
                 f"{left}going on with {len(nodes.members)} of {self._settings.bounds[1]} "
                 f"nodes{joined}"
             )
-            actions.append(Say(text=text, level="warning" if left else "info"))
+            actions.append(ShowMessage(text=text, level="warning" if left else "info"))
         self._node_setup.on_losses_reported()
         if absent := self._node_setup.absent(len(nodes.members)):
             failure = absent[0].failure
@@ -124,7 +124,9 @@ class AttemptStart:
                 "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
             )
             others = f" and {counted(len(absent) - 1, 'other')}" if absent[1:] else ""
-            actions.append(Say(text=f"without {absent[0].host} ({why}){others}", level="warning"))
+            actions.append(
+                ShowMessage(text=f"without {absent[0].host} ({why}){others}", level="warning")
+            )
         return nodes, actions
 
     def note(self, losses: Sequence[Loss]) -> None:
@@ -181,7 +183,7 @@ class AttemptStart:
         if run is not None:
             fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
         return [
-            Entry(type="node_lost", fields=fields),
+            RecordEvent(type="node_lost", fields=fields),
             *self._node_setup.lost(
                 event.node, why, now, reconnect=reconnect and not self.is_cut_off, kind=event.kind
             ),
@@ -192,7 +194,7 @@ class AttemptStart:
         reason."""
         hosts = name_hosts(self.host(node) for node, _ in astray)
         text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
-        actions: list[Action] = [Say(text=text, level="warning")]
+        actions: list[Action] = [ShowMessage(text=text, level="warning")]
         for node, why in astray:
             actions += self.lost(Lost(node=node, why=why), None, now, reconnect=True)
         return actions
@@ -311,7 +313,7 @@ class Preparation:
         """
         first, nodes = self._nodes.members[0], self._nodes
         return [
-            ToNode(
+            SendToNode(
                 node=member,
                 message=m.Prepare(
                     attempt=self._attempt,
@@ -344,7 +346,7 @@ class Preparation:
             token=self._token,
             bound_s=REACH_S,
         )
-        return [ToNode(node=member, message=question) for member in nodes.members[1:]]
+        return [SendToNode(node=member, message=question) for member in nodes.members[1:]]
 
     def reached(self, member: int, message: Reached) -> None:
         """Record the answer of a node."""

@@ -140,7 +140,7 @@ class Discovered(Record):
     problem: str | None = None
 
 
-class Known(Record):
+class AttemptsKnown(Record):
     """A joined launcher knows attempts of a lost coordinator. The job continues from their numbers.
 
     Sent before anything has been started.
@@ -150,21 +150,21 @@ class Known(Record):
     restarts: int
 
 
-class Refused(Record):
+class JobRefused(Record):
     """No attempt is possible: the launchers disagree, or the workers cannot get all addresses."""
 
     text: str
     hint: str | None = None
 
 
-class Noted(Record):
+class LinePrinted(Record):
     """The program that starts the agents has printed a line that the user should see."""
 
     text: str
     warning: bool = True
 
 
-class Broken(Record):
+class LauncherFailed(Record):
     """The launcher cannot continue because of an internal error."""
 
     text: str
@@ -182,10 +182,10 @@ Event = (
     | Unreachable
     | Lost
     | Discovered
-    | Known
-    | Refused
-    | Noted
-    | Broken
+    | AttemptsKnown
+    | JobRefused
+    | LinePrinted
+    | LauncherFailed
 )
 
 
@@ -212,7 +212,7 @@ class Discover(Record):
     """Run the command of --discover again; answered by ``Discovered``."""
 
 
-class ToNode(Record):
+class SendToNode(Record):
     """Send a message to the agent of a node."""
 
     node: int
@@ -235,7 +235,7 @@ class StartAttempt(Record):
     """The ports reserved for workers, by rank. Each worker has the same number."""
 
 
-class Say(Record):
+class ShowMessage(Record):
     """Show a message to the user."""
 
     text: str
@@ -266,14 +266,14 @@ class JobError(Record):
         return "\n".join(filter(None, (*lines, *(f"  hint: {hint}" for hint in self.hints))))
 
 
-class Entry(Record):
+class RecordEvent(Record):
     """Add an event to the job's record."""
 
     type: str
     fields: Mapping[str, object]
 
 
-class Failed(Record):
+class ReportFailure(Record):
     """An attempt failed."""
 
     diagnosis: Diagnosis
@@ -291,7 +291,7 @@ class Failed(Record):
         return isinstance(self.decision, Final)
 
 
-class Hung(Record):
+class ReportHang(Record):
     """An attempt hung and was ended."""
 
     diagnosis: HangDiagnosis
@@ -304,7 +304,7 @@ class Hung(Record):
     attempt: int
     decision: RestartDecision
     restarts: int = 0
-    """As in ``Failed``."""
+    """As in ``ReportFailure``."""
 
     @property
     def final(self) -> bool:
@@ -312,7 +312,7 @@ class Hung(Record):
         return isinstance(self.decision, Final)
 
 
-class KeepStacks(Record):
+class WriteStacks(Record):
     """Write the workers' stacks to files."""
 
     attempt: int
@@ -323,7 +323,7 @@ class Suspend(Record):
     """The worker was suspended from its terminal (Ctrl-Z). Suspend the launcher as well."""
 
 
-class End(Record):
+class EndJob(Record):
     """The job has ended."""
 
     exit_code: int
@@ -333,14 +333,14 @@ Action = (
     Connect
     | Disconnect
     | Discover
-    | ToNode
+    | SendToNode
     | StartAttempt
-    | Say
+    | ShowMessage
     | JobError
-    | Entry
-    | Failed
-    | Hung
-    | KeepStacks
+    | RecordEvent
+    | ReportFailure
+    | ReportHang
+    | WriteStacks
     | Suspend
-    | End
+    | EndJob
 )

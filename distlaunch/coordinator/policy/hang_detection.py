@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.policy.attempt import Attempt
-from distlaunch.coordinator.policy.events_and_actions import Action, Entry, KeepStacks, Say, ToNode
+from distlaunch.coordinator.policy.events_and_actions import (
+    Action,
+    RecordEvent,
+    SendToNode,
+    ShowMessage,
+    WriteStacks,
+)
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.text import counted, name_ranks
@@ -173,7 +179,7 @@ class HangDetector:
             "a sign of life came while the workers' stacks were taken: the job goes on"
             " (rarely, the signal that asks for them is what ended a wait)"
         )
-        return [Say(text=text, level="warning")]
+        return [ShowMessage(text=text, level="warning")]
 
     def on_stacks(self, node: int, message: m.Stacks) -> None:
         """Record the stacks of a node."""
@@ -198,7 +204,7 @@ class HangDetector:
                 f"{name_ranks(self.ended)} ended with 0 {ALONE_S:g} s ago; "
                 f"{counted(running, 'worker')} still running"
             )
-            actions.append(Say(text=text))
+            actions.append(ShowMessage(text=text))
         if self._until is not None:
             if now >= self._until:
                 self._unanswered.clear()
@@ -218,7 +224,7 @@ class HangDetector:
         self._unanswered, self._until, self._check_at = set(nodes), now + answer_s, None
         self._serial += 1
         question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
-        return [ToNode(node=node, message=question) for node in nodes]
+        return [SendToNode(node=node, message=question) for node in nodes]
 
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
         """Return the hang that the samples show, or the actions if the job continues.
@@ -267,7 +273,7 @@ class HangDetector:
             "silent_s": round(self.silent_s, 1),
             **activity.as_fields(),
         }
-        actions: list[Action] = [Entry(type="hang_postponed", fields=fields)]
+        actions: list[Action] = [RecordEvent(type="hang_postponed", fields=fields)]
         most_s = POSTPONED * timeout_s
         self._reset_samples(now + min(timeout_s, max(0.0, most_s - self.silent_s)))
         if not self._postponed:
@@ -277,7 +283,7 @@ class HangDetector:
                 "goes on;"
                 f" after {most_s:g} s without one it is ended (--hang-timeout)"
             )
-            actions.append(Say(text=self._settings.dialect.spelt(text), level="warning"))
+            actions.append(ShowMessage(text=self._settings.dialect.spelt(text), level="warning"))
         return actions
 
     def _notice(self, progress: Progress, activity: Activity | None) -> list[Action]:
@@ -299,14 +305,14 @@ class HangDetector:
         )
         return [
             self._record(hang, activity, "notice"),
-            KeepStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
-            Say(text=self._settings.dialect.spelt(text), level="warning"),
+            WriteStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
+            ShowMessage(text=self._settings.dialect.spelt(text), level="warning"),
         ]
 
-    def _record(self, hang: HangDiagnosis, activity: Activity | None, when: str) -> Entry:
+    def _record(self, hang: HangDiagnosis, activity: Activity | None, when: str) -> RecordEvent:
         doing = None if activity is None else activity.as_fields()
         fields = {"attempt": self._run.number, "when": when, **hang.record, "activity": doing}
-        return Entry(type="silence", fields=fields)
+        return RecordEvent(type="silence", fields=fields)
 
     def collect_before_stop(
         self, stop: list[Action], silent_since: float, now: float
@@ -327,8 +333,8 @@ class HangDetector:
         )
         return [
             self._record(hang, None, "stop"),
-            KeepStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
-            Say(text=text, level="warning"),
+            WriteStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
+            ShowMessage(text=text, level="warning"),
         ]
 
     def diagnose(self, progress: Progress) -> HangDiagnosis:

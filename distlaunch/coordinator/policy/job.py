@@ -14,29 +14,29 @@ from distlaunch.coordinator.policy import failures
 from distlaunch.coordinator.policy.attempt import Attempt, AttemptNodes, Verdict
 from distlaunch.coordinator.policy.events_and_actions import (
     Action,
+    AttemptsKnown,
     Begin,
-    Broken,
     Discovered,
-    End,
-    Entry,
+    EndJob,
     Event,
-    Failed,
     FromNode,
     JobError,
+    JobRefused,
     Joined,
-    KeepStacks,
-    Known,
+    LauncherFailed,
+    LinePrinted,
     LoggedIn,
     Lost,
-    Noted,
-    Refused,
-    Say,
+    RecordEvent,
+    ReportFailure,
+    SendToNode,
+    ShowMessage,
     Signalled,
     StartAttempt,
     Suspend,
     Tick,
-    ToNode,
     Unreachable,
+    WriteStacks,
 )
 from distlaunch.coordinator.policy.hang_detection import HangDetector
 from distlaunch.coordinator.policy.job_progress import Progress
@@ -87,7 +87,7 @@ _WITHOUT_ATTEMPT = ("new", "connecting", "waiting")
 
 
 class JobPolicy:
-    """One job, from ``Begin`` to ``End``."""
+    """One job, from ``Begin`` to ``EndJob``."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
@@ -193,15 +193,15 @@ class JobPolicy:
                 if self._attempt_start is not None:
                     self._attempt_start.logged_in(event.node)
                 return []
-            case Noted():
-                return [Say(text=event.text, level="warning" if event.warning else "info")]
-            case Broken():
+            case LinePrinted():
+                return [ShowMessage(text=event.text, level="warning" if event.warning else "info")]
+            case LauncherFailed():
                 return self._end_by_fault(
                     event.text, f"internal error: {event.text}", without=event.without
                 )
-            case Known():
+            case AttemptsKnown():
                 return self._on_known(event, now)
-            case Refused():
+            case JobRefused():
                 hints = (event.hint,) if event.hint else ()
                 return self._refuse(JobError(exit_code=EXIT_USAGE, message=event.text, hints=hints))
             case Joined() | Unreachable() | Lost() | Discovered():
@@ -237,7 +237,7 @@ class JobPolicy:
                 return self._on_agent_notice(node, message.text, warning=message.warning)
             case m.PreloadEnded():
                 host = {} if attempt_start is None else {"host": attempt_start.host(node)}
-                return [Entry(type="preload", fields={**message.fields, **host})]
+                return [RecordEvent(type="preload", fields={**message.fields, **host})]
             case m.AgentFailed():
                 return self._on_fault(node, message, now)
             case _ if not self._is_current(node, message.attempt):
@@ -269,7 +269,9 @@ class JobPolicy:
 
     def _on_agent_notice(self, node: int, text: str, *, warning: bool) -> list[Action]:
         said = text if self._attempt_start is None else self._attempt_start.notice(node, text)
-        return [] if said is None else [Say(text=said, level="warning" if warning else "info")]
+        return (
+            [] if said is None else [ShowMessage(text=said, level="warning" if warning else "info")]
+        )
 
     def _tick(self, now: float) -> list[Action]:
         attempt_start = self._attempt_start
@@ -324,7 +326,7 @@ class JobPolicy:
             case Lost():
                 return self._on_lost(attempt_start, event, now)
 
-    def _on_known(self, known: Known, now: float) -> list[Action]:
+    def _on_known(self, known: AttemptsKnown, now: float) -> list[Action]:
         """Continue the job of a lost coordinator. This counts as a restart.
 
         Return the actions that follow.
@@ -334,7 +336,9 @@ class JobPolicy:
         self.attempt = known.attempt + 1
         self._restart_rule.on_takeover(known.restarts, now)
         return [
-            Entry(type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts})
+            RecordEvent(
+                type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts}
+            )
         ]
 
     def _on_surveyed(
@@ -378,7 +382,7 @@ class JobPolicy:
             return self._attempt_start.prepare(nodes, self.attempt, now)
         settings = self.settings
         return [
-            ToNode(
+            SendToNode(
                 node=node,
                 message=m.Prepare(
                     attempt=self.attempt,
@@ -454,7 +458,7 @@ class JobPolicy:
             master=master,
             ports=ports,
         )
-        return [Entry(type="attempt_started", fields=fields), start]
+        return [RecordEvent(type="attempt_started", fields=fields), start]
 
     # --- workers run
 
@@ -466,7 +470,7 @@ class JobPolicy:
             if not run.has_ended:
                 self._hang_detector.all_started(now)
         return [
-            Entry(
+            RecordEvent(
                 type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)}
             )
         ]
@@ -477,7 +481,7 @@ class JobPolicy:
             return []
         failure = run.exited(node, message)
         actions: list[Action] = [
-            Entry(
+            RecordEvent(
                 type="worker_exited",
                 fields={
                     "attempt": self.attempt,
@@ -527,7 +531,9 @@ class JobPolicy:
             linger_s=self.settings.linger_s,
             grace_s=self.settings.failure_grace_s,
         )
-        return [ToNode(node=node, message=linger) for node in run.members() if node in run.owing]
+        return [
+            SendToNode(node=node, message=linger) for node in run.members() if node in run.owing
+        ]
 
     def _on_alive(self, message: m.Alive, now: float) -> list[Action]:
         actions = self.progress.on_heartbeats(message.heartbeats, attempt=self.attempt, now=now)
@@ -543,9 +549,9 @@ class JobPolicy:
         hang = self._run.hang = decision
         self._run.first_failure = now
         return [
-            Entry(type="hang", fields={"attempt": self.attempt, **hang.record}),
-            KeepStacks(attempt=self.attempt, stacks=tuple(self._hang_detector.stacks)),
-            Say(text=f"hang: {hang.summary}; stopping all workers", level="warning"),
+            RecordEvent(type="hang", fields={"attempt": self.attempt, **hang.record}),
+            WriteStacks(attempt=self.attempt, stacks=tuple(self._hang_detector.stacks)),
+            ShowMessage(text=f"hang: {hang.summary}; stopping all workers", level="warning"),
             *self._stop_after_failure(),
         ]
 
@@ -559,7 +565,7 @@ class JobPolicy:
 
     def _stop_all(self, signum: int, grace_s: float) -> list[Action]:
         stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
-        return [ToNode(node=node, message=stop) for node in self._run.members()]
+        return [SendToNode(node=node, message=stop) for node in self._run.members()]
 
     def _on_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
         """Record that no process is left on a node. Return the actions that follow.
@@ -595,7 +601,9 @@ class JobPolicy:
         if run.left:
             pids = ", ".join(map(str, run.left))
             actions.append(
-                Say(text=f"not even KILL ended these processes: pid {pids}", level="warning")
+                ShowMessage(
+                    text=f"not even KILL ended these processes: pid {pids}", level="warning"
+                )
             )
         return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
 
@@ -630,7 +638,7 @@ class JobPolicy:
                 f"node {attempt_start.host(node)} left ({attempt_start.why_lost(node)}); its workers "
                 "had all ended with 0"
             )
-            actions.append(Say(text=text))
+            actions.append(ShowMessage(text=text))
         return actions + (
             self._stop_if_hung(now) if run.owing or not owed else self._on_all_gone(now)
         )
@@ -643,7 +651,10 @@ class JobPolicy:
             return self._end_by_fault(text, say, without=node)
         lost = Lost(node=node, why=f"internal error: {text}")
         fields = {"text": text, "node": node, "host": attempt_start.host(node)}
-        actions: list[Action] = [Entry(type="fault", fields=fields), attempt_start.leave(node)]
+        actions: list[Action] = [
+            RecordEvent(type="fault", fields=fields),
+            attempt_start.leave(node),
+        ]
         return actions + self._on_lost(attempt_start, lost, now, code=EXIT_SOFTWARE)
 
     def _end_by_fault(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
@@ -659,7 +670,7 @@ class JobPolicy:
         first_line, _, details = say.partition("\n")
         actions: list[Action] = [
             JobError(exit_code=EXIT_SOFTWARE, message=first_line, table=details, prefix=""),
-            Entry(type="fault", fields={"text": text}),
+            RecordEvent(type="fault", fields={"text": text}),
         ]
         if self._run.owing and not nothing_runs:
             return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
@@ -698,7 +709,7 @@ class JobPolicy:
             return []
         run.has_notice = True
         text = waiting_line(found, linger_s=self.settings.linger_s, many_hosts=run.many_hosts)
-        return [Say(text=self.settings.dialect.spelt(text), level="warning")]
+        return [ShowMessage(text=self.settings.dialect.spelt(text), level="warning")]
 
     def _report_ended_leftovers(self) -> list[Action]:
         """Return the event that names the leftover processes that were ended, and a warning after a
@@ -711,13 +722,15 @@ class JobPolicy:
         run = self._run
         ended, killed = run.by_host(run.ended_leftovers), run.by_host(run.killed_leftovers)
         actions: list[Action] = [
-            Entry(
+            RecordEvent(
                 type="leftovers_ended", fields={"attempt": self.attempt, **record_of(ended, killed)}
             )
         ]
         if self.phase == "lingering":
             actions.append(
-                Say(text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning")
+                ShowMessage(
+                    text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning"
+                )
             )
         return actions
 
@@ -729,7 +742,7 @@ class JobPolicy:
         run = self._run
         first = not run.is_cut_short and not impatient
         run.is_cut_short, run.notice_at = True, None
-        say = Say(
+        say = ShowMessage(
             text=f"{name}: {'ending' if first else 'killing'} what workers have left",
             level="warning",
         )
@@ -741,7 +754,7 @@ class JobPolicy:
 
     def _on_signal(self, event: Signalled, now: float) -> list[Action]:
         signum = event.signum
-        record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
+        record = RecordEvent(type="signal", fields={"signal": signal.Signals(signum).name})
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             self.warned, self._warned_at = signum, now
             forward = m.ForwardSignal(signum=signum)
@@ -750,7 +763,7 @@ class JobPolicy:
                 if self.phase not in _WITHOUT_ATTEMPT and not event.reached
                 else []
             )
-            return [record, *(ToNode(node=node, message=forward) for node in whom)]
+            return [record, *(SendToNode(node=node, message=forward) for node in whom)]
         impatient = event.kill or signum == signal.SIGQUIT
         name = signal.Signals(signum).name
         came = now if event.came is None else event.came
@@ -777,12 +790,12 @@ class JobPolicy:
         self._hang_detector.stop()
         if self.phase == "waiting":
             said = f"{name}: stopped; the restart had not begun"
-            return [record, Say(text=said, level="warning"), *self._end(128 + signum)]
+            return [record, ShowMessage(text=said, level="warning"), *self._end(128 + signum)]
         if self.phase in ("new", "connecting", "preparing"):
             waited = (
                 []
                 if self.settings.node_setup is None
-                else [Say(text=f"{name}: stopped; no worker had started")]
+                else [ShowMessage(text=f"{name}: stopped; no worker had started")]
             )
             return [record, *waited, *self._end(128 + signum)]
         asked_already = self.phase == "stopping"
@@ -805,7 +818,7 @@ class JobPolicy:
             f"{grace_s:,.10g} s{again}"
         )
         # The user who presses Ctrl-C waits for an answer, even with --quiet and `torchrun`.
-        say = Say(text=text, level="warning" if signum == signal.SIGINT else "info")
+        say = ShowMessage(text=text, level="warning" if signum == signal.SIGINT else "info")
         stop = self._stop_all(ask, grace_s)
         if silent_since is not None and signum == signal.SIGINT and not event.reached:
             return [record, say, *self._hang_detector.collect_before_stop(stop, silent_since, now)]
@@ -820,7 +833,7 @@ class JobPolicy:
             if runs
             else "killing what workers have left, not waiting for the last output"
         )
-        return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
+        return [ShowMessage(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
 
     # --- after an attempt: another one, or the end of the job
 
@@ -880,15 +893,15 @@ class JobPolicy:
         self.attempt += 1
         fields: dict[str, object] = {"attempt": self.attempt, "of": self.settings.max_restarts}
         killed = self._run.killed_text(failures.after_grace(self.settings))
-        warned = [] if killed is None else [Say(text=killed, level="warning")]
+        warned = [] if killed is None else [ShowMessage(text=killed, level="warning")]
         if not decision.delay_s:
-            entry = Entry(type="restarting", fields=fields)
+            entry = RecordEvent(type="restarting", fields=fields)
             return [*warned, report, entry, *self._begin_attempt(now)]
         self.phase = "waiting"
         self._all_ended_at = None
         self._restart_at = now + decision.delay_s
-        entry = Entry(type="restarting", fields={**fields, "delay_s": decision.delay_s})
-        wait = Say(text=f"restarting in {decision.delay_s:,.10g} s ...", level="warning")
+        entry = RecordEvent(type="restarting", fields={**fields, "delay_s": decision.delay_s})
+        wait = ShowMessage(text=f"restarting in {decision.delay_s:,.10g} s ...", level="warning")
         return [*warned, report, entry, wait]
 
     def _go_on_without(self, now: float) -> list[Action]:
@@ -901,7 +914,7 @@ class JobPolicy:
         if self._attempt_start is not None:
             self._attempt_start.note(losses)
         fields = {"attempt": self.attempt, "lost": len(losses)}
-        return [Entry(type="reforming", fields=fields), *self._begin_attempt(now)]
+        return [RecordEvent(type="reforming", fields=fields), *self._begin_attempt(now)]
 
     def _end_stopped(self, signum: int) -> list[Action]:
         run = self._run
@@ -916,18 +929,18 @@ class JobPolicy:
             [*run.failures, *run.finished], self.settings, world_size=run.nodes.world_size
         )
         if diagnosis is None:
-            return [Say(text=f"stopped: {said}"), *self._end(128 + signum)]
+            return [ShowMessage(text=f"stopped: {said}"), *self._end(128 + signum)]
         from distlaunch.diagnosis.report import failed_in_stop
 
         why = failed_in_stop(diagnosis, world_size=run.nodes.world_size, many_hosts=run.many_hosts)
-        failed = Failed(
+        failed = ReportFailure(
             diagnosis=diagnosis,
             attempt=self.attempt,
             decision=Final(reason=FinalReason.STOPPED),
             restarts=self.restarts,
             while_stopping=True,
         )
-        return [failed, Say(text=f"stopped: {said}; {why}"), *self._end(128 + signum)]
+        return [failed, ShowMessage(text=f"stopped: {said}; {why}"), *self._end(128 + signum)]
 
     def _success_notices(self) -> list[Action]:
         """Return a notice if the job succeeded only after a restart or a lost node."""
@@ -939,7 +952,9 @@ class JobPolicy:
         if not mishaps:
             return []
         return [
-            Say(text=f"the job succeeded in attempt {self.attempt}, after {' and '.join(mishaps)}")
+            ShowMessage(
+                text=f"the job succeeded in attempt {self.attempt}, after {' and '.join(mishaps)}"
+            )
         ]
 
     def _warn_if_apart(self) -> list[Action]:
@@ -957,11 +972,14 @@ class JobPolicy:
             " have trained on its own (on CPUs Lightning and Accelerate do that unless they are "
             "told otherwise)"
         )
-        return [Say(text=text, level="warning")]
+        return [ShowMessage(text=text, level="warning")]
 
     def _end(self, exit_code: int) -> list[Action]:
         self.phase, self._restart_at = "ended", None
         exit_code = (
             exit_code if 0 <= exit_code <= 255 else 255
         )  # a node's invalid exit code must not become 0
-        return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]
+        return [
+            RecordEvent(type="job_ended", fields={"exit_code": exit_code}),
+            EndJob(exit_code=exit_code),
+        ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from distlaunch.coordinator.policy.events_and_actions import Action, Entry
+from distlaunch.coordinator.policy.events_and_actions import Action, RecordEvent
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
 
@@ -111,7 +111,7 @@ class Progress:
             "rank": summary.rank,
             "values": dict(summary.values),
         }
-        return [Entry(type="progress", fields=fields)]
+        return [RecordEvent(type="progress", fields=fields)]
 
     def _sum_up(self, now: float) -> Summary:
         self._summed = now

@@ -14,10 +14,10 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Action,
     Connect,
     Disconnect,
-    Entry,
     JobError,
     LossKind,
-    Say,
+    RecordEvent,
+    ShowMessage,
 )
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.core.errors import EXIT_UNAVAILABLE
@@ -138,7 +138,7 @@ class Membership:
         member.state, member.failure, member.why_lost, member.tries = "joined", None, None, 0
         member.serial, member.surveyed = 0, None
         fields = {"node": member.number, "host": member.host, "again": back}
-        return [Entry(type="node_joined", fields=fields)]
+        return [RecordEvent(type="node_joined", fields=fields)]
 
     def unreachable(self, member: Member, failure: ConnectFailure) -> list[Action]:
         """Record that a node could not be reached. Return the entry for the job's record.
@@ -159,7 +159,7 @@ class Membership:
             "text": failure.text,
             "passing": failure.passing,
         }
-        return [] if is_known else [Entry(type="node_unreachable", fields=fields)]
+        return [] if is_known else [RecordEvent(type="node_unreachable", fields=fields)]
 
     # --- losing them
 
@@ -194,7 +194,7 @@ class Membership:
             f"node {member.host} was lost {times} within {LOSSES_S / 60:g} min: not used for "
             f"{cooling_s:g} s"
         )
-        return [Say(text=text, level="warning")]
+        return [ShowMessage(text=text, level="warning")]
 
     # --- --discover
 
@@ -388,4 +388,4 @@ def waiting(
         f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
     )
     text = f"{left}; {text}" if left else text
-    return [Say(text=text, level="warning" if left or launchers else "info")]
+    return [ShowMessage(text=text, level="warning" if left or launchers else "info")]

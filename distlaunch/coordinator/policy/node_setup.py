@@ -20,11 +20,11 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Disconnect,
     Discover,
     Discovered,
-    Entry,
     JobError,
     LossKind,
-    Say,
-    ToNode,
+    RecordEvent,
+    SendToNode,
+    ShowMessage,
 )
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.policy.membership import Member, Membership
@@ -328,7 +328,7 @@ class NodeSetup:
             )
             if self._late <= _LATE_SHOWN:  # a warning reaches all launchers
                 actions.append(
-                    Say(text=text, level="warning" if self._settings.launchers else "info")
+                    ShowMessage(text=text, level="warning" if self._settings.launchers else "info")
                 )
         actions += self.nodes.joined(member)
         if self.active:
@@ -380,7 +380,7 @@ class NodeSetup:
         if event.hosts is None:
             last, self._said_problem = self._said_problem, event.problem
             text = f"hosts were not found anew, those known stay: {event.problem}"
-            return [] if last == event.problem else [Say(text=text, level="warning")]
+            return [] if last == event.problem else [ShowMessage(text=text, level="warning")]
         self._said_problem = None
         self._composer.forget()
         come, gone = self.nodes.discovered(event.hosts)
@@ -389,12 +389,14 @@ class NodeSetup:
         if come or gone:
             words = [(f"{name_hosts(each.host for each in come)} came", come)]
             words.append((f"{name_hosts(each.host for each in gone)} went away", gone))
-            actions.append(Say(text="hosts: " + ", ".join(text for text, those in words if those)))
+            actions.append(
+                ShowMessage(text="hosts: " + ", ".join(text for text, those in words if those))
+            )
             fields = {
                 "came": [each.host for each in come[:64]],
                 "went": [each.host for each in gone[:64]],
             }
-            actions.append(Entry(type="hosts_discovered", fields=fields))
+            actions.append(RecordEvent(type="hosts_discovered", fields=fields))
         for member in come:
             if member.state == "joined":
                 actions += self._ask(member) if self.active else []
@@ -421,7 +423,7 @@ class NodeSetup:
             return []
         member.serial = self._question.serial
         self._unanswered.add(member.number)
-        return [ToNode(node=member.number, message=self._question)]
+        return [SendToNode(node=member.number, message=self._question)]
 
     def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
         """Use a node's answer to its survey. Return the actions that follow."""
@@ -466,7 +468,7 @@ class NodeSetup:
         actions = self.nodes.unreachable(second, failure)
         if second.number not in self._left_out:
             self._left_out.add(second.number)
-            actions.append(Say(text=f"{second.host} is left out: {text}", level="warning"))
+            actions.append(ShowMessage(text=f"{second.host} is left out: {text}", level="warning"))
         return actions
 
     def _twins(self) -> tuple[Member, Member] | None:

@@ -210,7 +210,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         """Return the events since the last call, without waiting."""
         self._read_all()
         while self._noted:
-            self._events.append(a.Noted(text=self._noted.popleft()))
+            self._events.append(a.LinePrinted(text=self._noted.popleft()))
         while self._logged_in:
             self._report_logged_in(self._logged_in.popleft())
         while self._opened:
@@ -220,7 +220,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         if self._output_thread.fault is not None and not self._faulted:
             self._faulted = True
             self._events.append(
-                a.Broken(text=f"the output thread failed\n{self._output_thread.fault}")
+                a.LauncherFailed(text=f"the output thread failed\n{self._output_thread.fault}")
             )
         self._feed()
         self._tick()

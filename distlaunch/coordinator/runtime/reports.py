@@ -60,7 +60,7 @@ class Reporter:
         self.summary = ""
         """Why the job has failed, in one sentence; empty if it has not."""
 
-    def failed(self, action: a.Failed, *, terminal: bool) -> None:
+    def failed(self, action: a.ReportFailure, *, terminal: bool) -> None:
         """Report an attempt in which a worker failed.
 
         ``terminal``: the worker had the user's terminal, so its stderr is part of its only stream.
@@ -168,7 +168,7 @@ class Reporter:
         within = os.path.relpath(path, os.path.dirname(plan.run_dir or ""))
         return f"{within} in the log directory of {plan.nodes[node_rank].host}"
 
-    def hung(self, action: a.Hung) -> None:
+    def hung(self, action: a.ReportHang) -> None:
         """Report an attempt that hung. The policy has written its ``hang`` event before."""
         if not action.final:
             self._again(action, "hung")
@@ -192,7 +192,7 @@ class Reporter:
         self._show(text, action)
         self._disk_work.do(lambda: self._error_file.write(self.summary, text, EXIT_HANG))
 
-    def keep_stacks(self, action: a.KeepStacks) -> None:
+    def keep_stacks(self, action: a.WriteStacks) -> None:
         """Write the stacks of each worker to a file. If the disk is full, files are missing."""
         layout, run_dir = self.plan.layout, self.plan.run_dir
         self._disk_work.do(lambda: _keep(action, layout, run_dir))
@@ -205,7 +205,7 @@ class Reporter:
         text = message.error_file
         self._disk_work.do(lambda: _keep_error(path, text))
 
-    def _again(self, action: a.Failed | a.Hung, what: str) -> None:
+    def _again(self, action: a.ReportFailure | a.ReportHang, what: str) -> None:
         text = (
             f"attempt {action.attempt} {what}; restart {action.restarts + 1} of "
             f"{self._max_restarts}"
@@ -225,8 +225,8 @@ class Reporter:
         if error is not None and exit_code:
             self._disk_work.do(lambda: self._error_file.write(error.message, error.text, exit_code))
 
-    def _show(self, text: str, action: a.Failed | a.Hung) -> None:
-        of_stop = isinstance(action, a.Failed) and action.while_stopping
+    def _show(self, text: str, action: a.ReportFailure | a.ReportHang) -> None:
+        of_stop = isinstance(action, a.ReportFailure) and action.while_stopping
         if isinstance(action.decision, Final) and not of_stop:
             why = self._dialect.spelt(text_of(action.decision))
             text = f"{text.rstrip()}\n  {why}\n" if why else text
@@ -234,7 +234,7 @@ class Reporter:
         self._sink.say(text.rstrip(), level="error")
 
 
-def _keep(action: a.KeepStacks, layout: Layout, run_dir: str) -> None:
+def _keep(action: a.WriteStacks, layout: Layout, run_dir: str) -> None:
     for stack in action.stacks:
         state = f"state {stack.state}" if stack.state else "gone"
         head = (

@@ -270,7 +270,7 @@ class Runner:
 
     def _act(self, action: a.Action) -> None:
         match action:
-            case a.ToNode():
+            case a.SendToNode():
                 self._transport.send(action.node, action.message)
             case a.Connect():
                 self._transport.connect(action.node, action.delay_s)
@@ -280,24 +280,24 @@ class Runner:
                 self._transport.discover()
             case a.StartAttempt():
                 self._start_attempt(action)
-            case a.Say():
+            case a.ShowMessage():
                 self._sink.say(action.text, level=action.level)
             case a.JobError():
                 self._sink.say(action.text, level="error")
                 self._reporter.keep_job_error(action)
-            case a.Entry():
+            case a.RecordEvent():
                 self._events.write(action.type, action.fields)
-            case a.Failed():
+            case a.ReportFailure():
                 self._say_unread()
                 self._reporter.failed(action, terminal=self._keyboard.is_there)
-            case a.Hung():
+            case a.ReportHang():
                 self._say_unread()
                 self._reporter.hung(action)
-            case a.KeepStacks():
+            case a.WriteStacks():
                 self._reporter.keep_stacks(action)
             case a.Suspend():
                 self._pause()
-            case a.End():
+            case a.EndJob():
                 self._say_unread()
                 self._exit_code = action.exit_code
 
@@ -353,7 +353,7 @@ class Runner:
             try:
                 self._plan = self._reporter.plan = plan = with_cluster(plan, cluster, self._backend)
             except ConfigError as exc:
-                self._feed(a.Refused(text=exc.message, hint=exc.hint))
+                self._feed(a.JobRefused(text=exc.message, hint=exc.hint))
                 return
         self._say_notes(plan)
         self._disk_work.do(lambda: self._write_plan(plan))

@@ -55,7 +55,7 @@ class SlurmAgents(RemoteAgents):
             line = self._said.popleft()
             self._much += 1
             if self._much <= _MOST_SAID and not self._leaving and not _MANNERS.search(line):
-                self._events.append(a.Noted(text=line))
+                self._events.append(a.LinePrinted(text=line))
         return super().receive()
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:

@@ -185,21 +185,21 @@ class Job:
     def sent(self, kind: type, actions=None) -> list[tuple[int, object]]:
         return [
             (to.node, to.message)
-            for to in self.of(p.ToNode, actions)
+            for to in self.of(p.SendToNode, actions)
             if isinstance(to.message, kind)
         ]
 
     def entries(self, kind: str) -> list[dict]:
-        return [dict(entry.fields) for entry in self.of(p.Entry) if entry.type == kind]
+        return [dict(entry.fields) for entry in self.of(p.RecordEvent) if entry.type == kind]
 
     @property
     def said(self) -> str:
-        lines = [each for each in self.actions if isinstance(each, p.Say | p.JobError)]
+        lines = [each for each in self.actions if isinstance(each, p.ShowMessage | p.JobError)]
         return "\n".join(each.text for each in lines)
 
     @property
     def exit_code(self) -> int | None:
-        ends = self.of(p.End)
+        ends = self.of(p.EndJob)
         assert len(ends) <= 1, "ended twice"
         return ends[0].exit_code if ends else None
 

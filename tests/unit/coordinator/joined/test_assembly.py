@@ -143,12 +143,12 @@ def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and
 ):
     meet = meeting()
     meet.calls(1, "n1", command="other")
-    assert meet.of(a.Refused)[0].text == "n1 differs"
+    assert meet.of(a.JobRefused)[0].text == "n1 differs"
     meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
     late = meet.calls(2, "n2", command="other")
     verdict = meet.hears(late, p.ExitLauncher)
     assert (verdict.exit_code, "n2 differs" in verdict.text) == (EXIT_USAGE, True)
-    assert len(meet.of(a.Refused)) == 1
+    assert len(meet.of(a.JobRefused)) == 1
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -176,13 +176,13 @@ def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_l
     meet = meeting()
     meet.calls(1, "n1", ending="script train.py\n not found")
     text = r"node rank 1 (n1) cannot take part: script train.py\n not found"
-    meet.pump(lambda: meet.of(a.Refused))
-    assert meet.of(a.Refused) == [a.Refused(text=text)]
+    meet.pump(lambda: meet.of(a.JobRefused))
+    assert meet.of(a.JobRefused) == [a.JobRefused(text=text)]
     meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
     meet.calls(1, "n1", ending="script train.py\n not found")
     meet.pump(lambda: meet.said)
     assert meet.said == [text]
-    assert len(meet.of(a.Refused)) == 1
+    assert len(meet.of(a.JobRefused)) == 1
     assert not meet.of(a.Lost)
     assert meet.calls(1, "n1").rank == 1
 
@@ -194,4 +194,4 @@ def test_an_elastic_job_does_without_a_launcher_that_cannot_take_part(meeting):
     meet.pump(lambda: meet.said)
     assert len(meet.said) == 1
     assert mentions(meet.said, "rank 1", "n1", "no script")
-    assert not meet.of(a.Refused)
+    assert not meet.of(a.JobRefused)

@@ -101,7 +101,7 @@ def test_restarts_that_a_launcher_knows_of_are_no_more_than_the_job_may_have(mee
     meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1", attempt=1 << 19, restarts=1 << 19)
     meet.pump(lambda: meet.of(a.Joined))
-    assert meet.of(a.Known) == [a.Known(attempt=1 << 19, restarts=3)]
+    assert meet.of(a.AttemptsKnown) == [a.AttemptsKnown(attempt=1 << 19, restarts=3)]
 
 
 def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting):
@@ -109,11 +109,13 @@ def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting
     meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1", attempt=4, restarts=2, wall=-1.0)
     meet.pump(lambda: meet.of(a.Joined))
-    assert [type(event) for event in meet.events if isinstance(event, (a.Known, a.Joined))] == [
-        a.Known,
+    assert [
+        type(event) for event in meet.events if isinstance(event, (a.AttemptsKnown, a.Joined))
+    ] == [
+        a.AttemptsKnown,
         a.Joined,
     ]
-    assert meet.of(a.Known) == [a.Known(attempt=4, restarts=2)]
+    assert meet.of(a.AttemptsKnown) == [a.AttemptsKnown(attempt=4, restarts=2)]
     assert len(meet.said) == 1
     assert mentions(meet.said, "n1")
 

@@ -15,7 +15,7 @@ def test_the_report_of_a_lost_node(make_nodes):
     job = make_nodes(3).run()
     job.lost(1)
     job.stop_others(1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     text = render_report(
         failed.diagnosis,
         job_id="j",
@@ -45,7 +45,7 @@ def test_a_report_of_thousands_of_lost_nodes_stays_short(make_nodes):
     for node in lost:
         job.lost(node)
     job.stop_others(*lost)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     text = render_report(
         failed.diagnosis,
         job_id="j",
@@ -66,7 +66,7 @@ def test_no_bounds_are_advised_where_there_can_be_none(make_nodes, may_have_boun
     job = make_nodes(2, may_have_bounds=may_have_bounds).run()
     job.lost(1)
     job.stop_others(1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert ("--num-nodes MIN:MAX" in failed.diagnosis.hint) == may_have_bounds
     assert "--max-restarts" in failed.diagnosis.hint
 

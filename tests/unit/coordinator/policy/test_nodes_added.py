@@ -57,7 +57,7 @@ def test_without_a_spare_left_a_loss_is_a_failure(make_nodes):
     job.lost(1)
     job.stop_others(1)
     assert job.exit_code == 69
-    assert job.of(p.Failed)[0].final
+    assert job.of(p.ReportFailure)[0].final
 
 
 # --- --discover

@@ -131,7 +131,7 @@ def test_launchers_that_are_here_hear_who_is_waited_for_and_several_of_one_host_
         job.surveyed(node)
     job.unreachable(1, step="call", text="odd message")
     job.pass_time(WAITING_S)
-    [waits] = [say for say in job.of(p.Say) if "waiting up to" in say.text]
+    [waits] = [say for say in job.of(p.ShowMessage) if "waiting up to" in say.text]
     assert waits.level == "warning"
     job.pass_time(30.0)
     assert job.exit_code == 69
@@ -145,9 +145,9 @@ def test_the_user_hears_once_who_is_waited_for(make_nodes):
     job.gather(0, 2)
     job.pass_time(WAITING_S)
     assert mentions(job.said, "2 of 4", "55 s", "n[1,3]")
-    before = len(job.of(p.Say))
+    before = len(job.of(p.ShowMessage))
     job.pass_time(20.0)
-    assert len(job.of(p.Say)) == before
+    assert len(job.of(p.ShowMessage)) == before
 
 
 def test_nodes_that_are_here_and_are_looked_at_again_are_not_said_to_be_missing(make_nodes):
@@ -184,7 +184,7 @@ def test_a_signal_while_nodes_gather_or_prepare_ends_the_job_at_once(make_nodes,
         job.gather(node)
     job.signal(signum)
     assert job.exit_code == 128 + signum
-    assert mentions(job.of(p.Say)[-1].text, signal.Signals(signum).name, "no worker")
+    assert mentions(job.of(p.ShowMessage)[-1].text, signal.Signals(signum).name, "no worker")
     assert job.joined(0) == []
 
 

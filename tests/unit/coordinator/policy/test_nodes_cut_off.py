@@ -22,7 +22,7 @@ def test_a_job_ends_at_once_and_counts_no_restart(make_nodes):
     assert job.exit_code == 69
     assert not job.of(p.Connect, actions)
     assert not job.entries("restarting")
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.final
     assert failed.decision == Final(reason=FinalReason.NO_NODE)
     assert mentions(failed.diagnosis.cause.summary, "2 nodes", WHY)
@@ -32,7 +32,7 @@ def test_a_job_ends_at_once_and_counts_no_restart(make_nodes):
 def test_nothing_is_said_of_restarts_that_nobody_wanted(make_nodes):
     job = make_nodes(2).run()
     cut_off(job, 0, 1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.decision, job.exit_code) == (Final(reason=FinalReason.NOT_WANTED), 69)
 
 
@@ -40,7 +40,7 @@ def test_a_failure_that_came_before_is_what_the_job_ends_by(make_nodes):
     job = make_nodes(2, max_restarts=3).run()
     job.exited(0, 7, tail=job.RAISED)
     cut_off(job, 0, 1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.decision == Final(reason=FinalReason.NO_NODE)
     assert job.exit_code == 7
 

@@ -109,10 +109,10 @@ def test_the_rest_re_form_at_once_and_that_is_no_restart(make_nodes):
     assert job.phase == "preparing"
     assert job.members == (0, 1, 3)
     assert mentions(job.said, "node n2", "ranks 4-5", "10 s", "3 of 4")
-    assert len([say for say in job.of(p.Say) if "n2" in say.text]) == 1
+    assert len([say for say in job.of(p.ShowMessage) if "n2" in say.text]) == 1
     job.come_up()
     assert (job.attempt, job.policy.restarts, job.policy.world_size) == (1, 0, 6)
-    assert job.of(p.Failed) == []
+    assert job.of(p.ReportFailure) == []
     assert job.entries("reforming") == [{"attempt": 1, "lost": 1}]
     for rank in job.ranks:
         job.exited(rank)
@@ -177,7 +177,7 @@ def test_told_to_stop_while_the_rest_is_to_re_form_the_job_is_stopped(make_nodes
     job.signal(signal.SIGTERM)
     job.stop_others(1)
     assert job.exit_code == 143
-    assert job.of(p.Failed) == []
+    assert job.of(p.ReportFailure) == []
 
 
 def test_a_failure_of_a_worker_is_a_restart_like_any(make_nodes):
@@ -217,7 +217,7 @@ def test_very_many_nodes_that_leave_are_told_in_a_short_line(make_nodes):
     job.stop_others(*left)
     job.survey_all()
     assert job.phase == "preparing"
-    assert max(len(say.text) for say in job.of(p.Say)) < 300
+    assert max(len(say.text) for say in job.of(p.ShowMessage)) < 300
 
 
 def test_a_fault_on_a_node_of_an_elastic_job_is_a_loss(make_nodes):

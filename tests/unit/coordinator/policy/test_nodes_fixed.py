@@ -164,7 +164,7 @@ def test_a_node_that_is_lost_before_anything_runs_is_waited_for_again(make_nodes
     job.come_up()
     assert [start.attempt for start in job.of(p.StartAttempt)] == [1]
     assert job.policy.restarts == 0
-    assert job.of(p.Failed) == []
+    assert job.of(p.ReportFailure) == []
 
 
 def test_nodes_that_are_lost_again_and_again_before_the_start_do_not_hold_the_job_for_ever(
@@ -191,7 +191,7 @@ def test_a_failure_on_several_hosts_names_them(make_nodes):
     for rank in (2, 0, 1):
         job.exited(rank, 1, tail=job.RAISED)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, failed.diagnosis.cause.host) == ((2, 0, 1), "n[0-2]")
 
 
@@ -199,7 +199,7 @@ def test_a_remark_names_its_host_and_the_same_from_other_hosts_is_said_once(make
     job = make_nodes(3).run()
     for node in range(3):
         job.say(node, m.AgentNotice(text="starting cold: no torch\x1b[31m", warning=True))
-    assert [say.text for say in job.of(p.Say)] == ["n0: starting cold: no torch\\x1b[31m"]
+    assert [say.text for say in job.of(p.ShowMessage)] == ["n0: starting cold: no torch\\x1b[31m"]
 
 
 def test_messages_of_nodes_that_take_no_part_change_nothing(make_nodes):
@@ -229,7 +229,7 @@ def test_remarks_of_thousands_of_nodes_are_not_all_shown(make_nodes):
     job = make_nodes(2).run()
     for number in range(5000):
         job.say(1, m.AgentNotice(text=f"GPU memory is still held by pid {number}", warning=True))
-    assert len(job.of(p.Say)) <= 200
+    assert len(job.of(p.ShowMessage)) <= 200
 
 
 def test_workers_that_a_node_makes_up_do_no_harm(make_nodes):

@@ -34,7 +34,7 @@ def test_the_others_are_stopped_and_the_job_ends_with_69_and_says_who_was_lost(m
     assert job.exit_code is None
     job.stop_others(1)
     assert job.exit_code == 69
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     cause = failed.diagnosis.cause
     assert (cause.ranks, cause.host) == ((2, 3), "n1")
     assert mentions(cause.summary, "lost", "10 s")
@@ -52,7 +52,7 @@ def test_the_report_tells_how_far_its_workers_had_come(make_nodes):
     job.say(1, m.Alive(attempt=0, heartbeats=beats, wrote=()))
     job.lost(1)
     job.stop_others(1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert mentions(failed.diagnosis.cause.message, "120", "rank 2")
 
 
@@ -61,7 +61,7 @@ def test_several_lost_nodes_are_one_failure(make_nodes):
     job.lost(1)
     job.lost(3)
     job.stop_others(1, 3)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.ranks == (1, 3)
     assert failed.diagnosis.cause.host == "n[1,3]"
     assert failed.diagnosis.cause.summary.startswith("2 nodes are lost: silent")
@@ -87,7 +87,7 @@ def test_workers_that_lose_their_peers_are_no_cause(make_nodes, consequences_fir
         job.exited(0, 1, tail=job.LOST)
     job.exited(1, -15, told=True)
     job.gone(0)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.host, job.exit_code) == ("n1", 69)
     assert mentions(failed.diagnosis.others, "rank 0", "lost")
 
@@ -101,7 +101,7 @@ def test_a_loss_that_shows_only_after_the_stop_is_still_the_cause(make_nodes):
     assert job.exit_code is None, "node 1 has not said that it is gone"
     job.now += 9.0
     job.lost(1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.host == "n1"
     assert job.exit_code == 69
 
@@ -113,7 +113,7 @@ def test_a_worker_that_failed_by_itself_before_the_loss_is_the_cause(make_nodes)
     job.now = 5.1
     job.lost(1)
     job.stop_others(1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, job.exit_code) == ((2,), 7)
     assert any("lost with node n1" in line for line in failed.diagnosis.others)
 
@@ -125,7 +125,7 @@ def test_workers_that_a_system_ended_as_it_went_down_are_no_cause(make_nodes):
     job.now = 6.0
     job.lost(1)
     job.stop_others(1)
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert mentions(failed.diagnosis.cause.summary, "lost")
     assert job.exit_code == 69
 
@@ -147,7 +147,7 @@ def test_first_is_who_ended_first_on_the_coordinators_clock(make_nodes):
     job.exited(0, 1, tail=job.RAISED, ended=4.9)
     job.exited(1, 2, tail=job.RAISED.replace(b"the cause", b"the first"), ended=4.5)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, failed.diagnosis.cause.host) == ((1,), "n1")
     assert job.exit_code == 2
 
@@ -164,7 +164,7 @@ def test_a_loss_is_a_restart_which_waits_for_the_node(make_nodes):
     assert job.connects(actions) == [(1, 5.0 + AFTER_S - 2.0)], (
         "what ran there may take the failure grace"
     )
-    [failed] = job.of(p.Failed, actions)
+    [failed] = job.of(p.ReportFailure, actions)
     assert (failed.final, failed.restarts) == (False, 0)
     assert [node for node, _ in job.sent(m.Survey, actions)] == [0]
     job.survey_all()
@@ -269,7 +269,7 @@ def test_a_lost_node_does_not_hold_up_the_end_when_told_to_stop(make_nodes):
     job.lost(1)
     job.stop_others(1)
     assert job.exit_code == 143
-    assert job.of(p.Failed) == []
+    assert job.of(p.ReportFailure) == []
     assert mentions(job.said, "1 node", "lost")
 
 
@@ -280,7 +280,7 @@ def test_told_to_stop_after_a_loss_the_report_still_names_it(make_nodes):
     job.signal(signal.SIGINT)
     job.stop_others(1)
     assert job.exit_code == 130
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.final, failed.diagnosis.cause.host) == (True, "n1")
 
 
@@ -329,7 +329,7 @@ def test_a_node_that_has_nothing_left_but_did_not_tell_of_each_end_is_lost(make_
     job.exited(1)
     job.gone(0)
     assert job.exit_code == 69
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     missing = "rank 3" if exit_of(2) in words else "ranks 2-3"
     assert failed.diagnosis.cause.host == "n1"
     assert mentions(failed.diagnosis.cause.summary, missing)
@@ -350,13 +350,15 @@ def test_a_fault_on_a_node_is_the_loss_of_it_and_ends_a_job_of_fixed_size_with_7
     assert [node for node, _, _ in stops(job, actions)] == [0]
     job.stop_others(1)
     assert job.exit_code == 70
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert "internal error: the spawner was killed" in failed.diagnosis.cause.summary
 
 
 def test_a_fault_of_the_launcher_itself_stops_all_and_ends_the_job_with_70(make_nodes):
     job = make_nodes(2, max_restarts=3).run()
-    assert [node for node, _, _ in stops(job, job.step(p.Broken(text="output thread")))] == [0, 1]
+    assert [
+        node for node, _, _ in stops(job, job.step(p.LauncherFailed(text="output thread")))
+    ] == [0, 1]
     job.stop_others()
     assert job.exit_code == 70
 

@@ -71,7 +71,7 @@ class World:
                     self.pending.discard(action.node)
                 case p.Discover():
                     self.discovers += 1
-                case p.ToNode() if action.node in self.up:
+                case p.SendToNode() if action.node in self.up:
                     self.told(self.up[action.node], action.node, action.message)
                 case p.StartAttempt():
                     self.start(action)
@@ -285,15 +285,17 @@ def run(job, data) -> World:
 
 def check_end(world: World) -> None:
     job = world.job
-    assert isinstance(job.actions[-1], p.End)
+    assert isinstance(job.actions[-1], p.EndJob)
     left = {
         number: node.running for number, node in world.up.items() if node.running or node.to_start
     }
     assert not left, "workers were left running"
-    counted = [failed for failed in job.of(p.Failed) if not failed.final]
+    counted = [failed for failed in job.of(p.ReportFailure) if not failed.final]
     assert job.policy.restarts == len(counted) == len(job.entries("restarting"))
     assert job.policy.restarts <= job.policy.settings.max_restarts
-    assert [failed.restarts for failed in job.of(p.Failed)] == list(range(len(job.of(p.Failed))))
+    assert [failed.restarts for failed in job.of(p.ReportFailure)] == list(
+        range(len(job.of(p.ReportFailure)))
+    )
     if world.succeeded:
         assert job.exit_code == 0
         assert not any(world.codes.values())
@@ -310,7 +312,7 @@ def check_end(world: World) -> None:
         )
     elif job.exit_code != 69:
         assert job.exit_code in world.failed
-        assert job.of(p.Failed)[-1].final
+        assert job.of(p.ReportFailure)[-1].final
     for node, stop in job.sent(m.Stop):
         assert node in range(len(job.names))
         assert stop.attempt in world.starts
@@ -394,8 +396,8 @@ def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
         if node != nodes // 2:
             job.say(node, job.answer(node, serial=serial))
     assert (job.phase, job.policy.world_size) == ("preparing", nodes - 1)
-    texts = [say.text for say in job.of(p.Say)] + [
-        str(entry.fields) for entry in job.of(p.Entry) if entry.type != "workers_started"
+    texts = [say.text for say in job.of(p.ShowMessage)] + [
+        str(entry.fields) for entry in job.of(p.RecordEvent) if entry.type != "workers_started"
     ]
     return len(job.actions), touched, max(map(len, texts))
 

@@ -61,7 +61,7 @@ def test_a_warning_of_a_node_is_passed_on_and_stops_nothing(make_job):
     job = make_job()
     job.begin()
     job.prepared(warning="memory held")
-    assert p.Say(text="memory held", level="warning") in job.actions
+    assert p.ShowMessage(text="memory held", level="warning") in job.actions
     assert job.phase == "starting"
 
 
@@ -112,7 +112,7 @@ def test_processes_that_kill_did_not_end_are_named_once_over_all_nodes(make_job)
         job.exited(rank)
     job.gone(0, left=(7, 8))
     job.gone(1, left=(9,))
-    (notice,) = job.of(p.Say)
+    (notice,) = job.of(p.ShowMessage)
     assert mentions(notice.text, "KILL", "pid 7, 8, 9")
     assert job.exit_code == 0
 
@@ -124,7 +124,7 @@ def test_processes_that_not_even_kill_ended_keep_the_job_from_a_restart(make_job
     job.gone(left=(7,))
     assert job.exit_code == 1
     assert "pid 7" in job.said
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.decision == Final(reason=FinalReason.PROCESSES_LEFT)
 
 
@@ -201,7 +201,7 @@ def test_a_fault_ends_the_job_with_70_when_the_other_nodes_are_gone(make_job, no
         job.exited(rank, -15, told=True)
         job.gone(rank)
     assert job.exit_code == 70
-    assert job.of(p.Failed) == [], "no diagnosis of workers that we killed"
+    assert job.of(p.ReportFailure) == [], "no diagnosis of workers that we killed"
 
 
 def test_a_fault_beats_the_restarts(make_job):

@@ -23,7 +23,7 @@ def stops(job, actions) -> list[tuple[int, int, float]]:
 
 
 def final_decision(job) -> Final:
-    decision = job.of(p.Failed)[-1].decision
+    decision = job.of(p.ReportFailure)[-1].decision
     assert isinstance(decision, Final)
     return decision
 
@@ -47,7 +47,7 @@ def test_after_an_exception_the_others_get_a_moment_to_fail_in_the_same_way(make
     assert stops(job, job.tick()) == [(0, signal.SIGTERM, job.policy.settings.failure_grace_s)]
     job.exited(2, -15, told=True)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.ranks == (1, 0)
 
 
@@ -69,7 +69,7 @@ def test_a_failed_job_exits_as_the_worker_that_is_named(make_job, returncode, co
     job.exited(2, 0, told=True)
     job.all_gone()
     assert job.exit_code == code
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.ranks == (1,)
     assert (failed.attempt, failed.decision) == (0, Final(reason=FinalReason.NOT_WANTED))
 
@@ -81,7 +81,7 @@ def test_what_the_report_reads_of_a_worker_is_its_place_and_its_words(make_job):
     for rank in range(3):
         job.exited(rank, -15, told=True)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     cause = failed.diagnosis.cause
     assert (cause.host, cause.exception_type, cause.message) == ("node1", "ValueError", "the cause")
 
@@ -89,7 +89,7 @@ def test_what_the_report_reads_of_a_worker_is_its_place_and_its_words(make_job):
 def test_the_failure_comes_before_the_end_of_the_job(make_job):
     job = make_job().run()
     kinds = [type(action) for action in job.fail()]
-    assert kinds.index(p.Failed) < kinds.index(p.End)
+    assert kinds.index(p.ReportFailure) < kinds.index(p.EndJob)
 
 
 # --- a consequence first
@@ -106,7 +106,7 @@ def test_a_consequence_waits_for_its_cause_which_then_stops_all(make_job):
     assert job.policy.deadline() is None
     job.exited(2, -15, told=True)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, job.exit_code) == ((0,), 3)
 
 
@@ -128,7 +128,7 @@ def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
     assert job.tick() == []
     job.exited(0, -15, told=True)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert not failed.diagnosis.cause_seen
     assert job.exit_code == 1
 
@@ -145,7 +145,7 @@ def test_a_cause_that_shows_after_the_stop_is_still_the_one_that_is_named(make_j
     job.now += 0.5
     job.exited(0, 9, tail=job.RAISED, told=True)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, job.exit_code) == ((0,), 9)
 
 
@@ -176,7 +176,7 @@ def test_a_cause_after_many_consequences_is_named(make_job):
     job.now += CAUSE_S / 2
     job.exited(0, 3, tail=job.RAISED)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.ranks == (0,)
     assert failed.diagnosis.cause.exception_type == "ValueError"
     assert job.exit_code == 3
@@ -195,7 +195,7 @@ def test_without_restarts_the_first_failure_is_the_end(make_job):
 def test_a_restart_prepares_all_nodes_again_with_a_fresh_port(make_job):
     job = make_job(nodes=2, max_restarts=2).run()
     actions = job.fail()
-    [failed] = job.of(p.Failed, actions)
+    [failed] = job.of(p.ReportFailure, actions)
     assert (failed.decision, job.exit_code) == (Restart(), None)
     assert job.sent(m.Prepare, actions) == [
         (0, m.Prepare(attempt=1, port=0)),
@@ -432,7 +432,7 @@ def test_a_restart_waits_for_its_delay_and_then_begins(make_job):
     actions = job.fail()
     assert waits(job) == 8.0
     assert not job.sent(m.Prepare, actions)
-    assert [say.text for say in job.of(p.Say, actions)] == ["restarting in 8 s ..."]
+    assert [say.text for say in job.of(p.ShowMessage, actions)] == ["restarting in 8 s ..."]
     assert job.entries("restarting") == [{"attempt": 1, "of": 9, "delay_s": 8.0}]
     job.now += 7.9
     assert job.tick() == [], "a tick that comes early does nothing"

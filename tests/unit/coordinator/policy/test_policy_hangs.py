@@ -113,16 +113,16 @@ def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends
     actions = watch.stand_still(odd=1)
     assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGTERM]
     assert "rank 1" in job.said
-    [keep] = job.of(a.KeepStacks, actions)
+    [keep] = job.of(a.WriteStacks, actions)
     assert [stack.rank for stack in keep.stacks] == [0, 1, 2]
     [event] = job.entries("hang")
     assert (event["attempt"], event["behind"], event["frame"]) == (0, [1], "train.py:7 in step")
     for rank in job.ranks:
         job.exited(rank, -15, told=True)
     actions = job.all_gone()
-    [hung] = job.of(a.Hung, actions)
+    [hung] = job.of(a.ReportHang, actions)
     assert hung.final
-    assert job.of(a.Failed) == []
+    assert job.of(a.ReportFailure) == []
     assert job.exit_code == 124
 
 
@@ -207,7 +207,7 @@ def test_a_silent_job_is_told_of_once_and_goes_on(unwatched):
     assert mentions(job.said, "310 s", "rank 1", "train.py:7", "--hang-timeout")
     [event] = job.entries("silence")
     assert (event["when"], event["behind"], event["frame"]) == ("notice", [1], "train.py:7 in step")
-    [keep] = job.of(a.KeepStacks)
+    [keep] = job.of(a.WriteStacks)
     assert len(keep.stacks) == 3
     assert job.sent(m.Stop) == []
     for _ in range(3):
@@ -260,7 +260,7 @@ def test_ctrl_c_on_a_silent_job_says_where_each_rank_stood_before_the_workers_ar
     assert (asked(job, actions), job.sent(m.Stop, actions)) == ([0, 1], [])
     assert watch.stacks(0, odd=1) == []
     actions = watch.stacks(1, odd=1)
-    [said] = job.of(a.Say, actions)
+    [said] = job.of(a.ShowMessage, actions)
     assert mentions(said.text.splitlines()[0], "365 s")
     assert "rank 0 on node0:\n      train.py:5 in step" in said.text
     assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGINT] * 2
@@ -381,7 +381,11 @@ def test_a_worker_that_fails_while_stacks_are_taken_is_the_cause(watched):
     for rank in (0, 2):
         watch.job.exited(rank, -15, told=True)
     watch.job.all_gone()
-    assert (watch.job.exit_code, watch.job.of(a.Hung), watch.job.entries("hang")) == (1, [], [])
+    assert (watch.job.exit_code, watch.job.of(a.ReportHang), watch.job.entries("hang")) == (
+        1,
+        [],
+        [],
+    )
 
 
 def test_a_sign_of_life_while_stacks_are_taken_lets_the_job_go_on_watched(watched):
@@ -452,7 +456,7 @@ def test_those_that_had_to_be_killed_after_a_hang_are_told_to_the_report(watched
     watch.job.exited(1, -9, told=True)
     watch.job.exited(2, 0, told=True)
     watch.job.all_gone()
-    [hung] = watch.job.of(a.Hung)
+    [hung] = watch.job.of(a.ReportHang)
     assert hung.killed == (1,)
     assert mentions(hung.after_grace, "5 s", "--failure-grace")
 
@@ -478,13 +482,13 @@ def test_a_signal_after_the_hang_gives_the_signals_code_and_the_report_all_the_s
         watch.job.exited(rank, -15, told=True)
     watch.job.all_gone()
     assert watch.job.exit_code == 130
-    assert watch.job.of(a.Hung)[0].final
+    assert watch.job.of(a.ReportHang)[0].final
 
 
 def test_a_hang_is_a_failure_that_may_be_restarted(watched):
     watch = watched(max_restarts=1)
     watch.hang()
-    [hung] = watch.job.of(a.Hung)
+    [hung] = watch.job.of(a.ReportHang)
     assert not hung.final
     assert watch.job.attempt == 1
     watch.job.come_up()
@@ -500,7 +504,7 @@ def test_the_same_hang_twice_without_progress_ends_the_job(watched):
     watch.job.come_up()
     watch.hang()
     assert watch.job.exit_code == 124
-    assert watch.job.of(a.Hung)[-1].decision == Final(reason=FinalReason.NO_PROGRESS)
+    assert watch.job.of(a.ReportHang)[-1].decision == Final(reason=FinalReason.NO_PROGRESS)
 
 
 def test_the_same_hang_after_more_steps_is_progress(watched):

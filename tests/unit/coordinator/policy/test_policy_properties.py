@@ -37,7 +37,7 @@ class World:
     def act(self, actions) -> None:
         for action in actions:
             match action:
-                case p.ToNode(message=m.Prepare() as prepare):
+                case p.SendToNode(message=m.Prepare() as prepare):
                     assert not self.running
                     assert not self.to_start
                     assert not self.owes_gone
@@ -49,7 +49,7 @@ class World:
                     self.to_start = list(self.job.ranks)
                     self.owes_gone = set(range(self.job.nodes))
                     self.told = set()
-                case p.ToNode(message=m.Stop() as stop):
+                case p.SendToNode(message=m.Stop() as stop):
                     assert stop.attempt == self.attempt
                     self.told.add(action.node)
 
@@ -155,23 +155,23 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(
     assert job.exit_code is not None
 
     kinds = [type(action) for action in job.actions]
-    assert kinds[-1] is p.End
+    assert kinds[-1] is p.EndJob
     starts = [start.attempt for start in job.of(p.StartAttempt)]
     assert starts == list(range(len(starts)))
     assert len(starts) <= max_restarts + 1
-    assert [failed.final for failed in job.of(p.Failed)[:-1]] == [False] * max(
-        0, len(job.of(p.Failed)) - 1
+    assert [failed.final for failed in job.of(p.ReportFailure)[:-1]] == [False] * max(
+        0, len(job.of(p.ReportFailure)) - 1
     )
     if world.signum is not None:
         assert job.exit_code == 128 + world.signum
     elif world.late is not None and job.exit_code == 128 + world.late:
-        decision = job.of(p.Failed)[-1].decision
+        decision = job.of(p.ReportFailure)[-1].decision
         assert decision == Final(reason=FinalReason.STOPPED), "there would have been a restart"
     elif job.exit_code:
         assert job.exit_code in world.failed
-        assert job.of(p.Failed)[-1].final
+        assert job.of(p.ReportFailure)[-1].final
     else:
-        assert len(job.of(p.Failed)) == job.attempt, (
+        assert len(job.of(p.ReportFailure)) == job.attempt, (
             "0 only after an attempt in which nobody failed"
         )
 
@@ -253,7 +253,7 @@ def test_a_job_of_131072_workers_starts_fails_and_restarts(make_job):
     assert len(job.actions) == nodes * per_node + nodes, "one entry per exit, one stop per node"
     job.actions.clear()
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.ranks == (77_777,)
     assert failed.diagnosis.cause.host == f"node{77_777 // per_node}"
     assert len(job.sent(m.Prepare)) == nodes

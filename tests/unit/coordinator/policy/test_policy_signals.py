@@ -71,7 +71,9 @@ def test_a_job_that_was_told_to_stop_exits_with_the_signal_however_its_workers_e
         job.exited(rank, returncode, tail=job.RAISED if returncode == 1 else b"", told=True)
     job.all_gone()
     assert job.exit_code == 128 + signum
-    assert [failed.while_stopping for failed in job.of(p.Failed)] == [True] * (returncode == 1)
+    assert [failed.while_stopping for failed in job.of(p.ReportFailure)] == [True] * (
+        returncode == 1
+    )
 
 
 def test_the_last_line_says_which_workers_failed_while_they_stopped_and_why(make_job):
@@ -81,10 +83,10 @@ def test_the_last_line_says_which_workers_failed_while_they_stopped_and_why(make
     job.exited(1, 0, told=True)
     job.exited(2, 1, tail=job.RAISED, told=True)
     job.all_gone()
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert (failed.final, failed.diagnosis.cause.ranks) == (True, (0, 2))
     assert mentions(
-        job.of(p.Say)[-1].text, "3 workers", "none", "0,2 of 3", "ValueError", "train.py:5"
+        job.of(p.ShowMessage)[-1].text, "3 workers", "none", "0,2 of 3", "ValueError", "train.py:5"
     )
     assert job.exit_code == 143
 
@@ -95,9 +97,9 @@ def test_a_worker_that_only_lost_its_peers_in_the_stop_has_not_failed(make_job):
     job.exited(0, -15, told=True)
     job.exited(1, 1, tail=job.LOST, told=True)
     job.all_gone()
-    assert job.of(p.Failed) == []
-    assert mentions(job.of(p.Say)[-1].text, "2 workers", "none")
-    assert "failed" not in job.of(p.Say)[-1].text
+    assert job.of(p.ReportFailure) == []
+    assert mentions(job.of(p.ShowMessage)[-1].text, "2 workers", "none")
+    assert "failed" not in job.of(p.ShowMessage)[-1].text
 
 
 def test_a_schedulers_term_does_not_kill_the_program_of_a_failed_jobs_wrapper_that_saves(make_job):
@@ -182,7 +184,7 @@ def test_a_signal_when_all_workers_have_ended_changes_neither_exit_code_nor_repo
     assert stops(job, hurries), "the nodes wait no longer for what is left"
     job.all_gone()
     assert job.exit_code == returncode
-    assert [failed.final for failed in job.of(p.Failed)] == [True] * (returncode != 0)
+    assert [failed.final for failed in job.of(p.ReportFailure)] == [True] * (returncode != 0)
 
 
 def test_a_signal_when_all_workers_have_ended_prevents_the_restart(make_job):
@@ -192,7 +194,7 @@ def test_a_signal_when_all_workers_have_ended_prevents_the_restart(make_job):
     job.signal(signal.SIGTERM)
     job.all_gone()
     assert job.exit_code == 143
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.decision == Final(reason=FinalReason.STOPPED)
 
 
@@ -270,7 +272,7 @@ def test_impatience_with_a_failing_job_kills_at_once(make_job):
     job.exited(1, -9, told=True)
     job.all_gone()
     assert job.exit_code == 130
-    [failed] = job.of(p.Failed)
+    [failed] = job.of(p.ReportFailure)
     assert failed.decision == Final(reason=FinalReason.STOPPED)
     assert failed.diagnosis.cause.ranks == (0,), "the failure came first and is still explained"
 
@@ -329,7 +331,7 @@ def test_ctrl_c_in_the_workers_terminal_is_told_to_stop(make_job, returncode):
     job.exited(0, returncode)
     job.all_gone()
     assert job.exit_code == 130
-    assert job.of(p.Failed) == []
+    assert job.of(p.ReportFailure) == []
 
 
 def test_without_a_terminal_exit_code_130_is_a_failure(make_job):
@@ -337,7 +339,7 @@ def test_without_a_terminal_exit_code_130_is_a_failure(make_job):
     job.exited(0, 130)
     job.all_gone()
     assert job.exit_code == 130
-    assert len(job.of(p.Failed)) == 1
+    assert len(job.of(p.ReportFailure)) == 1
 
 
 def test_a_worker_with_a_terminal_fails_like_any(make_job):
@@ -345,7 +347,7 @@ def test_a_worker_with_a_terminal_fails_like_any(make_job):
     job.exited(0, 5, tail=job.RAISED)
     job.all_gone()
     assert job.exit_code == 5
-    assert len(job.of(p.Failed)) == 1
+    assert len(job.of(p.ReportFailure)) == 1
 
 
 def test_a_stop_while_others_may_still_show_the_cause_asks_before_it_kills(make_job):

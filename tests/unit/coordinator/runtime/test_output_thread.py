@@ -92,7 +92,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     EventLog(run_dir.events, shown, disk_work=output_thread).write("second", {})
     told.keep_job_error(a.JobError(exit_code=69, message="no node"))
     stack = m.Stack(rank=0, pid=1, state="S", text="here")
-    told.keep_stacks(a.KeepStacks(attempt=0, stacks=(stack,)))
+    told.keep_stacks(a.WriteStacks(attempt=0, stacks=(stack,)))
     exited = WorkerExit(
         attempt=0,
         rank=0,

@@ -255,8 +255,8 @@ def test_a_fault_of_the_output_thread_is_the_jobs(nodes):
     agents.give(0, 0)
     agents.kept.rank_ended = None
     agents.say("n0", m.RankEnded(rank=0))
-    agents.pump(lambda: agents.of(a.Broken))
-    [event] = agents.of(a.Broken)
+    agents.pump(lambda: agents.of(a.LauncherFailed))
+    [event] = agents.of(a.LauncherFailed)
     assert "TypeError" in event.text
 
 
@@ -335,6 +335,6 @@ def test_what_threads_have_to_say_reaches_the_user(nodes):
     agents = nodes(1)
     saying = threading.Thread(target=agents.agents.note, args=("keys unchecked",))
     saying.start()
-    agents.pump(lambda: agents.of(a.Noted))
+    agents.pump(lambda: agents.of(a.LinePrinted))
     saying.join()
-    assert agents.of(a.Noted) == [a.Noted(text="keys unchecked", warning=True)]
+    assert agents.of(a.LinePrinted) == [a.LinePrinted(text="keys unchecked", warning=True)]

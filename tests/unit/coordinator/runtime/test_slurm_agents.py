@@ -164,8 +164,8 @@ def test_what_srun_says_is_shown_but_its_manners_and_no_more_than_forty_lines(st
         *map(str, range(100)),
     ):
         agents.srun.say(line)
-    agents.pump(lambda: agents.of(a.Noted))
-    said = [event.text for event in agents.of(a.Noted)]
+    agents.pump(lambda: agents.of(a.LinePrinted))
+    said = [event.text for event in agents.of(a.LinePrinted)]
     assert said[:2] == ["srun: retrying", "0"]
     assert len(said) <= 40
 
@@ -177,5 +177,5 @@ def test_agents_leave_before_srun_is_ended_and_what_it_then_says_is_nobodys(step
         link.theirs.close()
     agents.agents.close()
     assert agents.srun.calls[-1] == "close"
-    assert not [event for event in agents.agents._pop_events() if isinstance(event, a.Noted)]
+    assert not [event for event in agents.agents._pop_events() if isinstance(event, a.LinePrinted)]
     agents.close = lambda: None
