@@ -20,7 +20,7 @@ from distlaunch.coordinator.joined.consoles import CoordinatorConsole, LocalRank
 from distlaunch.coordinator.joined.launcher import JoinedRunner, JoinedSettings, decline, leave
 from distlaunch.coordinator.joined.launchers import JoinedLaunchers
 from distlaunch.coordinator.joined.local_node import LocalNode
-from distlaunch.coordinator.policy.events_and_actions import Composition
+from distlaunch.coordinator.policy.events_and_actions import AttemptPlan
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.runtime.error_file import ErrorFile
@@ -179,10 +179,10 @@ class JobLaunchers:
         planner = self._planner
         tokens: dict[int, str] = {}
 
-        def compose(surveys: Mapping[int, Surveyed]) -> Composition:
+        def plan_attempt(surveys: Mapping[int, Surveyed]) -> AttemptPlan:
             known = {} if self._joined_launchers is None else self._joined_launchers.members
             members, plan = planner.plan_attempt(surveys, known)
-            return Composition(
+            return AttemptPlan(
                 members=members, plan=plan, places=planner.hosts_and_first_ranks(plan)
             )
 
@@ -193,7 +193,7 @@ class JobLaunchers:
             hosts=planner.hosts,
             bounds=planner.bounds,
             survey=planner.survey,
-            compose=compose,
+            plan_attempt=plan_attempt,
             addresses=partial(planner.addresses, of_scheduler=of_scheduler),
             choose_master=partial(planner.choose_master, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),

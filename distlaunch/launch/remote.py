@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distlaunch.coordinator.policy.events_and_actions import Composition
+from distlaunch.coordinator.policy.events_and_actions import AttemptPlan
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.coordinator.runtime.remote_agents import Feeder, RemoteAgents
 from distlaunch.coordinator.runtime.remote_output import AttemptOutputSink, OutputThread
@@ -82,9 +82,9 @@ class RemoteNodes:
         if self._slurm_job is not None:
             self._slurm_job.addresses.ask()
 
-        def compose(surveys: Mapping[int, Surveyed]) -> Composition:
+        def plan_attempt(surveys: Mapping[int, Surveyed]) -> AttemptPlan:
             members, plan = planner.plan_attempt(surveys)
-            return Composition(members=members, plan=plan)
+            return AttemptPlan(members=members, plan=plan)
 
         def of_scheduler(host: str) -> tuple[str, ...]:
             return () if self._slurm_job is None else self._slurm_job.addresses.of(host)
@@ -93,7 +93,7 @@ class RemoteNodes:
             hosts=tuple(node.host for node in planner.hosts),
             bounds=planner.bounds,
             survey=planner.survey,
-            compose=compose,
+            plan_attempt=plan_attempt,
             addresses=partial(planner.addresses, of_scheduler=of_scheduler),
             choose_master=partial(planner.choose_master, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),

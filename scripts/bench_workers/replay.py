@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.policy.events_and_actions import Compose, Composition
+from distlaunch.coordinator.policy.events_and_actions import AttemptPlan, PlanAttempt
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.record import replace
@@ -53,7 +53,8 @@ class Replay:
         self.seconds = 0.0
         self.policy = JobPolicy(
             PolicySettings(
-                node_setup=replace(settings, compose=self.timed(settings.compose)), max_restarts=1
+                node_setup=replace(settings, plan_attempt=self.timed(settings.plan_attempt)),
+                max_restarts=1,
             )
         )
         self.nodes = nodes
@@ -65,13 +66,13 @@ class Replay:
         self.serial = 0
         self.stops = 0
 
-    def timed(self, compose: Compose) -> Compose:
+    def timed(self, plan_attempt: PlanAttempt) -> PlanAttempt:
         """Note how much of the time goes into plans."""
 
-        def composed(surveys: Mapping[int, m.Surveyed]) -> Composition:
+        def composed(surveys: Mapping[int, m.Surveyed]) -> AttemptPlan:
             began = time.perf_counter()
             try:
-                return compose(surveys)
+                return plan_attempt(surveys)
             finally:
                 self.composing_s += time.perf_counter() - began
 

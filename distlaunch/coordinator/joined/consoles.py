@@ -12,7 +12,7 @@ from distlaunch.coordinator.runtime.sink import Sink, StatusView
 from distlaunch.core.protocol import launcher_messages as p
 
 
-class Passing(Sink):
+class ForwardingSink(Sink):
     """Sink that passes every call on to another sink."""
 
     def __init__(self, sink: Sink) -> None:
@@ -63,7 +63,7 @@ class Passing(Sink):
         return self._sink.close(timeout_s=timeout_s, hurried=hurried)
 
 
-class LocalRanks(Passing):
+class LocalRanks(ForwardingSink):
     """Console that shows only the ranks of this node, counted from 0, as torchrun does."""
 
     def __init__(self, sink: Sink) -> None:
@@ -79,7 +79,7 @@ class LocalRanks(Passing):
         self._sink.rank_ended(rank - self.first_rank, now)
 
 
-class OuterRanks(Passing):
+class OuterRanks(ForwardingSink):
     """Console that shows the only worker with the rank that an outer launcher has given to it."""
 
     def __init__(self, sink: Sink, *, first_rank: int) -> None:
@@ -95,7 +95,7 @@ class OuterRanks(Passing):
         self._sink.rank_ended(self._first_rank + rank, now)
 
 
-class CoordinatorConsole(Passing):
+class CoordinatorConsole(ForwardingSink):
     """Passes every call on to ``sink``, and warnings also to ``send``.
 
     It keeps the errors and the last message for the job's result, which the other launchers print.

@@ -20,7 +20,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.model import Diagnosis
 
 if TYPE_CHECKING:
-    from distlaunch.coordinator.policy.events_and_actions import Composition
+    from distlaunch.coordinator.policy.events_and_actions import AttemptPlan
     from distlaunch.coordinator.policy.losses import Loss
     from distlaunch.core.protocol.spawner_messages import Leftovers
     from distlaunch.diagnosis.hang import HangDiagnosis
@@ -50,7 +50,7 @@ class AttemptNodes(Record):
     world_size: int
     node_ranks: Mapping[int, int]
     """The node rank of each member, by member number."""
-    composition: Composition | None = None
+    attempt_plan: AttemptPlan | None = None
 
     @staticmethod
     def fixed(settings: PolicySettings) -> AttemptNodes:
@@ -65,10 +65,10 @@ class AttemptNodes(Record):
         )
 
     @staticmethod
-    def of(composition: Composition) -> AttemptNodes:
+    def of(attempt_plan: AttemptPlan) -> AttemptNodes:
         """Return the nodes of a plan. Raises ValueError if the plan does not settle the ranks of
         each node."""
-        plan, members, places = composition.plan, composition.members, composition.places
+        plan, members, places = attempt_plan.plan, attempt_plan.members, attempt_plan.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
         if places is not None:
@@ -87,7 +87,7 @@ class AttemptNodes(Record):
             first_ranks=first_ranks,
             world_size=world_size,
             node_ranks={member: rank for rank, member in enumerate(members)},
-            composition=composition,
+            attempt_plan=attempt_plan,
         )
 
     def host(self, member: int) -> str:

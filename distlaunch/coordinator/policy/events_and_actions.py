@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distlaunch.transport.connect_errors import ConnectFailure
 
 
-class Composition(Record):
+class AttemptPlan(Record):
     """The nodes of an attempt and the plan for them.
 
     The plan lacks the port, the master address and the number of the attempt.
@@ -35,7 +35,7 @@ class Composition(Record):
     the plan."""
 
 
-Compose = Callable[[Mapping[int, Surveyed]], Composition]
+PlanAttempt = Callable[[Mapping[int, Surveyed]], AttemptPlan]
 """Returns the plan for the surveyed nodes. They include spare nodes. It uses as many as the bounds
 allow.
 
@@ -227,7 +227,7 @@ class StartAttempt(Record):
 
     attempt: int
     port: int | None
-    composition: Composition | None = None
+    attempt_plan: AttemptPlan | None = None
     """The participating nodes. None on one machine."""
     master: MasterChoice | None = None
     """The master address. None if there is one node."""

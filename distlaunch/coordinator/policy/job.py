@@ -449,12 +449,12 @@ class JobPolicy:
         fields: dict[str, object] = {"attempt": self.attempt, "master_port": self._port}
         if master is not None:
             fields["master_addr"] = master.address
-        composition = run.nodes.composition
+        attempt_plan = run.nodes.attempt_plan
         ports = tuple(port for member in run.nodes.members for port in run.ports[member])
         start = StartAttempt(
             attempt=self.attempt,
             port=self._port,
-            composition=composition,
+            attempt_plan=attempt_plan,
             master=master,
             ports=ports,
         )

@@ -9,7 +9,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.planning.train_options import Dialect
 
 if TYPE_CHECKING:
-    from distlaunch.coordinator.policy.events_and_actions import Compose
+    from distlaunch.coordinator.policy.events_and_actions import PlanAttempt
     from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
     from distlaunch.planning.master_address import MasterChoice
 
@@ -26,7 +26,7 @@ class NodeSetupSettings(Record):
     """The smallest and the largest number of training nodes. Equal for a job of fixed size."""
     survey: Callable[[int], Survey]
     """Returns the survey of a node with this serial number."""
-    compose: Compose
+    plan_attempt: PlanAttempt
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
     """Returns the addresses of the master, best first, from its survey and its name in the list of
     hosts. Raises LaunchError."""

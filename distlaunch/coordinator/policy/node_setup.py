@@ -14,14 +14,14 @@ from operator import attrgetter
 from distlaunch.coordinator.policy import membership
 from distlaunch.coordinator.policy.events_and_actions import (
     Action,
-    Compose,
-    Composition,
+    AttemptPlan,
     Connect,
     Disconnect,
     Discover,
     Discovered,
     JobError,
     LossKind,
+    PlanAttempt,
     RecordEvent,
     SendToNode,
     ShowMessage,
@@ -55,7 +55,7 @@ class NodeSetup:
 
     def __init__(self, settings: NodeSetupSettings, *, failure_grace_s: float) -> None:
         self._settings = settings
-        self._composer = CompositionCache(settings.compose)
+        self._attempt_plans = AttemptPlanCache(settings.plan_attempt)
         self.nodes = Membership(
             settings.hosts, flexible=settings.flexible, failure_grace_s=failure_grace_s
         )
@@ -160,7 +160,7 @@ class NodeSetup:
             self._unanswered.add(member.number)
         return [self.nodes.connect(member, now)]
 
-    def settle(self, now: float) -> Composition | JobError | None:
+    def settle(self, now: float) -> AttemptPlan | JobError | None:
         """Return the nodes and the plan of the attempt, or the error that there is none.
 
         Return None if neither is known yet.
@@ -182,7 +182,7 @@ class NodeSetup:
             over = now >= min(self._enough_since + ELASTIC_WAIT_S, self._until)
             if not over and not (inside >= most and self._has_first(most)):
                 return None
-        return self._compose(now)
+        return self._plan_attempt(now)
 
     def _has_first(self, count: int) -> bool:
         """Return whether the first ``count`` hosts of the list are connected. The other hosts are
@@ -196,7 +196,7 @@ class NodeSetup:
                     return True
         return False
 
-    def _compose(self, now: float) -> Composition | JobError | None:
+    def _plan_attempt(self, now: float) -> AttemptPlan | JobError | None:
         surveys: dict[int, Surveyed] = {}
         if (twice := self._twins()) is not None:
             first, second = twice
@@ -208,7 +208,7 @@ class NodeSetup:
             if surveyed is not None:
                 surveys[number] = surveyed
         try:
-            composition = self._composer(surveys)
+            attempt_plan = self._attempt_plans(surveys)
         except LaunchError as exc:
             from distlaunch.planning.surveyed_nodes import NodesDifferError
 
@@ -226,7 +226,7 @@ class NodeSetup:
                 self._look_again(number, now)
             return None
         self.active = self._first = False
-        return composition
+        return attempt_plan
 
     def deadline(self) -> float:
         """Return when ``tick`` is due."""
@@ -382,7 +382,7 @@ class NodeSetup:
             text = f"hosts were not found anew, those known stay: {event.problem}"
             return [] if last == event.problem else [ShowMessage(text=text, level="warning")]
         self._said_problem = None
-        self._composer.forget()
+        self._attempt_plans.forget()
         come, gone = self.nodes.discovered(event.hosts)
         self._present += len(come) - len(gone)
         actions: list[Action] = []
@@ -492,23 +492,23 @@ class NodeSetup:
 _answers = attrgetter(*(field for field in fields_of(Surveyed) if field != "serial"))
 
 
-class CompositionCache:
-    """A ``Compose`` function that returns its last plan as long as the surveys stay the same."""
+class AttemptPlanCache:
+    """A ``PlanAttempt`` function that returns its last plan as long as the surveys stay the same."""
 
-    def __init__(self, compose: Compose) -> None:
-        self._compose = compose
+    def __init__(self, plan_attempt: PlanAttempt) -> None:
+        self._plan_attempt = plan_attempt
         self._surveys: Mapping[int, Surveyed] = {}
-        self._composition: Composition | None = None
+        self._attempt_plan: AttemptPlan | None = None
 
-    def __call__(self, surveys: Mapping[int, Surveyed]) -> Composition:
-        """Return the plan for the surveyed nodes. Raises all errors of the wrapped ``Compose``."""
-        known = self._composition
+    def __call__(self, surveys: Mapping[int, Surveyed]) -> AttemptPlan:
+        """Return the plan for the surveyed nodes. Raises all errors of the wrapped ``PlanAttempt``."""
+        known = self._attempt_plan
         if known is not None and self._is_same(surveys):
             return known
-        self._composition = None
-        self._composition = self._compose(surveys)
+        self._attempt_plan = None
+        self._attempt_plan = self._plan_attempt(surveys)
         self._surveys = surveys
-        return self._composition
+        return self._attempt_plan
 
     def _is_same(self, surveys: Mapping[int, Surveyed]) -> bool:
         """Return whether the nodes and their answers are the same as for the last plan."""
@@ -519,4 +519,4 @@ class CompositionCache:
 
     def forget(self) -> None:
         """Drop the last plan, because the hosts have changed."""
-        self._composition = None
+        self._attempt_plan = None

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from distlaunch.coordinator.policy.events_and_actions import Composition
+from distlaunch.coordinator.policy.events_and_actions import AttemptPlan
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.variables import GLOO_INTERFACE, NCCL_INTERFACE
 from distlaunch.core.protocol import agent_messages as m
@@ -43,16 +43,16 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
 
 
 def commences(
-    plan: LaunchPlan, composition: Composition, streams: Streams, *, restarts: int
+    plan: LaunchPlan, attempt_plan: AttemptPlan, streams: Streams, *, restarts: int
 ) -> Iterator[tuple[int, m.Start | p.StartWorkers]]:
     """Yield the start message of each launcher, by member number."""
-    places = composition.places or tuple(
+    places = attempt_plan.places or tuple(
         (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
     )
     hosts = tuple(node.host for node in plan.nodes)
     slots = tuple(node.slots or 0 for node in plan.nodes)
     ends = (*(first for _, first in places[1:]), len(plan.workers))
-    for member, (_, first), end in zip(composition.members, places, ends, strict=True):
+    for member, (_, first), end in zip(attempt_plan.members, places, ends, strict=True):
         workers = plan.workers[first:end]
         node_rank = workers[0].node_rank
         if member == 0:

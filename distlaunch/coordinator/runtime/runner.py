@@ -341,8 +341,8 @@ class Runner:
     # --- attempts
 
     def _start_attempt(self, action: a.StartAttempt) -> None:
-        composition, attempt = action.composition, action.attempt
-        plan = self._plan if composition is None else composition.plan
+        attempt_plan, attempt = action.attempt_plan, action.attempt
+        plan = self._plan if attempt_plan is None else attempt_plan.plan
         self._plan = self._reporter.plan = plan = bind(
             plan, attempt=attempt, master_port=action.port, master=action.master
         )
@@ -358,7 +358,7 @@ class Runner:
         self._say_notes(plan)
         self._disk_work.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)
-        is_remote = composition is not None and not self._launchers
+        is_remote = attempt_plan is not None and not self._launchers
         streams = Streams(
             terminal=self._keyboard.size(),
             stdin=self._feeder is not None if is_remote else self._passes_stdin(),
@@ -366,14 +366,14 @@ class Runner:
             node_logs=self._node_logs,
             orphan_grace_s=self._policy.settings.failure_grace_s if is_remote else None,
         )
-        members = range(len(plan.nodes)) if composition is None else composition.members
+        members = range(len(plan.nodes)) if attempt_plan is None else attempt_plan.members
         if self._feeder is not None:
             self._feeder.begin(members[0])
-        if self._launchers and composition is not None:
+        if self._launchers and attempt_plan is not None:
             from distlaunch.coordinator.policy.start_messages import commences
 
             for member, message in commences(
-                plan, composition, streams, restarts=self._policy.restarts
+                plan, attempt_plan, streams, restarts=self._policy.restarts
             ):
                 self._transport.send(member, message)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
-from distlaunch.coordinator.policy.events_and_actions import Composition
+from distlaunch.coordinator.policy.events_and_actions import AttemptPlan
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings, PolicySettings
 from distlaunch.core.errors import NodesError
@@ -240,13 +240,13 @@ class NodesJob(Job):
     ):
         self.bounds = (hosts, hosts) if bounds is None else bounds
         self.names = [f"n{number}" for number in range(hosts)]
-        self.composed: list[Composition] = []
+        self.composed: list[AttemptPlan] = []
         self.refuses: Exception | None = None
         node_setup = NodeSetupSettings(
             hosts=tuple(self.names),
             bounds=self.bounds,
             survey=self.survey,
-            compose=self.compose,
+            plan_attempt=self.plan_attempt,
             addresses=lambda surveyed, host: ("10.0.0.1", host),
             choose_master=self.choose_master,
             token=lambda attempt: f"word{attempt}",
@@ -270,7 +270,7 @@ class NodesJob(Job):
             topology=False,
         )
 
-    def compose(self, surveys) -> Composition:
+    def plan_attempt(self, surveys) -> AttemptPlan:
         if self.refuses is not None:
             raise self.refuses
         members = tuple(surveys)[: self.bounds[1]]
@@ -296,7 +296,7 @@ class NodesJob(Job):
             master_addr=None,
             wanted_port=0,
         )
-        self.composed.append(Composition(members=members, plan=plan))
+        self.composed.append(AttemptPlan(members=members, plan=plan))
         return self.composed[-1]
 
     def choose_master(self, surveys, reached) -> MasterChoice:

@@ -20,7 +20,7 @@ def test_nodes_that_tell_the_same_again_get_the_same_plan(make_nodes):
     restart(job)
     assert job.phase == "preparing"
     assert len(job.composed) == 1
-    assert job.policy._run.nodes.composition is job.composed[0]
+    assert job.policy._run.nodes.attempt_plan is job.composed[0]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_other_nodes_have_another_plan(make_nodes):
     job.lost(2)
     job.stop_others(2)
     job.survey_all()
-    assert [composition.members for composition in job.composed] == [(0, 1, 2), (0, 1)]
+    assert [attempt_plan.members for attempt_plan in job.composed] == [(0, 1, 2), (0, 1)]
 
 
 def test_an_error_is_not_kept(make_nodes):

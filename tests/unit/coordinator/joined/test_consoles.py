@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from distlaunch.coordinator.joined.consoles import CoordinatorConsole, LocalRanks, Passing
+from distlaunch.coordinator.joined.consoles import CoordinatorConsole, ForwardingSink, LocalRanks
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.protocol import launcher_messages as p
 
@@ -42,7 +42,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "wrapped",
-    [Passing, lambda sink: CoordinatorConsole(sink, print), LocalRanks],
+    [ForwardingSink, lambda sink: CoordinatorConsole(sink, print), LocalRanks],
     ids=["passing", "coordinator", "local ranks"],
 )
 def test_everything_is_passed_on_and_what_comes_back_too(name, wrapped):

@@ -39,7 +39,7 @@ def test_the_way_from_hosts_to_running_workers(make_nodes):
     assert job.sent(m.Reach) == [(1, question), (2, question)]
     job.reached(2)
     [start] = job.of(p.StartAttempt, job.reached(1))
-    assert (start.attempt, start.port, start.composition) == (0, 29500, job.composed[0])
+    assert (start.attempt, start.port, start.attempt_plan) == (0, 29500, job.composed[0])
     assert start.master.address == "10.0.0.1"
     for rank in job.ranks:
         job.started(rank)
@@ -70,7 +70,7 @@ def test_a_single_node_is_not_asked_to_reach_itself(make_nodes):
     job.gather()
     assert job.sent(m.Prepare) == [(0, m.Prepare(attempt=0, port=0))]
     assert job.of(p.StartAttempt, job.prepared(0, port=4711)) == [
-        p.StartAttempt(attempt=0, port=4711, composition=job.composed[0])
+        p.StartAttempt(attempt=0, port=4711, attempt_plan=job.composed[0])
     ]
     assert job.sent(m.Reach) == []
 

@@ -91,7 +91,7 @@ class World:
                 node.told = True
 
     def start(self, action: p.StartAttempt) -> None:
-        members = action.composition.members
+        members = action.attempt_plan.members
         assert len(set(members)) == len(members)
         assert self.job.bounds[0] <= len(members) <= self.job.bounds[1]
         assert all(number in self.up for number in members), "a member is not there"
