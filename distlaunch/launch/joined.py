@@ -180,10 +180,10 @@ class JobLaunchers:
         tokens: dict[int, str] = {}
 
         def plan_attempt(surveys: Mapping[int, Surveyed]) -> AttemptPlan:
-            known = {} if self._joined_launchers is None else self._joined_launchers.members
-            members, plan = planner.plan_attempt(surveys, known)
+            known = {} if self._joined_launchers is None else self._joined_launchers.records
+            node_numbers, plan = planner.plan_attempt(surveys, known)
             return AttemptPlan(
-                members=members, plan=plan, places=planner.hosts_and_first_ranks(plan)
+                node_numbers=node_numbers, plan=plan, places=planner.hosts_and_first_ranks(plan)
             )
 
         def of_scheduler(_: str) -> Sequence[str]:
@@ -258,7 +258,10 @@ def report_no_plan(options: TrainOptions, environ: Mapping[str, str], why: Launc
             )
         elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
             RendezvousPort(
-                rendezvous, job_identity, members=len(location.allocation.hosts), say=lambda _: None
+                rendezvous,
+                job_identity,
+                num_launchers=len(location.allocation.hosts),
+                say=lambda _: None,
             ).refuse(why)
     except LaunchError:
         return  # the first error is the one that counts
@@ -299,7 +302,11 @@ def run_launcher(
     if planner.rendezvous.leads != "no":
         try:
             rendezvous_port = RendezvousPort(
-                planner.rendezvous, job_identity, members=len(planner.hosts), say=warn, clock=clock
+                planner.rendezvous,
+                job_identity,
+                num_launchers=len(planner.hosts),
+                say=warn,
+                clock=clock,
             )
         except PortTakenError:
             if planner.rendezvous.leads == "yes":

@@ -83,8 +83,8 @@ class RemoteNodes:
             self._slurm_job.addresses.ask()
 
         def plan_attempt(surveys: Mapping[int, Surveyed]) -> AttemptPlan:
-            members, plan = planner.plan_attempt(surveys)
-            return AttemptPlan(members=members, plan=plan)
+            node_numbers, plan = planner.plan_attempt(surveys)
+            return AttemptPlan(node_numbers=node_numbers, plan=plan)
 
         def of_scheduler(host: str) -> tuple[str, ...]:
             return () if self._slurm_job is None else self._slurm_job.addresses.of(host)

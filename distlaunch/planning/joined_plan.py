@@ -301,17 +301,19 @@ class JoinedPlanner:
             host=self.hostname, info=self.launcher_info(clock=0.0, wall=0.0, attempt=-1, restarts=0)
         )
         known = {**known, 0: mine}
-        members = tuple(sorted(surveys))[:most]
-        if len(members) < fewest or members[:1] != (0,):
-            raise NodesError(f"{counted(len(members), 'node')} of the {fewest:,} that are needed")
+        node_numbers = tuple(sorted(surveys))[:most]
+        if len(node_numbers) < fewest or node_numbers[:1] != (0,):
+            raise NodesError(
+                f"{counted(len(node_numbers), 'node')} of the {fewest:,} that are needed"
+            )
         hosts = [
             known[number].host if number in known else each
             for number, each in enumerate(self.hosts)
         ]
         if not self._options.module and not self._options.no_python:
-            hashes = {number: surveys[number].script_sha256 for number in members}
+            hashes = {number: surveys[number].script_sha256 for number in node_numbers}
             check_script(self._target, self._workdir, hashes, hosts, 0)
-        topology = replace(self._topology, nodes=self._nodes(members, known), here=0)
+        topology = replace(self._topology, nodes=self._nodes(node_numbers, known), here=0)
         plan = build_plan(
             self._options,
             self._facts,
@@ -321,11 +323,11 @@ class JoinedPlanner:
             run_dir=self._run_dir,
             shares=self._cpu_shares(len(topology.nodes)),
         )
-        self._hosts_of_ranks = tuple(hosts[number] for number in members)
-        return members, self._with_unbound_cpus(plan)
+        self._hosts_of_ranks = tuple(hosts[number] for number in node_numbers)
+        return node_numbers, self._with_unbound_cpus(plan)
 
     def _nodes(
-        self, members: Sequence[int], known: Mapping[int, LauncherRecord]
+        self, node_numbers: Sequence[int], known: Mapping[int, LauncherRecord]
     ) -> tuple[Node, ...]:
         if self._by_worker:
             nodes = []
@@ -337,7 +339,7 @@ class JoinedPlanner:
         mine = replace(self._own, host=known[0].host, known=True)
         return tuple(
             mine if number == 0 else Node(host=known[number].host, slots=known[number].info.slots)
-            for number in members
+            for number in node_numbers
         )
 
     def _cpu_shares(self, nodes: int) -> list[CpuShare] | None:

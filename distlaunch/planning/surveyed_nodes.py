@@ -206,10 +206,10 @@ class SurveyedPlanner:
         order of their ranks, and the plan. Raises NodesError if there are too few hosts,
         NodesDifferError if their scripts differ, ConfigError if the options cannot be satisfied.
         """
-        members = self._choose_nodes(surveys)
-        options, chosen = self._options, {number: surveys[number] for number in members}
+        node_numbers = self._choose_nodes(surveys)
+        options, chosen = self._options, {number: surveys[number] for number in node_numbers}
         indices = {host.name: index for index, host in enumerate(self._allocation.hosts)}
-        index_of = {number: indices[self._hosts[number].host] for number in members}
+        index_of = {number: indices[self._hosts[number].host] for number in node_numbers}
         here = None if self._here is None else indices.get(self._hosts[self._here].host)
         known: dict[int, Facts] = {}
         notes: dict[str, list[str]] = {}
@@ -224,27 +224,27 @@ class SurveyedPlanner:
                     notes.setdefault(each, []).append(host)
         try:
             topology = surveyed_topology(
-                self._allocation, options, known, [index_of[n] for n in members], here=here
+                self._allocation, options, known, [index_of[n] for n in node_numbers], here=here
             )
         except ConfigError as exc:
-            if members == tuple(range(self._training)):
+            if node_numbers == tuple(range(self._training)):
                 raise
             # With all the planned hosts there would be enough.
             raise NodesError(exc.message, hint=exc.hint) from exc
-        numbers = {self._hosts[number].host: number for number in members}
-        members = tuple(numbers[node.host] for node in topology.nodes)
+        numbers = {self._hosts[number].host: number for number in node_numbers}
+        node_numbers = tuple(numbers[node.host] for node in topology.nodes)
         if not options.module and not options.no_python:
-            hashes = {number: surveys[number].script_sha256 for number in members}
+            hashes = {number: surveys[number].script_sha256 for number in node_numbers}
             check_script(
                 self._target, self._workdir, hashes, [node.host for node in self._hosts], self._here
             )
-        if len(members) > 1 and options.interface is not None:
-            for number in members:
+        if len(node_numbers) > 1 and options.interface is not None:
+            for number in node_numbers:
                 interfaces.addresses(
                     surveys[number], self._hosts[number].host, interface=options.interface
                 )
         interpreters = [
-            interpreter_of(options, self._facts.python, surveys[number]) for number in members
+            interpreter_of(options, self._facts.python, surveys[number]) for number in node_numbers
         ]
         python = interpreters[0].python
         news = [
@@ -252,8 +252,8 @@ class SurveyedPlanner:
             for note, hosts in notes.items()
             if (new := self._not_shown_yet(note, hosts))
         ]
-        spare = [self._hosts[number] for number in sorted(surveys.keys() - set(members))]
-        more = [*news, *self._interpreter_notes(members, interpreters)]
+        spare = [self._hosts[number] for number in sorted(surveys.keys() - set(node_numbers))]
+        more = [*news, *self._interpreter_notes(node_numbers, interpreters)]
         notes_of_plan = (*self._notes, *topology.notes, *plain_notes(more))
         topology = replace(
             topology,
@@ -277,10 +277,10 @@ class SurveyedPlanner:
             base=self._everywhere,
             shares=[
                 CpuShare(cpus=surveys[n].cpus, granted=self._granted(n, surveys[n]))
-                for n in members
+                for n in node_numbers
             ],
         )
-        return members, plan
+        return node_numbers, plan
 
     def addresses(
         self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
@@ -350,7 +350,7 @@ class SurveyedPlanner:
         )
 
     def _interpreter_notes(
-        self, members: Sequence[int], interpreters: Sequence[Interpreter]
+        self, node_numbers: Sequence[int], interpreters: Sequence[Interpreter]
     ) -> list[str]:
         """Return a note on the workers' interpreters, unless all nodes use the launcher's.
 
@@ -360,7 +360,7 @@ class SurveyedPlanner:
         if options.no_python or options.python is not None:
             return []
         by_python: dict[str, list[str]] = {}
-        for number, each in zip(members, interpreters, strict=True):
+        for number, each in zip(node_numbers, interpreters, strict=True):
             by_python.setdefault(each.python, []).append(self._hosts[number].host)
         if list(by_python) == [ours]:
             note = interpreter_note(options, self._facts.environ, self._facts.python)

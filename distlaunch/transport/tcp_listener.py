@@ -61,7 +61,7 @@ class Listener:
     waits.
 
     ``admit`` gets only callers with the right release, job and token, and must not raise. ``log``
-    gets lines for the user. ``members`` is how many callers are expected. Raises PortTakenError if
+    gets lines for the user. ``expected_callers`` is how many callers are expected. Raises PortTakenError if
     another process has the port; ConfigError if no port can be used for another reason, or if munge
     fails.
     """
@@ -76,7 +76,7 @@ class Listener:
         admit: Admit,
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
-        members: int = 0,
+        expected_callers: int = 0,
     ) -> None:
         try:
             self._secret = ListenerSecret(job_identity.token, job_identity.munge)
@@ -94,7 +94,7 @@ class Listener:
         self._stages: tuple[dict[int, _Pending], ...] = ({}, {}, {})
         # The same by stage of the handshake, the one that was idle for longest first.
         self._admitted: list[tuple[Call, TcpConnection]] = []
-        self._most = _room(members)
+        self._most = _room(expected_callers)
         self._allowed = float(_BURST)
         self._allowed_at = clock()
         self._resume_at: float | None = None
@@ -307,9 +307,9 @@ class _Pending:
         self.until = until
 
 
-def _room(members: int) -> int:
+def _room(expected_callers: int) -> int:
     """Raise the limit of open files. Return how many connections may be pending at once."""
-    used = len(os.listdir("/proc/self/fd")) + members
+    used = len(os.listdir("/proc/self/fd")) + expected_callers
     open_files.raise_limit(used + 2 * MOST_PENDING)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -191,7 +191,7 @@ from distlaunch.transport.tcp_listener import Listener
 from tests.contract.conftest import Coordinator, OneNode
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 job_identity = JobIdentity(release="1", job_key="")
-listener = Listener("127.0.0.1", [0], job_identity=job_identity, owner="j", admit=None, log=print, members=8)
+listener = Listener("127.0.0.1", [0], job_identity=job_identity, owner="j", admit=None, log=print, expected_callers=8)
 ours = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 node = Coordinator(OneNode)
 node.start("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")

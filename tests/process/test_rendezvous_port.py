@@ -64,7 +64,7 @@ class Loop:
             admit=self._admit,
             log=self.lines.append,
             clock=clock,
-            members=CALLERS,
+            expected_callers=CALLERS,
         )
         self.port = self.listener.port
         self.poll = select.poll()

@@ -39,11 +39,11 @@ class RendezvousPort:
         rendezvous: Rendezvous,
         job_identity: JobIdentity,
         *,
-        members: int,
+        num_launchers: int,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listen for ``members`` launchers. Raises ConfigError if no port can be opened.
+        """Listen for ``num_launchers`` launchers. Raises ConfigError if no port can be opened.
 
         ``say`` shows a notice to the user.
         """
@@ -59,7 +59,7 @@ class RendezvousPort:
             admit=self._admit,
             log=say,
             clock=clock,
-            members=members,
+            expected_callers=num_launchers,
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from distlaunch.coordinator.joined.local_node import LocalNode
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.policy.membership import shown
+from distlaunch.coordinator.policy.job_nodes import printable_short
 from distlaunch.coordinator.runtime.connections import (
     Connections,
     NodeConnection,
@@ -168,7 +168,7 @@ class JoinedLauncher:
         ``rank_name`` is ``node rank`` or ``rank``.
         """
         failure = ConnectFailure(
-            host=f"{rank_name} {number} ({self.host})", step="call", text=shown(why)
+            host=f"{rank_name} {number} ({self.host})", step="call", text=printable_short(why)
         )
         return a.Unreachable(node=number, failure=failure)
 
@@ -266,7 +266,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         self._listener = listener
 
     @property
-    def members(self) -> dict[int, LauncherRecord]:
+    def records(self) -> dict[int, LauncherRecord]:
         """Return the launchers that have joined, by node."""
         return {
             number: LauncherRecord(host=launcher.host, info=launcher.info)

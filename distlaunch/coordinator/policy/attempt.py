@@ -41,34 +41,34 @@ TAILS_KEPT = 256
 class AttemptNodes(Record):
     """The nodes of an attempt, by node rank.
 
-    Messages name a node by its member number, which is the same in all attempts.
+    Messages name a node by its node number, which is the same in all attempts.
     """
 
-    members: tuple[int, ...]
+    numbers: tuple[int, ...]
     hosts: tuple[str, ...]
     first_ranks: tuple[int, ...]
     world_size: int
     node_ranks: Mapping[int, int]
-    """The node rank of each member, by member number."""
+    """The node rank of each node, by node number."""
     attempt_plan: AttemptPlan | None = None
 
     @staticmethod
     def fixed(settings: PolicySettings) -> AttemptNodes:
         """Return the nodes named in the settings, for a job without a node setup."""
-        members = tuple(range(len(settings.hosts)))
+        numbers = tuple(range(len(settings.hosts)))
         return AttemptNodes(
-            members=members,
+            numbers=numbers,
             hosts=settings.hosts,
             first_ranks=settings.first_ranks,
             world_size=settings.world_size,
-            node_ranks=dict(enumerate(members)),
+            node_ranks=dict(enumerate(numbers)),
         )
 
     @staticmethod
     def of(attempt_plan: AttemptPlan) -> AttemptNodes:
         """Return the nodes of a plan. Raises ValueError if the plan does not settle the ranks of
         each node."""
-        plan, members, places = attempt_plan.plan, attempt_plan.members, attempt_plan.places
+        plan, numbers, places = attempt_plan.plan, attempt_plan.node_numbers, attempt_plan.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
         if places is not None:
@@ -76,23 +76,23 @@ class AttemptNodes(Record):
                 tuple(host for host, _ in places),
                 tuple(rank for _, rank in places),
             )
-        if world_size is None or not len(members) == len(hosts) == len(first_ranks):
+        if world_size is None or not len(numbers) == len(hosts) == len(first_ranks):
             raise ValueError(
-                f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(members)} "
-                "members"
+                f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(numbers)} "
+                "nodes"
             )
         return AttemptNodes(
-            members=members,
+            numbers=numbers,
             hosts=hosts,
             first_ranks=first_ranks,
             world_size=world_size,
-            node_ranks={member: rank for rank, member in enumerate(members)},
+            node_ranks={node: rank for rank, node in enumerate(numbers)},
             attempt_plan=attempt_plan,
         )
 
-    def host(self, member: int) -> str:
-        """Return the host of a member."""
-        return self.hosts[self.node_ranks[member]]
+    def host(self, node: int) -> str:
+        """Return the host of a node."""
+        return self.hosts[self.node_ranks[node]]
 
     def host_of(self, rank: int) -> str:
         """Return the host of a worker."""
@@ -100,13 +100,13 @@ class AttemptNodes(Record):
 
         return self.hosts[max(0, bisect_right(self.first_ranks, rank) - 1)]
 
-    def first_rank(self, member: int) -> int:
-        """Return a member's lowest rank."""
-        return self.first_ranks[self.node_ranks[member]]
+    def first_rank(self, node: int) -> int:
+        """Return a node's lowest rank."""
+        return self.first_ranks[self.node_ranks[node]]
 
-    def ranks(self, member: int) -> range:
-        """Return a member's ranks."""
-        node_rank = self.node_ranks[member]
+    def ranks(self, node: int) -> range:
+        """Return a node's ranks."""
+        node_rank = self.node_ranks[node]
         following = node_rank + 1
         end = self.first_ranks[following] if following < len(self.first_ranks) else self.world_size
         return range(self.first_ranks[node_rank], end)
@@ -130,13 +130,13 @@ class Attempt:
         self.number = number
         self.nodes = nodes
         self.began = began
-        self.alive = set(nodes.members)
-        """Members that have not been lost."""
-        self.owing = set(nodes.members)
-        """The members in ``alive`` that owe an answer: Prepared, then Reached, then
+        self.alive = set(nodes.numbers)
+        """Nodes that have not been lost."""
+        self.owing = set(nodes.numbers)
+        """The nodes in ``alive`` that owe an answer: Prepared, then Reached, then
         AttemptEnded."""
         self.ports: dict[int, tuple[int, ...]] = {}
-        """By member: the ports that it has reserved for its workers."""
+        """By node: the ports that it has reserved for its workers."""
         self.port_used: bool | None = None
         """Whether a process has used rank 0's port. None if that is not known."""
         self.up = 0
@@ -150,11 +150,11 @@ class Attempt:
         self.left: list[int] = []
         """Pids of processes that KILL did not end."""
         self.remaining: dict[int, Leftovers] = {}
-        """By member: the processes that its workers have left and that it waits for."""
+        """By node: the processes that its workers have left and that it waits for."""
         self.ended_leftovers: dict[int, Leftovers] = {}
-        """By member: the leftover processes that it ended."""
+        """By node: the leftover processes that it ended."""
         self.killed_leftovers: dict[int, Leftovers] = {}
-        """By member: the leftover processes that it killed."""
+        """By node: the leftover processes that it killed."""
         self.notice_at: float | None = None
         """When to print the notice that names the leftovers for which the launcher waits."""
         self.has_notice = False
@@ -167,9 +167,9 @@ class Attempt:
         """How long the other workers may run on after the first failure."""
         self._seeks_cause = False
         """The other workers may run on because that failure looks like a consequence."""
-        self._up: defaultdict[int, set[int]] = defaultdict(set)  # ranks, by member
+        self._up: defaultdict[int, set[int]] = defaultdict(set)  # ranks, by node
         self._ended: defaultdict[int, set[int]] = defaultdict(set)
-        self._done: dict[int, int] = {}  # number of workers that ended with 0, by member
+        self._done: dict[int, int] = {}  # number of workers that ended with 0, by node
 
     @property
     def is_full(self) -> bool:
@@ -189,43 +189,43 @@ class Attempt:
     @property
     def many_hosts(self) -> bool:
         """Return whether messages must name the host."""
-        return len(self.nodes.members) > 1
+        return len(self.nodes.numbers) > 1
 
-    def members(self) -> list[int]:
-        """Return the members that have not been lost, by node rank."""
-        if len(self.alive) == len(self.nodes.members):
-            return list(self.nodes.members)
-        return [member for member in self.nodes.members if member in self.alive]
+    def live_nodes(self) -> list[int]:
+        """Return the nodes that have not been lost, by node rank."""
+        if len(self.alive) == len(self.nodes.numbers):
+            return list(self.nodes.numbers)
+        return [node for node in self.nodes.numbers if node in self.alive]
 
     # --- its workers
 
-    def started(self, member: int, message: m.Started) -> None:
-        """Record the workers that a member has started."""
-        ranks, known = self.nodes.ranks(member), self._up[member]
+    def started(self, node: int, message: m.Started) -> None:
+        """Record the workers that a node has started."""
+        ranks, known = self.nodes.ranks(node), self._up[node]
         new = [rank for rank in message.pids if rank in ranks and rank not in known]
         self.up += len(new)
         known.update(new)
 
-    def is_news(self, member: int, rank: int) -> bool:
-        """Return whether a member runs this worker and the worker's end has not been recorded."""
-        return rank in self.nodes.ranks(member) and rank not in self._ended[member]
+    def is_news(self, node: int, rank: int) -> bool:
+        """Return whether a node runs this worker and the worker's end has not been recorded."""
+        return rank in self.nodes.ranks(node) and rank not in self._ended[node]
 
-    def exited(self, member: int, ended: WorkerExit) -> WorkerExit | None:
+    def exited(self, node: int, ended: WorkerExit) -> WorkerExit | None:
         """Record that a worker has ended.
 
         Return its exit, with host and local rank added, if it failed. Return None otherwise.
         """
         self.ended += 1
-        self._ended[member].add(ended.rank)
+        self._ended[node].add(ended.rank)
         if ended.returncode != 0:
-            self.failures.append(self._placed(member, ended))
+            self.failures.append(self._placed(node, ended))
             return self.failures[-1]
-        self._done[member] = self._done.get(member, 0) + 1
+        self._done[node] = self._done.get(node, 0) + 1
         if len(self.finished) < TAILS_KEPT:
-            self.finished.append(self._placed(member, ended))
+            self.finished.append(self._placed(node, ended))
         return None
 
-    def _placed(self, member: int, ended: WorkerExit) -> WorkerExit:
+    def _placed(self, node: int, ended: WorkerExit) -> WorkerExit:
         """Return an exit with the worker's host and local rank.
 
         If many workers have failed, keep only a short end of the worker's output.
@@ -233,8 +233,8 @@ class Attempt:
         whole = len(self.failures) < TAILS_KEPT
         return replace(
             ended,
-            host=self.nodes.host(member),
-            local_rank=ended.rank - self.nodes.first_rank(member),
+            host=self.nodes.host(node),
+            local_rank=ended.rank - self.nodes.first_rank(node),
             ended_s=ended.ended - self.began,
             stderr_tail=ended.stderr_tail if whole else ended.stderr_tail[-SHORT_TAIL_BYTES:],
             stdout_tail=ended.stdout_tail if whole else ended.stdout_tail[-SHORT_TAIL_BYTES:],
@@ -263,44 +263,44 @@ class Attempt:
 
     # --- its nodes
 
-    def unaccounted(self, member: int) -> list[int]:
-        """Return a member's ranks whose end is not known."""
-        ended = self._ended[member]
-        return [rank for rank in self.nodes.ranks(member) if rank not in ended]
+    def unaccounted(self, node: int) -> list[int]:
+        """Return a node's ranks whose end is not known."""
+        ended = self._ended[node]
+        return [rank for rank in self.nodes.ranks(node) if rank not in ended]
 
-    def gone(self, member: int, message: m.AttemptEnded) -> None:
-        """Record that no process is left on a member, and which leftover processes it ended."""
+    def gone(self, node: int, message: m.AttemptEnded) -> None:
+        """Record that no process is left on a node, and which leftover processes it ended."""
         if message.port_used is not None:
             self.port_used = message.port_used
         self.left += message.left
-        self.owing.discard(member)
+        self.owing.discard(node)
         if message.ended.count:
-            self.ended_leftovers[member] = message.ended
+            self.ended_leftovers[node] = message.ended
         if message.killed.count:
-            self.killed_leftovers[member] = message.killed
+            self.killed_leftovers[node] = message.killed
 
     def lost(
-        self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind
+        self, node: int, why: str, now: float, *, exit_code: int, kind: LossKind
     ) -> Loss | None:
-        """Record that a member is lost, together with its workers.
+        """Record that a node is lost, together with its workers.
 
         Return the loss. Return None if all of its workers had ended with 0.
         """
         from distlaunch.coordinator.policy.losses import Loss
 
-        owed = member in self.owing
-        self.alive.discard(member)
-        self.owing.discard(member)
-        still = self._up[member] - self._ended[member]
+        owed = node in self.owing
+        self.alive.discard(node)
+        self.owing.discard(node)
+        still = self._up[node] - self._ended[node]
         self.ended += len(still)
-        self._ended[member] |= still
-        ranks = self.nodes.ranks(member)
-        if not owed or self._done.get(member, 0) == len(ranks):
+        self._ended[node] |= still
+        ranks = self.nodes.ranks(node)
+        if not owed or self._done.get(node, 0) == len(ranks):
             return None
-        host = self.nodes.host(member)
+        host = self.nodes.host(node)
         ended_s = now - self.began
         loss = Loss(
-            member=member,
+            node=node,
             host=host,
             why=why,
             ranks=tuple(ranks),
@@ -397,8 +397,4 @@ class Attempt:
 
     def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
         """Return leftover processes by the names of the hosts, in the order of the node ranks."""
-        return {
-            self.nodes.host(member): found[member]
-            for member in self.nodes.members
-            if member in found
-        }
+        return {self.nodes.host(node): found[node] for node in self.nodes.numbers if node in found}

@@ -23,9 +23,9 @@ from distlaunch.coordinator.policy.events_and_actions import (
     ShowMessage,
     Unreachable,
 )
+from distlaunch.coordinator.policy.job_nodes import printable_short
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings, PolicySettings
 from distlaunch.coordinator.policy.losses import Loss, hint_of_transport, who_left
-from distlaunch.coordinator.policy.membership import shown
 from distlaunch.coordinator.policy.node_setup import NodeSetup
 from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError
 from distlaunch.core.model.host_list import fold_hosts, name_hosts
@@ -93,7 +93,7 @@ class AttemptStart:
             return found
         nodes, before = AttemptNodes.of(found), self._before
         self._before = nodes
-        hosts = shown(fold_hosts(nodes.hosts))
+        hosts = printable_short(fold_hosts(nodes.hosts))
         fields = {
             "attempt": attempt,
             "nodes": len(nodes.hosts),
@@ -102,23 +102,23 @@ class AttemptStart:
         }
         actions: list[Action] = [RecordEvent(type="composed", fields=fields)]
         if before is not None and (
-            self._node_setup.left is not None or nodes.members != before.members
+            self._node_setup.left is not None or nodes.numbers != before.numbers
         ):
-            known = set(before.members)
+            known = set(before.numbers)
             new = [
                 host
-                for member, host in zip(nodes.members, nodes.hosts, strict=True)
-                if member not in known
+                for node, host in zip(nodes.numbers, nodes.hosts, strict=True)
+                if node not in known
             ]
             joined = f"; new: {name_hosts(new)}" if new else ""
             left = f"{self._node_setup.left}; " if self._node_setup.left is not None else ""
             text = (
-                f"{left}going on with {len(nodes.members)} of {self._settings.bounds[1]} "
+                f"{left}going on with {len(nodes.numbers)} of {self._settings.bounds[1]} "
                 f"nodes{joined}"
             )
             actions.append(ShowMessage(text=text, level="warning" if left else "info"))
         self._node_setup.on_losses_reported()
-        if absent := self._node_setup.absent(len(nodes.members)):
+        if absent := self._node_setup.absent(len(nodes.numbers)):
             failure = absent[0].failure
             why = (
                 "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
@@ -176,10 +176,10 @@ class AttemptStart:
         ``NodeSetup.lost``.
         """
         self.is_cut_off = self.is_cut_off or event.final
-        member, why = self._node_setup.nodes[event.node], shown(event.why)
-        if member.state != "joined":
+        node, why = self._node_setup.nodes[event.node], printable_short(event.why)
+        if node.state != "joined":
             return []
-        fields: dict[str, object] = {"node": event.node, "host": member.host, "why": why}
+        fields: dict[str, object] = {"node": event.node, "host": node.host, "why": why}
         if run is not None:
             fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
         return [
@@ -193,7 +193,7 @@ class AttemptStart:
         """Continue without nodes that cannot take part. ``astray`` has each node with the
         reason."""
         hosts = name_hosts(self.host(node) for node, _ in astray)
-        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
+        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {printable_short(astray[0][1])}"
         actions: list[Action] = [ShowMessage(text=text, level="warning")]
         for node, why in astray:
             actions += self.lost(Lost(node=node, why=why), None, now, reconnect=True)
@@ -210,7 +210,7 @@ class AttemptStart:
         hint = hint_of_transport(event.kind)
         return JobError(
             exit_code=EXIT_UNAVAILABLE,
-            message=shown(event.why),
+            message=printable_short(event.why),
             hints=(hint,) if hint else (),
         )
 
@@ -238,7 +238,7 @@ class AttemptStart:
 
     def quote(self, node: int, text: str) -> str:
         """Return a text from a node, preceded by the node's host."""
-        return f"{self.host(node)}: {shown(text)}"
+        return f"{self.host(node)}: {printable_short(text)}"
 
     # --- preparing
 
@@ -246,8 +246,8 @@ class AttemptStart:
         """Return the actions that ask the participating nodes to prepare."""
         surveys = [
             surveyed
-            for member in nodes.members
-            if (surveyed := self._node_setup.nodes[member].surveyed)
+            for node in nodes.numbers
+            if (surveyed := self._node_setup.nodes[node].surveyed)
         ]
         self._preparation = Preparation(self._settings, nodes, attempt, surveys, now)
         return self._preparation.begin(self._port, worker_ports=self._worker_ports)
@@ -300,7 +300,7 @@ class Preparation:
         self._nodes = nodes
         self._attempt = attempt
         self._surveys = surveys
-        self._token = settings.token(attempt) if len(nodes.members) > 1 else ""
+        self._token = settings.token(attempt) if len(nodes.numbers) > 1 else ""
         self._reached: dict[int, Reached] = {}
         self._until = now + PREPARE_S
         self.reaches = False
@@ -311,18 +311,18 @@ class Preparation:
 
         ``worker_ports`` is the number of ports that a node reserves for each of its workers.
         """
-        first, nodes = self._nodes.members[0], self._nodes
+        first, nodes = self._nodes.numbers[0], self._nodes
         return [
             SendToNode(
-                node=member,
+                node=node,
                 message=m.Prepare(
                     attempt=self._attempt,
-                    port=port if member == first else None,
-                    token=self._token if member == first else "",
-                    ports=worker_ports * len(nodes.ranks(member)),
+                    port=port if node == first else None,
+                    token=self._token if node == first else "",
+                    ports=worker_ports * len(nodes.ranks(node)),
                 ),
             )
-            for member in nodes.members
+            for node in nodes.numbers
         ]
 
     def deadline(self) -> float:
@@ -346,11 +346,11 @@ class Preparation:
             token=self._token,
             bound_s=REACH_S,
         )
-        return [SendToNode(node=member, message=question) for member in nodes.members[1:]]
+        return [SendToNode(node=node, message=question) for node in nodes.numbers[1:]]
 
-    def reached(self, member: int, message: Reached) -> None:
+    def reached(self, node: int, message: Reached) -> None:
         """Record the answer of a node."""
-        self._reached[self._nodes.node_ranks[member]] = message
+        self._reached[self._nodes.node_ranks[node]] = message
 
     def late(self, owing: Iterable[int]) -> JobError | None:
         """Record that these nodes have not answered in time. Return the error if that ends the job.
@@ -359,8 +359,8 @@ class Preparation:
         """
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
-            for member in owing:
-                self.reached(member, Reached(attempt=self._attempt, routes=(), problem=problem))
+            for node in owing:
+                self.reached(node, Reached(attempt=self._attempt, routes=(), problem=problem))
             return None
         late = sorted(owing)
         text = f"{counted(len(late), 'node')} did not prepare within {PREPARE_S:g} s: "
@@ -375,7 +375,7 @@ class Preparation:
         it can continue without a number of nodes.
         """
         lost = [
-            (self._nodes.members[rank], answer.problem or "it has no way to rank 0's node")
+            (self._nodes.numbers[rank], answer.problem or "it has no way to rank 0's node")
             for rank, answer in self._reached.items()
             if not answer.routes
         ]

@@ -26,12 +26,12 @@ class AttemptPlan(Record):
     The plan lacks the port, the master address and the number of the attempt.
     """
 
-    members: tuple[int, ...]
-    """Member numbers by node rank. A member number is an index in the policy's list of hosts and
+    node_numbers: tuple[int, ...]
+    """Node numbers by node rank. A node number is an index in the policy's list of hosts and
     never changes."""
     plan: LaunchPlan
     places: tuple[tuple[str, int], ...] | None = None
-    """Host and lowest rank of each member, by node rank. Set if the members are not the nodes of
+    """Host and lowest rank of each of them, by node rank. Set if they are not the nodes of
     the plan."""
 
 
@@ -169,7 +169,7 @@ class LauncherFailed(Record):
 
     text: str
     without: int | None = None
-    """The member that the error has cut off. No message comes from it any more."""
+    """The node that the error has cut off. No message comes from it any more."""
 
 
 Event = (

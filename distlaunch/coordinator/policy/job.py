@@ -208,7 +208,7 @@ class JobPolicy:
                 return (
                     []
                     if self._attempt_start is None
-                    else self._on_membership(self._attempt_start, event, now)
+                    else self._on_node_event(self._attempt_start, event, now)
                 )
             case _:
                 assert_never(event)
@@ -304,7 +304,7 @@ class JobPolicy:
         self.phase = "connecting"
         return self._continue_node_setup(attempt_start, attempt_start.begin(now, fresh=fresh), now)
 
-    def _on_membership(
+    def _on_node_event(
         self,
         attempt_start: AttemptStart,
         event: Joined | Unreachable | Lost | Discovered,
@@ -390,7 +390,7 @@ class JobPolicy:
                     ports=settings.worker_ports * len(nodes.ranks(node)),
                 ),
             )
-            for node in nodes.members
+            for node in nodes.numbers
         ]
 
     def _on_prepared(self, node: int, message: m.Prepared, now: float) -> list[Action]:
@@ -409,7 +409,7 @@ class JobPolicy:
             )
             hints = (message.hint,) if message.hint else ()
             return self._refuse(JobError(exit_code=EXIT_USAGE, message=problem, hints=hints))
-        if message.port is not None and node == run.nodes.members[0]:
+        if message.port is not None and node == run.nodes.numbers[0]:
             self._port = message.port
         run.ports[node] = message.ports
         warned = (
@@ -418,9 +418,9 @@ class JobPolicy:
         run.owing.discard(node)
         if run.owing:
             return warned
-        if attempt_start is None or len(run.nodes.members) == 1:
+        if attempt_start is None or len(run.nodes.numbers) == 1:
             return warned + self._start(None)
-        run.owing = set(run.nodes.members[1:])
+        run.owing = set(run.nodes.numbers[1:])
         asked = attempt_start.reach(self._port or 0, now)
         return warned + (asked if isinstance(asked, list) else self._refuse(asked))
 
@@ -445,12 +445,12 @@ class JobPolicy:
     def _start(self, master: MasterChoice | None) -> list[Action]:
         run = self._run
         self.phase = "starting"
-        run.owing = set(run.nodes.members)
+        run.owing = set(run.nodes.numbers)
         fields: dict[str, object] = {"attempt": self.attempt, "master_port": self._port}
         if master is not None:
             fields["master_addr"] = master.address
         attempt_plan = run.nodes.attempt_plan
-        ports = tuple(port for member in run.nodes.members for port in run.ports[member])
+        ports = tuple(port for node in run.nodes.numbers for port in run.ports[node])
         start = StartAttempt(
             attempt=self.attempt,
             port=self._port,
@@ -532,7 +532,7 @@ class JobPolicy:
             grace_s=self.settings.failure_grace_s,
         )
         return [
-            SendToNode(node=node, message=linger) for node in run.members() if node in run.owing
+            SendToNode(node=node, message=linger) for node in run.live_nodes() if node in run.owing
         ]
 
     def _on_alive(self, message: m.Alive, now: float) -> list[Action]:
@@ -565,7 +565,7 @@ class JobPolicy:
 
     def _stop_all(self, signum: int, grace_s: float) -> list[Action]:
         stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
-        return [SendToNode(node=node, message=stop) for node in self._run.members()]
+        return [SendToNode(node=node, message=stop) for node in self._run.live_nodes()]
 
     def _on_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
         """Record that no process is left on a node. Return the actions that follow.
@@ -759,7 +759,7 @@ class JobPolicy:
             self.warned, self._warned_at = signum, now
             forward = m.ForwardSignal(signum=signum)
             whom = (
-                self._run.members()
+                self._run.live_nodes()
                 if self.phase not in _WITHOUT_ATTEMPT and not event.reached
                 else []
             )

@@ -21,7 +21,7 @@ class NodeSetupSettings(Record):
     """
 
     hosts: tuple[str, ...]
-    """Hosts by member number: first the training nodes, then the spare nodes."""
+    """Hosts by node number: first the training nodes, then the spare nodes."""
     bounds: tuple[int, int]
     """The smallest and the largest number of training nodes. Equal for a job of fixed size."""
     survey: Callable[[int], Survey]
@@ -31,8 +31,8 @@ class NodeSetupSettings(Record):
     """Returns the addresses of the master, best first, from its survey and its name in the list of
     hosts. Raises LaunchError."""
     choose_master: Callable[[Sequence[Surveyed], Mapping[int, Reached]], MasterChoice]
-    """Returns the master address from the surveys of all members, by node rank, and from the
-    addresses that the other members have reached. Raises LaunchError."""
+    """Returns the master address from the surveys of all nodes, by node rank, and from the
+    addresses that the other nodes have reached. Raises LaunchError."""
     token: Callable[[int], str]
     """Returns the word that the master port sends in an attempt, so that other nodes recognise
     it."""

@@ -57,7 +57,7 @@ time."""
 class Loss(Record):
     """A node that was lost while its workers ran or were about to start."""
 
-    member: int
+    node: int
     host: str
     why: str
     """The reason as a clause."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from operator import attrgetter
 
-from distlaunch.coordinator.policy import membership
+from distlaunch.coordinator.policy import job_nodes
 from distlaunch.coordinator.policy.events_and_actions import (
     Action,
     AttemptPlan,
@@ -26,8 +26,8 @@ from distlaunch.coordinator.policy.events_and_actions import (
     SendToNode,
     ShowMessage,
 )
+from distlaunch.coordinator.policy.job_nodes import JobNode, JobNodes
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
-from distlaunch.coordinator.policy.membership import Member, Membership
 from distlaunch.core.errors import EXIT_USAGE, LaunchError, NodesError
 from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import fields_of
@@ -56,7 +56,7 @@ class NodeSetup:
     def __init__(self, settings: NodeSetupSettings, *, failure_grace_s: float) -> None:
         self._settings = settings
         self._attempt_plans = AttemptPlanCache(settings.plan_attempt)
-        self.nodes = Membership(
+        self.nodes = JobNodes(
             settings.hosts, flexible=settings.flexible, failure_grace_s=failure_grace_s
         )
         self.active = False
@@ -132,33 +132,33 @@ class NodeSetup:
         self._look_s = LOOK_S if self._first else LATER_LOOK_S
         actions += [
             action
-            for member in self.nodes.members
-            if not member.present
-            for action in self.nodes.leave(member)
+            for node in self.nodes.all_nodes
+            if not node.present
+            for action in self.nodes.leave(node)
         ]
         present = self.nodes.present()
         self._present = len(present)
-        short = sum(member.state == "joined" for member in present) < settings.bounds[0]
+        short = sum(node.state == "joined" for node in present) < settings.bounds[0]
         return actions + [
-            action for member in present for action in self._include(member, now, short=short)
+            action for node in present for action in self._include(node, now, short=short)
         ]
 
-    def _include(self, member: Member, now: float, *, short: bool) -> list[Action]:
-        if member.state == "joined":
-            return self._ask(member)
-        if member.state != "connecting":
-            self._unanswered.add(member.number)
+    def _include(self, node: JobNode, now: float, *, short: bool) -> list[Action]:
+        if node.state == "joined":
+            return self._ask(node)
+        if node.state != "connecting":
+            self._unanswered.add(node.number)
             if not self._extended:
-                self._until = max(self._until, member.free_at + ELASTIC_WAIT_S)
+                self._until = max(self._until, node.free_at + ELASTIC_WAIT_S)
         elif not short:
             return []  # the node was lost or not reached, so nothing waits for its answer
-        elif member.cools_until > now:
-            self._retrying.add(member.number)
-            self._until = max(self._until, member.cools_until + self._settings.join_timeout_s)
+        elif node.cools_until > now:
+            self._retrying.add(node.number)
+            self._until = max(self._until, node.cools_until + self._settings.join_timeout_s)
             return []
         else:
-            self._unanswered.add(member.number)
-        return [self.nodes.connect(member, now)]
+            self._unanswered.add(node.number)
+        return [self.nodes.connect(node, now)]
 
     def settle(self, now: float) -> AttemptPlan | JobError | None:
         """Return the nodes and the plan of the attempt, or the error that there is none.
@@ -187,9 +187,9 @@ class NodeSetup:
     def _has_first(self, count: int) -> bool:
         """Return whether the first ``count`` hosts of the list are connected. The other hosts are
         spares."""
-        for member in self.nodes.members:
-            if member.present:
-                if member.number not in self._in:
+        for node in self.nodes.all_nodes:
+            if node.present:
+                if node.number not in self._in:
                     return False
                 count -= 1
                 if not count:
@@ -247,9 +247,9 @@ class NodeSetup:
         if self._again and now >= self._again[0][0]:
             self._ask_anew()
             while self._again and now >= self._again[0][0]:
-                member = self.nodes[self._again.popleft()[1]]
-                if member.state == "joined" and member.number in self._unanswered:
-                    actions += self._ask(member)
+                node = self.nodes[self._again.popleft()[1]]
+                if node.state == "joined" and node.number in self._unanswered:
+                    actions += self._ask(node)
         if self._discovery_until is not None and now >= self._discovery_until:
             self._discovery_until = None
         if self._discover_at is not None and now >= self._discover_at:
@@ -267,7 +267,7 @@ class NodeSetup:
         return self._hope_until is not None and now >= self._hope_until
 
     def _waiting_notice(self, now: float) -> list[Action]:
-        missing = [member for member in self.nodes.present() if member.state != "joined"]
+        missing = [node for node in self.nodes.present() if node.state != "joined"]
         until = self._until
         if self._enough_since is not None and self._settings.flexible:
             until = min(until, self._enough_since + ELASTIC_WAIT_S)
@@ -276,7 +276,7 @@ class NodeSetup:
         left = self.left
         self.on_losses_reported()
         within_s = None if self._hope_until is not None else until - now
-        return membership.waiting(
+        return job_nodes.waiting(
             missing,
             here=self.here(),
             present=self._present,
@@ -285,7 +285,7 @@ class NodeSetup:
             launchers=self._settings.launchers,
         )
 
-    def absent(self, count: int) -> list[Member]:
+    def absent(self, count: int) -> list[JobNode]:
         """Return the missing nodes, if ``count`` nodes take part. Spare nodes do not count as
         missing."""
         late = self._unanswered if count < self._settings.bounds[1] else set()
@@ -293,7 +293,7 @@ class NodeSetup:
 
     def here(self) -> int:
         """Return the number of connected nodes."""
-        return sum(member.present and member.state == "joined" for member in self.nodes.members)
+        return sum(node.present and node.state == "joined" for node in self.nodes.all_nodes)
 
     def on_losses_reported(self) -> None:
         """Record that the user has been told which nodes left."""
@@ -311,46 +311,46 @@ class NodeSetup:
 
         Return the actions that follow, such as the survey of the node.
         """
-        member = self.nodes[number]
-        if not member.present:  # its host was removed while it connected
-            self.nodes.leave(member)
+        node = self.nodes[number]
+        if not node.present:  # its host was removed while it connected
+            self.nodes.leave(node)
             return [Disconnect(node=number)]
         actions: list[Action] = []
-        if member.why_lost is not None or not self.active:
+        if node.why_lost is not None or not self.active:
             self._late += 1
-            how = "has come" if member.why_lost is None else "is back"
+            how = "has come" if node.why_lost is None else "is back"
             if number in self._unreported:
-                how = f"left ({member.why_lost}) and is back"
+                how = f"left ({node.why_lost}) and is back"
                 self._unreported.discard(number)
             text = (
-                f"node {member.host} "
+                f"node {node.host} "
                 f"{how}{'' if self.active else ', and may take part from the next attempt on'}"
             )
             if self._late <= _LATE_SHOWN:  # a warning reaches all launchers
                 actions.append(
                     ShowMessage(text=text, level="warning" if self._settings.launchers else "info")
                 )
-        actions += self.nodes.joined(member)
+        actions += self.nodes.joined(node)
         if self.active:
             self._forget(number)
-            actions += self._ask(member)
+            actions += self._ask(node)
         return actions
 
     def unreachable(self, number: int, failure: ConnectFailure, now: float) -> list[Action]:
         """Record that a node could not be reached. Return the actions that follow."""
-        member = self.nodes[number]
-        if member.state != "connecting":
+        node = self.nodes[number]
+        if node.state != "connecting":
             return []
         awaited = self.active and (number in self._unanswered or number in self._retrying)
-        actions = self.nodes.unreachable(member, failure)
+        actions = self.nodes.unreachable(node, failure)
         if awaited:
             self._forget(number)
             final = not failure.passing or self._is_hopeless(now)
             (self._failed if final else self._retrying).add(number)
             if final and not self._settings.flexible:
-                member.state = "lost"
+                node.state = "lost"
                 return actions
-        return [*actions, self.nodes.connect_again(member, now, needed=awaited)]
+        return [*actions, self.nodes.connect_again(node, now, needed=awaited)]
 
     def lost(
         self, number: int, why: str, now: float, *, reconnect: bool, kind: LossKind = LossKind.GONE
@@ -360,10 +360,10 @@ class NodeSetup:
         ``reconnect``: the job still runs, so the node may be connected again. It is False while the
         job is being stopped or has failed.
         """
-        member = self.nodes[number]
-        if member.state != "joined":
+        node = self.nodes[number]
+        if node.state != "joined":
             return []
-        actions = self.nodes.lost(member, why, now, kind)
+        actions = self.nodes.lost(node, why, now, kind)
         self._unreported.add(number)
         if not reconnect:
             return [action for action in actions if not isinstance(action, Connect)]
@@ -371,7 +371,7 @@ class NodeSetup:
             self._forget(number)
             if not self._settings.flexible:
                 self._retrying.add(number)
-                actions.append(self.nodes.connect(member, now))
+                actions.append(self.nodes.connect(node, now))
         return actions
 
     def discovered(self, event: Discovered, now: float) -> list[Action]:
@@ -397,17 +397,17 @@ class NodeSetup:
                 "went": [each.host for each in gone[:64]],
             }
             actions.append(RecordEvent(type="hosts_discovered", fields=fields))
-        for member in come:
-            if member.state == "joined":
-                actions += self._ask(member) if self.active else []
+        for node in come:
+            if node.state == "joined":
+                actions += self._ask(node) if self.active else []
                 continue
             if self.active:
-                self._unanswered.add(member.number)
-            actions.append(self.nodes.connect(member, now))
+                self._unanswered.add(node.number)
+            actions.append(self.nodes.connect(node, now))
         if self.active:
-            for member in gone:
-                self._forget(member.number)
-                actions += self.nodes.leave(member)
+            for node in gone:
+                self._forget(node.number)
+                actions += self.nodes.leave(node)
         return actions
 
     # --- surveys
@@ -418,28 +418,28 @@ class NodeSetup:
         self._serial += 1
         self._question = self._settings.survey(self._serial)
 
-    def _ask(self, member: Member) -> list[Action]:
+    def _ask(self, node: JobNode) -> list[Action]:
         if self._question is None:
             return []
-        member.serial = self._question.serial
-        self._unanswered.add(member.number)
-        return [SendToNode(node=member.number, message=self._question)]
+        node.serial = self._question.serial
+        self._unanswered.add(node.number)
+        return [SendToNode(node=node.number, message=self._question)]
 
     def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
         """Use a node's answer to its survey. Return the actions that follow."""
-        member = self.nodes[number]
-        if not self.active or member.state != "joined" or answer.serial != member.serial:
+        node = self.nodes[number]
+        if not self.active or node.state != "joined" or answer.serial != node.serial:
             return []
-        member.serial = 0
+        node.serial = 0
         obstacle = (
-            membership.obstacle(member.host, self._question, answer)
+            job_nodes.obstacle(node.host, self._question, answer)
             if self._question is not None
             else None
         )
         if obstacle is None:
             self._forget(number)
             self._odd_since.pop(number, None)
-            member.surveyed, member.failure = answer, None
+            node.surveyed, node.failure = answer, None
             self._in.add(number)
             return self._leave_out_twin()
         if now < self._odd_since.setdefault(number, now) + self._look_s:
@@ -447,7 +447,7 @@ class NodeSetup:
             return []
         self._forget(number)
         self._failed.add(number)
-        return self.nodes.unreachable(member, obstacle)
+        return self.nodes.unreachable(node, obstacle)
 
     def _look_again(self, number: int, now: float) -> None:
         self._forget(number)
@@ -471,11 +471,11 @@ class NodeSetup:
             actions.append(ShowMessage(text=f"{second.host} is left out: {text}", level="warning"))
         return actions
 
-    def _twins(self) -> tuple[Member, Member] | None:
+    def _twins(self) -> tuple[JobNode, JobNode] | None:
         """Return two nodes that are the same machine. Return None if there are none."""
         if not self._settings.named_once:
             return None
-        return membership.same_machine([self.nodes[number] for number in sorted(self._in)])
+        return job_nodes.same_machine([self.nodes[number] for number in sorted(self._in)])
 
     def _forget(self, number: int) -> None:
         for names in (self._in, self._unanswered, self._retrying, self._failed):
@@ -484,9 +484,9 @@ class NodeSetup:
     # --- too few nodes
 
     def _refuse(self) -> JobError:
-        missing = [member for member in self.nodes.present() if member.number not in self._in]
+        missing = [node for node in self.nodes.present() if node.number not in self._in]
         settings, inside = self._settings, [self.nodes[number] for number in sorted(self._in)]
-        return membership.too_few(settings, inside, missing, present=self._present)
+        return job_nodes.too_few(settings, inside, missing, present=self._present)
 
 
 _answers = attrgetter(*(field for field in fields_of(Surveyed) if field != "serial"))

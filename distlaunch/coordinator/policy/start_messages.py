@@ -42,25 +42,25 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
         yield node_rank, start_of(plan, node_rank, workers, streams, env)
 
 
-def commences(
+def launcher_starts(
     plan: LaunchPlan, attempt_plan: AttemptPlan, streams: Streams, *, restarts: int
 ) -> Iterator[tuple[int, m.Start | p.StartWorkers]]:
-    """Yield the start message of each launcher, by member number."""
+    """Yield the start message of each launcher, by node number."""
     places = attempt_plan.places or tuple(
         (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
     )
     hosts = tuple(node.host for node in plan.nodes)
     slots = tuple(node.slots or 0 for node in plan.nodes)
     ends = (*(first for _, first in places[1:]), len(plan.workers))
-    for member, (_, first), end in zip(attempt_plan.members, places, ends, strict=True):
+    for number, (_, first), end in zip(attempt_plan.node_numbers, places, ends, strict=True):
         workers = plan.workers[first:end]
         node_rank = workers[0].node_rank
-        if member == 0:
-            yield member, start_of(plan, node_rank, workers, streams, plan.shared_env)
+        if number == 0:
+            yield number, start_of(plan, node_rank, workers, streams, plan.shared_env)
             continue
         interface, nccl = interfaces_of(plan, node_rank)
         yield (
-            member,
+            number,
             p.StartWorkers(
                 attempt=plan.attempt,
                 restarts=restarts,

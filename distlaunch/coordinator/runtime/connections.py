@@ -102,7 +102,7 @@ M = TypeVar("M", bound=Record)
 
 
 class Connections(ABC, Generic[M]):
-    """The connections of one job, by member number. ``clock`` is the job's clock."""
+    """The connections of one job, by node number. ``clock`` is the job's clock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

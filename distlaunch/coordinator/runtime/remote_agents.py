@@ -58,7 +58,7 @@ _OUTPUT_S = 10.0
 class RemoteAgents(Connections[m.FromRemote]):
     """Connections to the agents on all remote nodes, as a ``Transport``.
 
-    ``targets`` holds the address of each node, by member number. ``clock`` is the job's clock.
+    ``targets`` holds the address of each node, by node number. ``clock`` is the job's clock.
     ``find`` runs the --discover command in a thread and returns its output. ``read`` converts that
     output to targets in the main loop. New hosts are added to ``targets``. Both raise LaunchError.
     """

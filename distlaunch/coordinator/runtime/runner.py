@@ -366,19 +366,19 @@ class Runner:
             node_logs=self._node_logs,
             orphan_grace_s=self._policy.settings.failure_grace_s if is_remote else None,
         )
-        members = range(len(plan.nodes)) if attempt_plan is None else attempt_plan.members
+        numbers = range(len(plan.nodes)) if attempt_plan is None else attempt_plan.node_numbers
         if self._feeder is not None:
-            self._feeder.begin(members[0])
+            self._feeder.begin(numbers[0])
         if self._launchers and attempt_plan is not None:
-            from distlaunch.coordinator.policy.start_messages import commences
+            from distlaunch.coordinator.policy.start_messages import launcher_starts
 
-            for member, message in commences(
+            for node, message in launcher_starts(
                 plan, attempt_plan, streams, restarts=self._policy.restarts
             ):
-                self._transport.send(member, message)
+                self._transport.send(node, message)
             return
         for node_rank, start in starts(plan, streams):
-            self._transport.send(members[node_rank], start)
+            self._transport.send(numbers[node_rank], start)
 
     def _say_notes(self, plan: LaunchPlan) -> None:
         """Show the notices of a plan. Each is shown once in a job."""

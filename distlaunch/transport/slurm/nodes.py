@@ -102,7 +102,7 @@ class SrunConnector:
             owner=job_id,
             admit=self._admit,
             log=self._log,
-            members=len(self._hosts),
+            expected_callers=len(self._hosts),
         )
         self._kill_switch = KillSwitch()
         self._lock = threading.Lock()

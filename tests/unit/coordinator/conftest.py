@@ -273,14 +273,14 @@ class NodesJob(Job):
     def plan_attempt(self, surveys) -> AttemptPlan:
         if self.refuses is not None:
             raise self.refuses
-        members = tuple(surveys)[: self.bounds[1]]
+        node_numbers = tuple(surveys)[: self.bounds[1]]
         per_node = self.per_node
-        nodes = tuple(Node(host=self.names[member], slots=per_node) for member in members)
+        nodes = tuple(Node(host=self.names[number], slots=per_node) for number in node_numbers)
         workers = tuple(
             WorkerPlan(
                 rank=rank, local_rank=rank % per_node, node_rank=rank // per_node, env={}, cpus=None
             )
-            for rank in range(per_node * len(members))
+            for rank in range(per_node * len(node_numbers))
         )
         plan = LaunchPlan(
             job_id="j",
@@ -296,7 +296,7 @@ class NodesJob(Job):
             master_addr=None,
             wanted_port=0,
         )
-        self.composed.append(AttemptPlan(members=members, plan=plan))
+        self.composed.append(AttemptPlan(node_numbers=node_numbers, plan=plan))
         return self.composed[-1]
 
     def choose_master(self, surveys, reached) -> MasterChoice:
@@ -306,15 +306,15 @@ class NodesJob(Job):
         return MasterChoice(address="10.0.0.1", env={})
 
     @property
-    def members(self) -> tuple[int, ...]:
-        return self.composed[-1].members
+    def node_numbers(self) -> tuple[int, ...]:
+        return self.composed[-1].node_numbers
 
     def member_of(self, rank: int) -> int:
-        return self.members[rank // self.per_node]
+        return self.node_numbers[rank // self.per_node]
 
     @property
     def ranks(self) -> range:
-        return range(len(self.members) * self.per_node)
+        return range(len(self.node_numbers) * self.per_node)
 
     # --- what nodes tell
 
@@ -392,7 +392,7 @@ class NodesJob(Job):
         return self
 
     def settle(self) -> None:
-        first, *others = self.members
+        first, *others = self.node_numbers
         self.prepared(first, port=5000 + self.attempt)
         for node in others:
             self.prepared(node)
@@ -412,7 +412,10 @@ class NodesJob(Job):
     def all_gone(self, *but: int) -> list[p.Action]:
         attempt = self.attempt
         return [
-            a for node in self.members if node not in but for a in self.gone(node, attempt=attempt)
+            a
+            for node in self.node_numbers
+            if node not in but
+            for a in self.gone(node, attempt=attempt)
         ]
 
     def stop_others(self, *lost: int) -> list[p.Action]:

@@ -233,10 +233,10 @@ def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
         number: LauncherRecord(host=f"n{number}", info=told(planner, slots=number))
         for number in (2, 1)
     }
-    members, plan = planner.plan_attempt(
+    node_numbers, plan = planner.plan_attempt(
         {number: surveyed(f"n{number}") for number in (2, 0, 1)}, known
     )
-    assert members == (0, 1, 2)
+    assert node_numbers == (0, 1, 2)
     assert [(worker.rank, worker.node_rank, worker.local_rank) for worker in plan.workers] == [
         (0, 0, 0),
         (1, 0, 1),
@@ -250,8 +250,8 @@ def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
 def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_coordinator(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=(2, 3))
     known = {number: LauncherRecord(host=f"n{number}", info=told(planner)) for number in (1, 2)}
-    members, plan = planner.plan_attempt({0: surveyed("n0"), 2: surveyed("n2")}, known)
-    assert (members, plan.world_size, [node.host for node in plan.nodes]) == (
+    node_numbers, plan = planner.plan_attempt({0: surveyed("n0"), 2: surveyed("n2")}, known)
+    assert (node_numbers, plan.world_size, [node.host for node in plan.nodes]) == (
         (0, 2),
         4,
         ["n0", "n2"],
@@ -309,8 +309,8 @@ def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
     planner = from_source(tasks(0, 0))
     known = {n: LauncherRecord(host="a" if n < 2 else "b", info=told(planner)) for n in range(1, 5)}
     surveys = {number: surveyed("x") for number in range(5)}
-    members, plan = planner.plan_attempt(surveys, known)
-    assert members == (0, 1, 2, 3, 4)
+    node_numbers, plan = planner.plan_attempt(surveys, known)
+    assert node_numbers == (0, 1, 2, 3, 4)
     assert [node.slots for node in plan.nodes] == [2, 3]
     assert planner.hosts_and_first_ranks(plan) == (
         ("nodeA", 0),

@@ -272,10 +272,11 @@ def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_planner, m
     made = make_planner(hosts="a:1,b:2", environ={"PATH": "/p"})
     surveys = make_surveys(made)
     surveys[1] = make_surveys(made, named=("127.0.1.1",), python="/opt/python3")[1]
-    members, plan = made.plan_attempt(surveys)
+    node_numbers, plan = made.plan_attempt(surveys)
     assert made.addresses(surveys[0], "a") == ("10.0.0.1",)
     met = made.choose_master(
-        [surveys[number] for number in members], {1: reached(way("10.0.0.1", "10.0.0.2", "eth0"))}
+        [surveys[number] for number in node_numbers],
+        {1: reached(way("10.0.0.1", "10.0.0.2", "eth0"))},
     )
     bound = bind(plan, attempt=2, master_port=4711, master=met)
     assert (bound.env["MASTER_ADDR"], bound.env["MASTER_PORT"], bound.attempt) == (
@@ -294,9 +295,10 @@ def test_workers_are_found_where_their_nodes_were_when_they_reached_the_first(
 ):
     made = make_planner(hosts="a:1,b:2")
     surveys = make_surveys(made)
-    members, plan = made.plan_attempt(surveys)
+    node_numbers, plan = made.plan_attempt(surveys)
     met = made.choose_master(
-        [surveys[number] for number in members], {1: reached(way("10.0.0.1", "fd00::2", "eth0"))}
+        [surveys[number] for number in node_numbers],
+        {1: reached(way("10.0.0.1", "fd00::2", "eth0"))},
     )
     assert met.addresses == ("10.0.0.1", "fd00::2")
     plan = replace(plan, worker_ports=2)

@@ -25,8 +25,8 @@ def composed(make_planner, make_surveys, *, away=(), changed=None, **options):
     for number in surveys:
         if (other := (changed or {}).get(made.hosts[number].host)) is not None:
             surveys[number] = make_surveys(made, **other)[number]
-    members, plan = made.plan_attempt(surveys)
-    return [made.hosts[number].host for number in members], plan
+    node_numbers, plan = made.plan_attempt(surveys)
+    return [made.hosts[number].host for number in node_numbers], plan
 
 
 def sizes(plan) -> list[int]:
@@ -142,8 +142,8 @@ def test_the_numbers_of_the_hosts_stay_when_others_take_part(make_planner, make_
     made = make_planner(hosts="a:2,b:2,c:2", num_nodes=(1, 3))
     surveys = make_surveys(made)
     assert made.plan_attempt({0: surveys[0], 2: surveys[2]})[0] == (0, 2)
-    members, plan = made.plan_attempt(surveys)
-    assert members == (0, 1, 2)
+    node_numbers, plan = made.plan_attempt(surveys)
+    assert node_numbers == (0, 1, 2)
     assert [node.host for node in plan.nodes] == ["a", "b", "c"]
 
 
@@ -364,11 +364,11 @@ def test_discovered_hosts_get_the_next_numbers_and_others_keep_theirs(make_plann
     assert names(made) == ["a", "b"]
     assert [node.host for node in made.update_hosts("c:2\nb:1\n")] == ["b", "c"]
     assert names(made) == ["a", "b", "c"]
-    members, plan = made.plan_attempt(make_surveys(made))
-    assert (members, sizes(plan)) == ((1, 2), [1, 2])
+    node_numbers, plan = made.plan_attempt(make_surveys(made))
+    assert (node_numbers, sizes(plan)) == ((1, 2), [1, 2])
     assert [node.host for node in made.update_hosts("a:1\nb:3\nc:2\n")] == ["a", "b", "c"]
-    members, plan = made.plan_attempt(make_surveys(made))
-    assert (members, sizes(plan)) == ((0, 1, 2), [1, 3, 2])
+    node_numbers, plan = made.plan_attempt(make_surveys(made))
+    assert (node_numbers, sizes(plan)) == ((0, 1, 2), [1, 3, 2])
 
 
 def test_no_more_than_the_most_are_to_be_reached(make_planner):

@@ -29,21 +29,23 @@ def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(
         with pytest.raises(NodesError):
             made.plan_attempt(surveys)
         return
-    members, plan = made.plan_attempt(surveys)
-    assert list(members) == sorted(there)[: min(training, len(there))]
-    assert [node.host for node in plan.nodes] == [f"h{number}" for number in members]
-    assert [node.slots for node in plan.nodes] == [slots[number] for number in members]
-    world = sum(slots[number] for number in members)
+    node_numbers, plan = made.plan_attempt(surveys)
+    assert list(node_numbers) == sorted(there)[: min(training, len(there))]
+    assert [node.host for node in plan.nodes] == [f"h{number}" for number in node_numbers]
+    assert [node.slots for node in plan.nodes] == [slots[number] for number in node_numbers]
+    world = sum(slots[number] for number in node_numbers)
     assert [worker.rank for worker in plan.workers] == list(range(world))
     assert plan.env["WORLD_SIZE"] == str(world) == str(plan.world_size)
-    assert plan.env["GROUP_WORLD_SIZE"] == str(len(members))
+    assert plan.env["GROUP_WORLD_SIZE"] == str(len(node_numbers))
     for rank, node in enumerate(plan.nodes):
         own = [worker for worker in plan.workers if worker.node_rank == rank]
         assert [worker.local_rank for worker in own] == list(range(node.slots))
         assert own[0].rank == plan.first_ranks[rank]
         assert {worker.env["LOCAL_WORLD_SIZE"] for worker in own} == {str(node.slots)}
         assert {worker.env["NODE_RANK"] for worker in own} == {str(rank)}
-    assert {node.host for node in plan.spares} == {f"h{number}" for number in there - set(members)}
+    assert {node.host for node in plan.spares} == {
+        f"h{number}" for number in there - set(node_numbers)
+    }
     bound = bind(plan, attempt=3, master_port=4711)
     assert [worker.env["TORCHELASTIC_ERROR_FILE"] for worker in bound.workers] == [
         f"/r/job-1/attempt-3/rank-{rank}.error.json" for rank in range(world)

@@ -81,7 +81,7 @@ def test_no_bounds_are_advised_where_there_can_be_none(make_nodes, may_have_boun
     ],
 )
 def test_the_hint_goes_by_how_a_node_was_lost(kind, words, not_words):
-    lost = Loss(member=0, host="n0", why="whatever it says", ranks=(0,), ended_s=1.0, kind=kind)
+    lost = Loss(node=0, host="n0", why="whatever it says", ranks=(0,), ended_s=1.0, kind=kind)
     hint = diagnosis_of([lost], (), latest={}).hint
     assert words in hint
     assert not_words not in hint
@@ -95,7 +95,7 @@ def test_the_hint_goes_by_how_a_node_was_lost(kind, words, not_words):
     ],
 )
 def test_a_node_of_rays_is_lost_with_a_hint_for_ray(kind, hint):
-    lost = Loss(member=0, host="n0", why="whatever it says", ranks=(0,), ended_s=1.0, kind=kind)
+    lost = Loss(node=0, host="n0", why="whatever it says", ranks=(0,), ended_s=1.0, kind=kind)
     found = diagnosis_of([lost], (), latest={}).hint
     assert found is not None
     assert found.startswith(hint)

@@ -20,7 +20,7 @@ def test_spares_are_connected_but_do_not_hold_up_the_start(make_nodes):
     job.joined(3)
     job.gather(0, 1)
     assert job.phase == "preparing"
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
     assert job.said == "", "spares may come later"
 
 
@@ -30,7 +30,7 @@ def test_a_spare_stands_in_at_the_start_if_one_cannot_take_part(make_nodes):
     job.gather(0, 2)
     assert job.phase == "connecting", "node 1 may yet come"
     job.unreachable(1, step="login", text="no key", passing=False)
-    assert job.members == (0, 2)
+    assert job.node_numbers == (0, 2)
     assert "without n1 (login: no key)" in job.said
 
 
@@ -39,7 +39,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_at_once_without_a_restart(make_n
     job.lost(0)
     job.stop_others(0)
     job.survey_all()
-    assert job.members == (1, 2)
+    assert job.node_numbers == (1, 2)
     assert mentions(job.said, "node n0", "ranks 0-1", "10 s", "2 of 2", "n2")
     job.come_up()
     assert job.policy.restarts == 0
@@ -89,7 +89,7 @@ def test_hosts_are_looked_for_at_each_re_forming_and_new_ones_take_part(found):
     actions = job.discovered("n0", "n1", "n2", "m7", "m7", "m8")
     assert job.connects(actions) == [(3, 0.0), (4, 0.0)]
     job.gather(3, 4)
-    assert job.members == (1, 2, 3, 4)
+    assert job.node_numbers == (1, 2, 3, 4)
     assert "hosts: m[7-8] came" in job.said
 
 
@@ -109,7 +109,7 @@ def test_hosts_that_have_vanished_take_no_part_in_the_next_attempt(found):
     actions = job.discovered("n1", "m7", "m8")
     assert p.Disconnect(node=0) in actions
     job.gather(3, 4)
-    assert job.members == (1, 3, 4)
+    assert job.node_numbers == (1, 3, 4)
     assert job.joined(2) == [p.Disconnect(node=2)], "it was on its way when it vanished"
 
 
@@ -126,13 +126,13 @@ def test_a_command_that_fails_leaves_the_hosts_as_they_were_and_is_said_once(fou
     assert job.said.count("exit code 1") == 1
     job.gather(1)
     job.pass_time(ELASTIC_WAIT_S)
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
 
 
 def test_a_command_that_hangs_does_not_hold_up_the_re_forming(found):
     job = without_its_third(found)
     job.pass_time(ELASTIC_WAIT_S)
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
 
 
 def test_a_host_that_comes_back_to_the_list_is_used_again(found):
@@ -144,7 +144,7 @@ def test_a_host_that_comes_back_to_the_list_is_used_again(found):
     assert job.connects()[-1] == (2, 0.0)
     job.gather(1, 2)
     job.pass_time(ELASTIC_WAIT_S)
-    assert job.members == (0, 1, 2)
+    assert job.node_numbers == (0, 1, 2)
 
 
 def test_too_few_hosts_end_the_job_only_at_the_join_timeout_as_more_may_come(found):

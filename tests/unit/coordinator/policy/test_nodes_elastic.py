@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from distlaunch.coordinator.policy import events_and_actions as p
-from distlaunch.coordinator.policy.membership import AFTER_S, BACK_S, COOLING_S, LOSSES_S
+from distlaunch.coordinator.policy.job_nodes import AFTER_S, BACK_S, COOLING_S, LOSSES_S
 from distlaunch.coordinator.policy.node_setup import ELASTIC_WAIT_S, LOOK_AGAIN_S
 from distlaunch.core.errors import NodesError
 from distlaunch.core.protocol import agent_messages as m
@@ -23,7 +23,7 @@ def test_an_elastic_job_starts_at_once_when_all_are_there(make_nodes):
     job.begin()
     job.gather()
     assert job.phase == "preparing"
-    assert job.members == (0, 1, 2, 3)
+    assert job.node_numbers == (0, 1, 2, 3)
 
 
 def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
@@ -36,7 +36,7 @@ def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
     assert job.phase == "connecting"
     job.pass_time(0.2)
     assert job.phase == "preparing"
-    assert job.members == (0, 2)
+    assert job.node_numbers == (0, 2)
     assert "without n1 (connect: refused) and 1 other" in job.said
 
 
@@ -54,7 +54,7 @@ def test_who_cannot_take_part_is_not_waited_for_and_said(make_nodes):
     job.begin()
     job.gather(0, 1)
     job.unreachable(2, step="login", text="no key was accepted", passing=False)
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
     assert "without n2 (login: no key was accepted)" in job.said
 
 
@@ -82,7 +82,7 @@ def test_a_total_that_the_first_nodes_cannot_hold_waits_for_more(make_nodes):
     assert job.phase == "connecting"
     job.refuses = None
     job.gather(2)
-    assert job.members == (0, 1, 2)
+    assert job.node_numbers == (0, 1, 2)
 
 
 def test_a_total_that_cannot_be_held_ends_the_job(make_nodes):
@@ -107,7 +107,7 @@ def test_the_rest_re_form_at_once_and_that_is_no_restart(make_nodes):
     job.stop_others(2)
     job.survey_all()
     assert job.phase == "preparing"
-    assert job.members == (0, 1, 3)
+    assert job.node_numbers == (0, 1, 3)
     assert mentions(job.said, "node n2", "ranks 4-5", "10 s", "3 of 4")
     assert len([say for say in job.of(p.ShowMessage) if "n2" in say.text]) == 1
     job.come_up()
@@ -126,7 +126,7 @@ def test_a_lost_node_joins_again_at_the_next_attempt(make_nodes):
     job.stop_others(0)
     job.survey_all()
     job.come_up()
-    assert job.members == (1, 2)
+    assert job.node_numbers == (1, 2)
     job.now += 8.0
     job.joined(0)
     assert mentions(job.said, "node n0", "back")
@@ -134,7 +134,7 @@ def test_a_lost_node_joins_again_at_the_next_attempt(make_nodes):
     job.lost(2)
     job.stop_others(2)
     job.survey_all()
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
     assert mentions(job.said, "2 of 3", "n0")
 
 
@@ -191,7 +191,7 @@ def test_a_failure_of_a_worker_is_a_restart_like_any(make_nodes):
     job.gone(1)
     assert (job.policy.restarts, job.attempt) == (1, 1)
     job.survey_all()
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
     assert mentions(job.said, "2 of 3")
 
 
@@ -225,7 +225,7 @@ def test_a_fault_on_a_node_of_an_elastic_job_is_a_loss(make_nodes):
     job.fault(1, "the spawner was killed")
     job.stop_others(1)
     job.survey_all()
-    assert job.members == (0, 2)
+    assert job.node_numbers == (0, 2)
     assert mentions(job.said, "left", "killed", "2 of 3")
 
 
@@ -250,7 +250,7 @@ def test_a_node_that_is_lost_three_times_in_ten_minutes_is_left_alone_for_a_whil
         delays.append(delay_s)
         job.now += 100.0
         job.joined(2)
-        if 2 in job.members:
+        if 2 in job.node_numbers:
             job.stop_others(2)
             job.survey_all()
             job.come_up()
@@ -322,7 +322,7 @@ def test_a_node_that_finds_no_way_to_the_master_is_left_out(make_nodes):
     assert [node for node, _ in job.connects(actions)] == [2]
     assert (job.attempt, job.phase) == (1, "connecting")
     job.survey_all()
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
 
 
 def test_where_nobody_finds_a_way_the_master_is_the_trouble(make_nodes):

@@ -9,7 +9,7 @@ import pytest
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.attempt import CAUSE_S
 from distlaunch.coordinator.policy.hang_detection import SAMPLES
-from distlaunch.coordinator.policy.membership import AFTER_S
+from distlaunch.coordinator.policy.job_nodes import AFTER_S
 from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
@@ -227,7 +227,7 @@ def test_a_node_that_is_back_while_the_others_still_stop_is_not_mixed_into_the_o
     job.stop_others(1)
     job.survey_all()
     assert job.phase == "preparing"
-    assert job.members == (0, 1)
+    assert job.node_numbers == (0, 1)
 
 
 def test_a_long_failure_grace_leaves_the_node_its_time_to_come_back(make_nodes):

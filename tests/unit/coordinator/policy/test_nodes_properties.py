@@ -91,17 +91,17 @@ class World:
                 node.told = True
 
     def start(self, action: p.StartAttempt) -> None:
-        members = action.attempt_plan.members
-        assert len(set(members)) == len(members)
-        assert self.job.bounds[0] <= len(members) <= self.job.bounds[1]
-        assert all(number in self.up for number in members), "a member is not there"
-        assert all(number in self.prepared for number in members), "a member has not prepared"
+        node_numbers = action.attempt_plan.node_numbers
+        assert len(set(node_numbers)) == len(node_numbers)
+        assert self.job.bounds[0] <= len(node_numbers) <= self.job.bounds[1]
+        assert all(number in self.up for number in node_numbers), "a member is not there"
+        assert all(number in self.prepared for number in node_numbers), "a member has not prepared"
         assert not self.starts or action.attempt > self.starts[-1]
-        assert (action.master is None) == (len(members) == 1)
+        assert (action.master is None) == (len(node_numbers) == 1)
         self.starts.append(action.attempt)
         self.prepared.clear()
         self.codes = {}
-        for node_rank, number in enumerate(members):
+        for node_rank, number in enumerate(node_numbers):
             node = self.up[number]
             assert node.attempt is None
             first = node_rank * self.job.per_node
@@ -299,7 +299,7 @@ def check_end(world: World) -> None:
     if world.succeeded:
         assert job.exit_code == 0
         assert not any(world.codes.values())
-        assert len(world.codes) == len(job.members) * job.per_node
+        assert len(world.codes) == len(job.node_numbers) * job.per_node
     elif world.signum is not None:
         assert job.exit_code == 128 + world.signum
     elif world.late is not None and job.exit_code == 128 + world.late:
@@ -307,7 +307,7 @@ def check_end(world: World) -> None:
     elif job.exit_code == 0:
         assert world.codes
         assert not any(world.codes.values())
-        assert len(world.codes) == len(job.members) * job.per_node, (
+        assert len(world.codes) == len(job.node_numbers) * job.per_node, (
             "0 only if every worker has ended with 0"
         )
     elif job.exit_code != 69:
@@ -369,8 +369,8 @@ def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
             touched += len(self)
             return super().__iter__()
 
-    membership = job.policy._attempt_start._node_setup.nodes
-    membership.members = Counted(membership.members)
+    job_nodes = job.policy._attempt_start._node_setup.nodes
+    job_nodes.all_nodes = Counted(job_nodes.all_nodes)
     job.begin()
     for node in range(nodes):
         job.joined(node)

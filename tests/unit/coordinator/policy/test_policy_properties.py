@@ -217,7 +217,7 @@ def work_of_a_restart(make_job, nodes: int, per_node: int) -> tuple[int, int]:
 
     nodes = job.policy._run.nodes
     job.policy._run.nodes = replace(
-        nodes, members=Counted(nodes.members), hosts=Counted(nodes.hosts)
+        nodes, numbers=Counted(nodes.numbers), hosts=Counted(nodes.hosts)
     )
     job.run()
     job.fail()

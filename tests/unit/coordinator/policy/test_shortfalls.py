@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.coordinator.policy.membership import Member, why_not, without
+from distlaunch.coordinator.policy.job_nodes import JobNode, why_not, without
 from distlaunch.transport.connect_errors import ConnectFailure
 from tests.facts import mentions
 
@@ -35,10 +35,10 @@ def test_of_too_many_hosts_the_hint_says_how_many_more_there_are():
 
 
 def test_a_node_that_was_logged_in_to_is_not_called_unreachable():
-    member = Member(0, "n1")
-    assert mentions(why_not(member, waited_s=12.0).text, "12 s")
-    member.logged_in = True
-    found = why_not(member, waited_s=12.0)
+    node = JobNode(0, "n1")
+    assert mentions(why_not(node, waited_s=12.0).text, "12 s")
+    node.logged_in = True
+    found = why_not(node, waited_s=12.0)
     assert found.step == "agent"
     assert mentions(found.text, "12 s")
     assert mentions(found.hint, "login shell")

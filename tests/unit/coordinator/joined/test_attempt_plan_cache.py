@@ -37,7 +37,7 @@ def test_other_nodes_have_another_plan(make_nodes):
     job.lost(2)
     job.stop_others(2)
     job.survey_all()
-    assert [attempt_plan.members for attempt_plan in job.composed] == [(0, 1, 2), (0, 1)]
+    assert [attempt_plan.node_numbers for attempt_plan in job.composed] == [(0, 1, 2), (0, 1)]
 
 
 def test_an_error_is_not_kept(make_nodes):

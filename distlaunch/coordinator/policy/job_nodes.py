@@ -44,7 +44,7 @@ _LONGEST_HOSTS = 400
 _LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
 
 
-class Member:
+class JobNode:
     """One node. Its number is its index in the job's list of hosts and never changes."""
 
     __slots__ = (
@@ -91,69 +91,67 @@ class Member:
         self.cools_until = 0.0
 
 
-class Membership:
+class JobNodes:
     """All nodes of a job. ``flexible``: the job continues without lost nodes, and they are tried
     again."""
 
     def __init__(self, hosts: Sequence[str], *, flexible: bool, failure_grace_s: float) -> None:
-        self.members = [Member(number, host) for number, host in enumerate(hosts)]
+        self.all_nodes = [JobNode(number, host) for number, host in enumerate(hosts)]
         self._flexible = flexible
         self._after_s = failure_grace_s + AFTER_S
 
-    def __getitem__(self, number: int) -> Member:
-        return self.members[number]
+    def __getitem__(self, number: int) -> JobNode:
+        return self.all_nodes[number]
 
-    def present(self) -> list[Member]:
+    def present(self) -> list[JobNode]:
         """Return the nodes that the source of hosts names."""
-        return [member for member in self.members if member.present]
+        return [node for node in self.all_nodes if node.present]
 
     # --- reaching them
 
-    def connect(self, member: Member, now: float, *, delay_s: float = 0.0) -> Action:
+    def connect(self, node: JobNode, now: float, *, delay_s: float = 0.0) -> Action:
         """Return the action that connects to a node as soon as the node may be used again."""
-        member.state = "connecting"
-        member.logged_in = False
-        return Connect(
-            node=member.number, delay_s=round(max(delay_s, member.free_at - now, 0.0), 3)
-        )
+        node.state = "connecting"
+        node.logged_in = False
+        return Connect(node=node.number, delay_s=round(max(delay_s, node.free_at - now, 0.0), 3))
 
-    def connect_again(self, member: Member, now: float, *, needed: bool) -> Action:
+    def connect_again(self, node: JobNode, now: float, *, needed: bool) -> Action:
         """Return the action that connects again, after a delay, to a node that could not be
         reached.
 
         ``needed``: the job waits for this node.
         """
-        tries = member.tries
-        if member.failure is not None and not member.failure.passing:
+        tries = node.tries
+        if node.failure is not None and not node.failure.passing:
             delay_s = _doubled(UNUSABLE_S, tries - 1, UNUSABLE_MOST_S)
         elif needed:
             delay_s = _doubled(RETRY_S, tries - 1, RETRY_MOST_S)
         else:
             delay_s = _doubled(BACK_S, tries, BACK_MOST_S)
-        return self.connect(member, now, delay_s=max(delay_s, member.cools_until - now))
+        return self.connect(node, now, delay_s=max(delay_s, node.cools_until - now))
 
-    def joined(self, member: Member) -> list[Action]:
+    def joined(self, node: JobNode) -> list[Action]:
         """Record that the agent of a node has connected. Return the entry for the job's record."""
-        back = member.why_lost is not None
-        member.state, member.failure, member.why_lost, member.tries = "joined", None, None, 0
-        member.serial, member.surveyed = 0, None
-        fields = {"node": member.number, "host": member.host, "again": back}
+        back = node.why_lost is not None
+        node.state, node.failure, node.why_lost, node.tries = "joined", None, None, 0
+        node.serial, node.surveyed = 0, None
+        fields = {"node": node.number, "host": node.host, "again": back}
         return [RecordEvent(type="node_joined", fields=fields)]
 
-    def unreachable(self, member: Member, failure: ConnectFailure) -> list[Action]:
+    def unreachable(self, node: JobNode, failure: ConnectFailure) -> list[Action]:
         """Record that a node could not be reached. Return the entry for the job's record.
 
         Return no entry if the failure is the same as the last one.
         """
-        is_known = member.failure is not None and (member.failure.step, member.failure.text) == (
+        is_known = node.failure is not None and (node.failure.step, node.failure.text) == (
             failure.step,
             failure.text,
         )
-        member.tries += 1
-        member.failure = failure
+        node.tries += 1
+        node.failure = failure
         fields = {
-            "node": member.number,
-            "host": member.host,
+            "node": node.number,
+            "host": node.host,
             "address": failure.address,
             "step": failure.step,
             "text": failure.text,
@@ -164,74 +162,74 @@ class Membership:
     # --- losing them
 
     def lost(
-        self, member: Member, why: str, now: float, kind: LossKind = LossKind.GONE
+        self, node: JobNode, why: str, now: float, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
         """Record that a node is lost. Return the actions that follow.
 
         If the job's size is fixed, there are none. If it may continue on fewer nodes, the actions
         include a new attempt to connect to the node, so that it can rejoin.
         """
-        member.state, member.serial, member.surveyed, member.tries = "lost", 0, None, 0
-        member.why_lost, member.kind_lost, member.failure = why, kind, None
-        member.free_at = now + self._after_s
+        node.state, node.serial, node.surveyed, node.tries = "lost", 0, None, 0
+        node.why_lost, node.kind_lost, node.failure = why, kind, None
+        node.free_at = now + self._after_s
         if not self._flexible:
             return []
-        actions = self._count_loss(member, now)
-        return [*actions, self.connect_again(member, now, needed=False)]
+        actions = self._count_loss(node, now)
+        return [*actions, self.connect_again(node, now, needed=False)]
 
-    def _count_loss(self, member: Member, now: float) -> list[Action]:
-        recent = [time for time in member.losses if now - time < LOSSES_S]
+    def _count_loss(self, node: JobNode, now: float) -> list[Action]:
+        recent = [time for time in node.losses if now - time < LOSSES_S]
         if not recent:
-            member.coolings = 0
-        member.losses = [*recent[-LOSSES:], now]
-        if len(member.losses) < LOSSES:
+            node.coolings = 0
+        node.losses = [*recent[-LOSSES:], now]
+        if len(node.losses) < LOSSES:
             return []
-        cooling_s = _doubled(COOLING_S, member.coolings, COOLING_MOST_S)
-        member.coolings += 1
-        member.cools_until = now + cooling_s
-        times = counted(len(member.losses), "time")
+        cooling_s = _doubled(COOLING_S, node.coolings, COOLING_MOST_S)
+        node.coolings += 1
+        node.cools_until = now + cooling_s
+        times = counted(len(node.losses), "time")
         text = (
-            f"node {member.host} was lost {times} within {LOSSES_S / 60:g} min: not used for "
+            f"node {node.host} was lost {times} within {LOSSES_S / 60:g} min: not used for "
             f"{cooling_s:g} s"
         )
         return [ShowMessage(text=text, level="warning")]
 
     # --- --discover
 
-    def discovered(self, hosts: Iterable[str]) -> tuple[list[Member], list[Member]]:
+    def discovered(self, hosts: Iterable[str]) -> tuple[list[JobNode], list[JobNode]]:
         """Record the hosts that exist now.
 
         Return the nodes that are new or have returned, and those that are gone.
         """
         named = dict.fromkeys(hosts)
-        come: list[Member] = []
-        gone: list[Member] = []
-        for member in self.members:
-            if (there := member.host in named) != member.present:
-                member.present = there
-                (come if there else gone).append(member)
-        known = {member.host for member in self.members}
+        come: list[JobNode] = []
+        gone: list[JobNode] = []
+        for node in self.all_nodes:
+            if (there := node.host in named) != node.present:
+                node.present = there
+                (come if there else gone).append(node)
+        known = {node.host for node in self.all_nodes}
         for host in named:
             if host not in known:
-                come.append(Member(len(self.members), host))
-                self.members.append(come[-1])
+                come.append(JobNode(len(self.all_nodes), host))
+                self.all_nodes.append(come[-1])
         return come, gone
 
     @staticmethod
-    def leave(member: Member) -> list[Action]:
+    def leave(node: JobNode) -> list[Action]:
         """Return the actions that disconnect a node that no longer takes part."""
-        if member.state in ("new", "lost"):
+        if node.state in ("new", "lost"):
             return []
-        member.state, member.serial, member.surveyed, member.failure = "new", 0, None, None
-        member.why_lost, member.tries = None, 0
-        return [Disconnect(node=member.number)]
+        node.state, node.serial, node.surveyed, node.failure = "new", 0, None, None
+        node.why_lost, node.tries = None, 0
+        return [Disconnect(node=node.number)]
 
 
 def _doubled(first_s: float, times: int, most_s: float) -> float:
     return min(first_s * 2.0 ** min(max(times, 0), 30), most_s)
 
 
-def shown(text: str) -> str:
+def printable_short(text: str) -> str:
     """Return a text from a node, shortened and without control characters other than newlines."""
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
@@ -243,7 +241,7 @@ def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | 
         step: Step = "agent"
         text = "it names no CPU that it may use"
     elif answer.problem is not None:
-        step, text, hint = answer.problem_part, shown(answer.problem), answer.hint
+        step, text, hint = answer.problem_part, printable_short(answer.problem), answer.hint
     elif question.pythons and not question.program and answer.python is None:
         step = "python"
         text = f"none of the workers' interpreters is there: {', '.join(question.pythons)}"
@@ -262,49 +260,47 @@ def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | 
     return ConnectFailure(host=host, step=step, text=text, hint=hint, passing=False)
 
 
-def same_machine(members: Sequence[Member]) -> tuple[Member, Member] | None:
+def same_machine(nodes: Sequence[JobNode]) -> tuple[JobNode, JobNode] | None:
     """Return the first two of these nodes that are the same machine. Return None if there are
     none."""
-    by_machine: dict[str, Member] = {}
-    for member in members:
-        machine = "" if member.surveyed is None else member.surveyed.machine
-        first = by_machine.setdefault(machine, member) if machine else member
-        if first is not member:
-            return first, member
+    by_machine: dict[str, JobNode] = {}
+    for node in nodes:
+        machine = "" if node.surveyed is None else node.surveyed.machine
+        first = by_machine.setdefault(machine, node) if machine else node
+        if first is not node:
+            return first, node
     return None
 
 
-def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectFailure:
+def why_not(node: JobNode, *, waited_s: float, calls: bool = False) -> ConnectFailure:
     """Return why a node is missing in an attempt that cannot start.
 
     ``calls``: the node's own launcher connects to the coordinator.
     """
-    if member.failure is not None:
-        return member.failure
-    if member.why_lost is not None:
+    if node.failure is not None:
+        return node.failure
+    if node.why_lost is not None:
         return ConnectFailure(
-            host=member.host, step="connect", text=f"lost ({member.why_lost}), and not back"
+            host=node.host, step="connect", text=f"lost ({node.why_lost}), and not back"
         )
-    if member.logged_in:
+    if node.logged_in:
         text = f"logged in, but the agent has not started within {waited_s:g} s"
-        return ConnectFailure(host=member.host, step="agent", text=text, hint=STARTUP_HINT)
-    if member.state == "joined":
+        return ConnectFailure(host=node.host, step="agent", text=text, hint=STARTUP_HINT)
+    if node.state == "joined":
         return ConnectFailure(
-            host=member.host, step="agent", text=f"no answer to the survey within {waited_s:g} s"
+            host=node.host, step="agent", text=f"no answer to the survey within {waited_s:g} s"
         )
     if calls:
         return ConnectFailure(
-            host=member.host, step="call", text=f"its launcher has not called within {waited_s:g} s"
+            host=node.host, step="call", text=f"its launcher has not called within {waited_s:g} s"
         )
-    return ConnectFailure(
-        host=member.host, step="connect", text=f"not reached within {waited_s:g} s"
-    )
+    return ConnectFailure(host=node.host, step="connect", text=f"not reached within {waited_s:g} s")
 
 
 def too_few(
     settings: NodeSetupSettings,
-    inside: Sequence[Member],
-    missing: Sequence[Member],
+    inside: Sequence[JobNode],
+    missing: Sequence[JobNode],
     *,
     present: int,
 ) -> JobError:
@@ -317,8 +313,8 @@ def too_few(
     if settings.launchers and inside:
         few += f"; there: {_launchers(inside)}"
     failures = [
-        why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers)
-        for member in missing
+        why_not(node, waited_s=settings.join_timeout_s, calls=settings.launchers)
+        for node in missing
     ]
     alone = "" if settings.flexible else settings.alone
     instead = (
@@ -332,12 +328,12 @@ def too_few(
     )
 
 
-def _launchers(members: Sequence[Member]) -> str:
+def _launchers(nodes: Sequence[JobNode]) -> str:
     """Return the hosts of launchers. If several are on one host, their numbers are added."""
-    hosts = dict.fromkeys(member.host for member in members)
-    if len(hosts) == len(members):
+    hosts = dict.fromkeys(node.host for node in nodes)
+    if len(hosts) == len(nodes):
         return name_hosts(hosts)
-    return f"launchers {format_ranks(member.number for member in members)} on {name_hosts(hosts)}"
+    return f"launchers {format_ranks(node.number for node in nodes)} on {name_hosts(hosts)}"
 
 
 def without(failures: Sequence[ConnectFailure]) -> str:
@@ -363,7 +359,7 @@ def _listed(hosts: Sequence[str]) -> tuple[str, int]:
 
 
 def waiting(
-    missing: Sequence[Member],
+    missing: Sequence[JobNode],
     *,
     here: int,
     present: int,
@@ -379,13 +375,15 @@ def waiting(
     """
     text = f"{here} of {counted(present, 'node')} {'is' if here == 1 else 'are'} here; waiting "
     text += "" if within_s is None else f"up to {within_s:.0f} s more "
-    text += f"for {name_hosts(member.host for member in missing)}"
-    failure = next((member.failure for member in missing if member.failure is not None), None)
-    started = next((member for member in missing if member.logged_in), None)
+    text += f"for {name_hosts(node.host for node in missing)}"
+    failure = next((node.failure for node in missing if node.failure is not None), None)
+    started = next((node for node in missing if node.logged_in), None)
     if failure is None and started is not None:
         text += f" ({started.host}: logged in, the agent has not started)"
     text += (
-        f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
+        f" ({failure.host}: {failure.step}: {printable_short(failure.text)})"
+        if failure is not None
+        else ""
     )
     text = f"{left}; {text}" if left else text
     return [ShowMessage(text=text, level="warning" if left or launchers else "info")]
