@@ -31,6 +31,7 @@ from distlaunch.diagnosis.native import (
     signal_name,
 )
 from distlaunch.diagnosis.tracebacks import (
+    Frame,
     Raised,
     find_tracebacks,
     loader_may_be_gone,
@@ -75,6 +76,8 @@ class FailureEvidence(Record):
     message: str | None = None
     original: str | None = None
     frame: str | None = None
+    frames: tuple[Frame, ...] = ()
+    """All frames of that exception, outermost first."""
     excerpt: tuple[str, ...] = ()
     last_words: bool = False
     """The excerpt is the last output of the worker, not the lines of an exception."""
@@ -354,6 +357,7 @@ def _of_chain(
         message=message,
         original=shown_original,
         frame=str(frame) if frame else None,
+        frames=tuple(head.frames),
         excerpt=_excerpt(head, trailing),
         repeats=repeats,
         loader_may_be_gone=loader_gone,

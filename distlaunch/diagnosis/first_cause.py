@@ -14,6 +14,8 @@ from itertools import islice
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.awaited import Awaited, find_awaited, find_odd_collective
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
@@ -61,14 +63,17 @@ def diagnose(
     adds_local_rank: bool = False,
     dashes_first: bool = False,
     master_port: int | None = None,
+    stacks: Sequence[m.Stack] = (),
+    script_dir: str = "",
 ) -> Diagnosis:
     """Return the first cause among the exits of one attempt.
 
     ``running``: ranks that have not exited. ``python``: the workers' interpreter, for hints.
     ``after_grace``: why workers were killed that had not exited on request. ``adds_local_rank``:
     the launcher has given the script ``--local_rank=N``. ``dashes_first``: the script's first
-    argument is ``--``. ``master_port``: the port of the attempt. The exit code is that of the named
-    worker, and 128+N if signal N ended it.
+    argument is ``--``. ``master_port``: the port of the attempt. ``stacks``: those of the workers
+    that still ran when the first one failed. ``script_dir``: files below it are the user's own. The
+    exit code is that of the failed worker, and 128+N if signal N ended it.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
     if not bad:
@@ -99,9 +104,22 @@ def diagnose(
     same = (*_same(best, seen, eligible), *_stopped_alike(best, bad))
     cause_seen = best.standing < Standing.TIMED_OUT
     cause = _cause(best, same, _hosts_of(best, same, bad), cause_seen=cause_seen)
+    lost = _lost_before_the_stop([end for end in ends if end.rank not in cause.ranks])
+    awaited = (
+        find_odd_collective(list(seen.values()))
+        if cause_seen
+        else find_awaited(
+            [one for one in (*seen.values(), *lost.values()) if _waited(one)],
+            ends,
+            running,
+            stacks,
+            script_dir,
+        )
+    )
+    if awaited is not None:
+        cause = _of_awaited(awaited, best, ends)
     named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
-    lost = _lost_before_the_stop(others)
     hint = (
         hint_for(
             best,
@@ -113,6 +131,8 @@ def diagnose(
         )
         if cause_seen
         else _hint_without_cause(best, ends, running, world_size, lost)
+        if awaited is None or awaited.frame is None
+        else None
     )
     if hint is None and after_grace is not None and any(map(was_killed_by_us, others)):
         hint = GRACE_HINT
@@ -250,6 +270,29 @@ def _cause(best: FailureEvidence, ranks: tuple[int, ...], host: str, *, cause_se
         excerpt=best.excerpt,
         last_words=best.last_words,
         stream=best.stream,
+    )
+
+
+def _waited(evidence: FailureEvidence) -> bool:
+    return evidence.standing >= Standing.TIMED_OUT
+
+
+def _of_awaited(awaited: Awaited, best: FailureEvidence, ends: Sequence[WorkerExit]) -> Cause:
+    """Return the cause that names the ranks that others waited for, with what ``best`` says."""
+    hosts = {end.rank: end.host for end in ends}
+    returncodes = {end.rank: end.returncode for end in ends}
+    first = awaited.ranks[0]
+    return Cause(
+        ranks=awaited.ranks,
+        host=hosts.get(first, ""),
+        returncode=returncodes.get(first, 0),
+        summary=awaited.summary,
+        exception_type=best.exception_type,
+        message=best.message,
+        frame=awaited.frame,
+        excerpt=awaited.stack or best.excerpt,
+        awaited=True,
+        told_by=best.end.rank,
     )
 
 

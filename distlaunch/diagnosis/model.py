@@ -30,6 +30,11 @@ class Cause(Record):
     """The excerpt is the last output of the worker, not the lines of an exception."""
     at_once: bool = False
     """The ranks failed together because their nodes were lost, not one after the other."""
+    awaited: bool = False
+    """The ranks have raised nothing: others waited for them in vain. ``exception_type`` and
+    ``message`` are then what ``told_by`` printed, and ``excerpt`` is the stack of the first rank."""
+    told_by: int | None = None
+    """The rank that waited in vain and printed the exception."""
     stream: Literal["stderr", "stdout"] = "stderr"
     """The stream on which the worker wrote the excerpt."""
     log_path: str | None = None

@@ -45,16 +45,16 @@ def render_report(
         else ""
     )
     when = _while_stopping(cause) if while_stopping else ""
-    lines = _wrapped(
-        f"{_who(cause.ranks, world_size)}{host} failed{when}{first}: {cause.summary}", ""
-    )
+    verb = "" if cause.awaited else f"failed{when}{first}: "
+    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} {verb}{cause.summary}", "")
     exception = (
         f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ")
         if cause.exception_type
         else cause.message
     )
     if exception:
-        lines += _wrapped(exception, "  ", limit=_EXCEPTION_LINES)
+        told = "" if cause.told_by is None else f"{name_ranks((cause.told_by,))}: "
+        lines += _wrapped(f"{told}{exception}", "  ", limit=_EXCEPTION_LINES)
     if cause.frame:
         lines += [f"  at {cause.frame}"]
     if cause.original:
@@ -63,6 +63,8 @@ def render_report(
     if excerpt:
         where = "the terminal, with what was typed" if terminal else cause.stream
         label = [f"  last lines on {where}:"] if cause.last_words else [""]
+        if cause.awaited and cause.frame:
+            label = [f"  where {name_ranks(cause.ranks[:1])} was:"]
         lines += [*label, *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
     for other in diagnosis.others:
         lines += _wrapped(other, "  ", limit=3)
@@ -128,7 +130,8 @@ def _while_stopping(cause: Cause) -> str:
 
 
 def _what(cause: Cause) -> str:
-    what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.summary
+    named = cause.exception_type and not cause.awaited
+    what = f"{cause.exception_type}: {cause.message}" if named else cause.summary
     return what[:160] + (f" ({cause.frame})" if cause.frame else "")
 
 
@@ -156,6 +159,8 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
         "excerpt": list(cause.excerpt),
         "last_words": cause.last_words,
         "stream": cause.stream,
+        "awaited": cause.awaited,
+        "told_by": cause.told_by,
         "others": list(diagnosis.others),
         "hint": diagnosis.hint,
         "repeats": diagnosis.repeats,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -241,6 +241,11 @@ class Attempt:
             error_file=ended.error_file if whole else None,
         )
 
+    @property
+    def seeks_cause(self) -> bool:
+        """Return whether the first failure looks like a consequence, and the others may run on."""
+        return self._seeks_cause and self.others_until is not None
+
     def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
         """Return the effect of a failure on the other workers. Called while none was asked to stop.
 
@@ -321,11 +326,12 @@ class Attempt:
         lived_s: float,
         is_stopped: bool,
         port: int | None,
+        stacks: Sequence[m.Stack] = (),
     ) -> Verdict:
         """Return the verdict on an attempt that failed or hung.
 
         ``lived_s``: seconds until it hung, if it did. ``is_stopped``: a signal ended the job.
-        ``port``: the port of rank 0.
+        ``port``: the port of rank 0. ``stacks``: those of the workers at the first failure.
         """
         has_advanced, world_size = progress.has_advanced(), self.nodes.world_size
         after_grace = None if is_stopped else failures.after_grace(settings)
@@ -350,7 +356,12 @@ class Attempt:
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)
         ends = [*self.failures, *self.finished]
         diagnosis = failures.diagnose(
-            ends, settings, world_size=world_size, after_grace=after_grace, master_port=port
+            ends,
+            settings,
+            world_size=world_size,
+            after_grace=after_grace,
+            master_port=port,
+            stacks=stacks,
         )
         if self.losses:
             from distlaunch.coordinator.policy import losses

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.worker_exit import WorkerExit
+from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.model import Diagnosis
 
 
@@ -25,6 +26,7 @@ def diagnose(
     world_size: int,
     after_grace: str | None,
     master_port: int | None = None,
+    stacks: Sequence[m.Stack] = (),
 ) -> Diagnosis:
     """Return the first cause among the exits of the workers. Its hint uses the names of the options
     that the user knows."""
@@ -38,6 +40,8 @@ def diagnose(
         adds_local_rank=settings.adds_local_rank,
         dashes_first=settings.dashes_first,
         master_port=master_port,
+        stacks=stacks,
+        script_dir=settings.script_dir,
     )
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 

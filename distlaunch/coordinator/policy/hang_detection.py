@@ -65,9 +65,12 @@ class HangDetector:
         self.lived_s = 0.0
         """How long the job had shown signs of life before that silence."""
         self.stacks: list[m.Stack] = []
+        self.at_failure: list[m.Stack] = []
+        """The stacks of the workers that ran when the first failure looked like a consequence."""
         self._reporting: set[int] = set()
         self._wrote: float | None = None
         """When workers that send heartbeats last wrote output, after the last sign of life."""
+        self._asked_at_failure = False
         self._serial = 0
         self._since = 0.0
         self._last: float | None = None  # None: not watching
@@ -87,7 +90,8 @@ class HangDetector:
     def begin(self, run: Attempt) -> None:
         """Prepare for a new attempt."""
         self._run = run
-        self.ended, self.stacks = [], []
+        self.ended, self.stacks, self.at_failure = [], [], []
+        self._asked_at_failure = False
         self._reporting = set()
         self.stop()
         self._over = False
@@ -188,7 +192,10 @@ class HangDetector:
             self._serial,
         ) and node in self._unanswered:
             self._unanswered.discard(node)
-            self.stacks += message.stacks
+            if self._asked_at_failure:
+                self.at_failure += message.stacks
+            else:
+                self.stacks += message.stacks
 
     def on_node_lost(self, node: int) -> None:
         """Record that a node is lost, so that its stacks will not come."""
@@ -222,6 +229,17 @@ class HangDetector:
         self.silent_s, self.lived_s = now - last, last - self._since
         self.stacks = []
         self._unanswered, self._until, self._check_at = set(nodes), now + answer_s, None
+        self._serial += 1
+        question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
+        return [SendToNode(node=node, message=question) for node in nodes]
+
+    def collect_stacks_at_failure(self) -> list[Action]:
+        """Return the actions that ask for the stacks of all workers after the first failure.
+
+        The answers come while the other workers run on for ``CAUSE_S``; nothing waits for them.
+        """
+        nodes = sorted(self._run.owing)
+        self._asked_at_failure, self._unanswered = True, set(nodes)
         self._serial += 1
         question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
         return [SendToNode(node=node, message=question) for node in nodes]

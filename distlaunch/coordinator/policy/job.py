@@ -503,8 +503,11 @@ class JobPolicy:
             actions += self._hang_detector.on_worker_finished(message.rank, now)
         elif self.stop_signal is None and not message.told_to_stop and self.phase != "stopping":
             self._hang_detector.stop()
-            if run.first_reaction(failure, now) == "stop":
+            reaction = run.first_reaction(failure, now)
+            if reaction == "stop":
                 actions += self._stop_after_failure()
+            elif reaction == "wait" and run.seeks_cause:
+                actions += self._hang_detector.collect_stacks_at_failure()
         if run.has_ended:
             self._hang_detector.stop()
             self._all_ended_at = now
@@ -561,7 +564,11 @@ class JobPolicy:
         self._run.others_until = None
         self._hang_detector.stop()
         self.phase = "stopping"
-        return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
+        kept: list[Action] = []
+        if self._hang_detector.at_failure:
+            stacks = tuple(self._hang_detector.at_failure)
+            kept.append(WriteStacks(attempt=self.attempt, stacks=stacks))
+        return [*kept, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
 
     def _stop_all(self, signum: int, grace_s: float) -> list[Action]:
         stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
@@ -853,6 +860,7 @@ class JobPolicy:
             lived_s=self._hang_detector.lived_s,
             is_stopped=self.stop_signal is not None,
             port=self._port,
+            stacks=self._hang_detector.at_failure,
         )
         replaced = (
             verdict.by_loss and self._attempt_start is not None and self._attempt_start.replaces()

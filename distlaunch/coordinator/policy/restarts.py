@@ -88,7 +88,8 @@ class Outcome(Record):
         ``has_advanced``: whether heartbeats show progress. None if there were no heartbeats.
         """
         first = diagnosis.cause.ranks[0]
-        uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
+        uptimes = {end.rank: end.uptime_s for end in failures}
+        uptime_s = uptimes.get(first, failures[0].uptime_s if failures else 0.0)
         outcome = Outcome.after(
             diagnosis.signature, uptime_s, min_uptime_s=min_uptime_s, has_advanced=has_advanced
         )

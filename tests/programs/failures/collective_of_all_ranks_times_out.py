@@ -1,6 +1,6 @@
-# expect-rank: 0,1,3
+# expect-rank: 2
 # expect-exit: 1
-# expect-cause: no rank shows the original cause
+# expect-cause: timed out waiting for it
 # expect-hint: rank 2
 """Rank 2 never reaches the collective: the others time out, and the report says that they only waited."""
 

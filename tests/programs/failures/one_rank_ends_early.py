@@ -1,7 +1,7 @@
-# expect-rank: 0,1,3
+# expect-rank: 2
 # expect-exit: 1
-# expect-cause: no rank shows the original cause
-# expect-hint: rank 2
+# expect-cause: ended with exit code 0 while
+# expect-hint: same number of steps
 """Rank 2 has fewer batches and ends with 0: nobody raised first, the others lost it."""
 
 import os

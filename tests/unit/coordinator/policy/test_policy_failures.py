@@ -94,6 +94,12 @@ def test_the_failure_comes_before_the_end_of_the_job(make_job):
 
 # --- a consequence first
 
+TIMED_OUT = (
+    b"Traceback (most recent call last):\n"
+    b'  File "/p/train.py", line 2, in <module>\n'
+    b"RuntimeError: [gloo] Timed out waiting 2000ms for recv operation to complete\n"
+)
+
 
 def test_a_consequence_waits_for_its_cause_which_then_stops_all(make_job):
     job = make_job(per_node=3).run()
@@ -131,6 +137,30 @@ def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
     [failed] = job.of(p.ReportFailure)
     assert not failed.diagnosis.cause_seen
     assert job.exit_code == 1
+
+
+def test_stacks_are_taken_before_the_stop_and_name_the_rank_that_did_not_come(make_job):
+    job = make_job(per_node=2).run()
+    asked = job.sent(m.CollectStacks, job.exited(1, 1, tail=TIMED_OUT))
+    assert [question.attempt for _, question in asked] == [0]
+    text = 'Current thread 0x01 (most recent call first):\n  File "/p/data.py", line 3 in load\n'
+    stack = m.Stack(rank=0, pid=1000, state="S", text=text)
+    job.say(0, m.Stacks(attempt=0, serial=asked[0][1].serial, stacks=(stack,)))
+    job.now += CAUSE_S
+    actions = job.tick()
+    assert [kept.stacks for kept in job.of(p.WriteStacks, actions)] == [(stack,)]
+    assert len(stops(job, actions)) == 1
+    job.exited(0, -15, told=True)
+    job.all_gone()
+    [failed] = job.of(p.ReportFailure)
+    assert failed.diagnosis.cause.ranks == (0,)
+    assert failed.diagnosis.cause.frame == "data.py:3 in load"
+    assert job.exit_code == 1
+
+
+def test_a_failure_with_a_cause_of_its_own_asks_for_no_stacks(make_job):
+    job = make_job(per_node=2).run()
+    assert job.sent(m.CollectStacks, job.exited(1, 1, tail=job.RAISED)) == []
 
 
 def test_the_stop_comes_within_a_second_of_the_first_failure():

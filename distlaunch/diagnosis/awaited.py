@@ -1,0 +1,241 @@
+"""Find the ranks that the others waited for in vain. No I/O.
+
+Ranks that time out in a collective are victims. The rank that they waited for has raised nothing.
+It is named by a text of a library, or it has ended with 0, or it is behind by the sequence numbers
+of NCCL's watchdog, or its stack shows that it is somewhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import name_ranks
+from distlaunch.core.model.worker_exit import WorkerExit
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.consequence import Standing
+from distlaunch.diagnosis.evidence import FailureEvidence
+from distlaunch.diagnosis.stack_parser import StackView, ThreadStack, main_thread, parse_stacks
+from distlaunch.diagnosis.waits import Wait, Waiting, find_wait
+
+_READ_BYTES = 16384
+"""The texts of libraries are looked up in this many bytes at the end of stderr."""
+_NOTICED_S = 0.2
+"""An exit may be noticed this much later than the failure of a rank that has lost the connection."""
+_STACK_LINES = 8
+_RANKS = r"(\d+(?:, ?\d+)*)"
+_NAMING: tuple[re.Pattern[str], ...] = (
+    # torch 1.9 to 2.13: "[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 2000 ms"
+    re.compile(rf"\bRanks? {_RANKS} failed to pass monitoredBarrier"),
+    # Horovod 0.16 to 0.28: "Stalled ops:allreduce.loss [missing ranks: 2, 3]"
+    re.compile(rf"\[missing ranks: ?{_RANKS}\]"),
+    # Horovod 0.19 to 0.28: "Missing ranks:\n2: [allreduce.noname.1]\n3: [allreduce.noname.1]"
+    re.compile(r"Missing ranks:((?:\s*\d+: \[[^\]\n]*\](?: \.\.\.)?)+)"),
+    # torch 1.11 to 2.13, TORCH_NCCL_DESYNC_DEBUG: "- To our best knowledge, ranks [2] are the
+    # lagging ranks that caused this timeout."
+    re.compile(rf"ranks \[{_RANKS}\] are the lagging ranks"),
+)
+_ITEM = re.compile(r"(?:^|[\n,])\s*(\d+)(?=[:,\s]|$)")
+_WORK = re.compile(
+    # torch 2.0 to 2.13: "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5,
+    # OpType=ALLREDUCE, ...) ran for 600013 milliseconds before timing out."
+    r"\[Rank (\d+)\] Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
+)
+_ENQUEUED = re.compile(
+    # torch 2.4: "[PG 1 Rank 3] Timeout at NCCL work: 9141, last enqueued NCCL work: 9141, last
+    # completed NCCL work: 9140."; 2.6: "... PG status: last enqueued work: 120051, last completed
+    # work: 120048"
+    r"Rank (\d+)\].{0,200}?last enqueued (?:NCCL )?work: (\d+), last completed (?:NCCL )?work: (\d+)"
+)
+_FINGERPRINT = re.compile(
+    # torch 1.11 to 2.13, TORCH_DISTRIBUTED_DEBUG=DETAIL: "Rank 1 is running collective:
+    # CollectiveFingerPrint(SequenceNumber=3104, OpType=ALLREDUCE, TensorShape=[195812480], ..."
+    r"Rank (\d+) is running (?:inconsistent )?collective: CollectiveFingerPrint\("
+    r"(?:SequenceNumber=\d+,? ?)?OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
+)
+
+
+class Awaited(Record):
+    """The ranks that the others waited for."""
+
+    ranks: tuple[int, ...]
+    summary: str
+    """What these ranks did, as a clause: ``did not take part: ranks 0-1 timed out waiting``."""
+    frame: str | None = None
+    """The innermost frame of the user's code in the first of these ranks."""
+    stack: tuple[str, ...] = ()
+    """The stack of the first of these ranks, innermost first, shortened."""
+
+
+class _Place:
+    """Where a rank is: its stack, and the call in it that waits for others."""
+
+    def __init__(self, thread: ThreadStack | None, script_dir: str) -> None:
+        self.view = StackView(thread, script_dir) if thread is not None else None
+        self.wait: Wait | None = find_wait(self.view) if self.view else None
+
+    @property
+    def waits_surely(self) -> bool:
+        return self.wait is not None and self.wait.waiting is Waiting.SURELY
+
+    @property
+    def call(self) -> str | None:
+        return self.wait.name if self.wait is not None and self.waits_surely else None
+
+    @property
+    def frame(self) -> str | None:
+        place = self.view.place if self.view else None
+        return str(place) if place else None
+
+
+def find_awaited(
+    victims: Sequence[FailureEvidence],
+    ends: Sequence[WorkerExit],
+    running: Sequence[int],
+    stacks: Sequence[m.Stack],
+    script_dir: str,
+) -> Awaited | None:
+    """Return the ranks that the victims waited for. Return None if nothing shows which.
+
+    ``ends``: all exits of the attempt. ``stacks``: those of the workers that ran when the first
+    victim failed.
+    """
+    failed = {one.end.rank for one in victims}
+    if not failed:
+        return None
+    text = {one.end.rank: one.end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
+            for one in victims}  # fmt: skip
+    places = _places_of_stacks(stacks, script_dir)
+    named = _named(text.values()) - failed
+    if named:
+        return _absent(sorted(named), failed, places)
+    first_s = min(one.end.ended_s for one in victims)
+    if early := [end.rank for end in ends if _ended_early(end, first_s)]:
+        return _ended(early, failed)
+    if behind := _behind(text):
+        return behind
+    if all(one.standing is not Standing.TIMED_OUT for one in victims):
+        return None
+    silent = sorted(({end.rank for end in ends if end.told_to_stop} | set(running)) - failed)
+    return _elsewhere(silent, failed, places) or _in_another_call(victims, places, script_dir)
+
+
+def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
+    """Return the ranks that called another collective than most others, if torch's check says so."""
+    calls: dict[int, str] = {}
+    for one in found:
+        for match in _FINGERPRINT.finditer(f"{one.message or ''}\n{one.text}"):
+            calls.setdefault(int(match[1]), f"{match[2]} {match[3] or ''}".rstrip())
+    return _odd(calls, None)
+
+
+def _named(texts: Iterable[str]) -> set[int]:
+    found: set[int] = set()
+    for text in texts:
+        for pattern in _NAMING:
+            for listed in pattern.findall(text)[-1:]:
+                found.update(int(number[:9]) for number in _ITEM.findall(listed))
+    return found
+
+
+def _ended_early(end: WorkerExit, first_s: float) -> bool:
+    return end.returncode == 0 and not end.told_to_stop and end.ended_s <= first_s + _NOTICED_S
+
+
+def _ended(early: Sequence[int], failed: set[int]) -> Awaited:
+    them = "it" if len(early) == 1 else "them"
+    return Awaited(
+        ranks=tuple(early),
+        summary=f"ended with exit code 0 while {name_ranks(sorted(failed))} waited for {them}",
+    )
+
+
+def _absent(ranks: Sequence[int], failed: set[int], places: Mapping[int, _Place]) -> Awaited:
+    them = "it" if len(ranks) == 1 else "them"
+    place = places.get(ranks[0])
+    call = place.call if place else None
+    inside = f", and waited in {call}" if call else ""
+    return Awaited(
+        ranks=tuple(ranks),
+        summary=f"did not take part{inside}: {name_ranks(sorted(failed))} timed out waiting for "
+        f"{them}",
+        frame=place.frame if place else None,
+        stack=tuple(place.view.shown(_STACK_LINES)) if place and place.view else (),
+    )
+
+
+def _behind(texts: Mapping[int, str]) -> Awaited | None:
+    """Return the ranks whose NCCL work has the lowest number, or another type."""
+    enqueued: dict[int, int] = {}
+    calls: dict[int, str] = {}
+    for rank, text in texts.items():
+        for match in _ENQUEUED.finditer(text):
+            enqueued[rank] = int(match[2][:18])
+        if (work := _WORK.search(text)) is not None:
+            calls[rank] = f"NCCL {work[3]} number {work[2]}"
+            enqueued.setdefault(rank, int(work[2][:18]))
+    numbers = sorted(set(enqueued.values()))
+    if len(numbers) > 1:
+        low = sorted(rank for rank, number in enqueued.items() if number == numbers[0])
+        rest = sorted(set(enqueued) - set(low))
+        verb = "is" if len(low) == 1 else "are"
+        return Awaited(
+            ranks=tuple(low),
+            summary=f"{verb} behind: the last collective was number {numbers[0]}, and "
+            f"{numbers[1]} or more on {name_ranks(rest)}",
+        )
+    return _odd(calls, None)
+
+
+def _elsewhere(
+    silent: Sequence[int], failed: set[int], places: Mapping[int, _Place]
+) -> Awaited | None:
+    """Return the ranks that had not failed and did not wait for others, by their stacks."""
+    away = [rank for rank in silent if rank not in places or not places[rank].waits_surely]
+    known = [rank for rank in away if rank in places and places[rank].view is not None]
+    return _absent(known or away, failed, places) if away else None
+
+
+def _in_another_call(
+    victims: Sequence[FailureEvidence], places: Mapping[int, _Place], script_dir: str
+) -> Awaited | None:
+    """Return the ranks that waited in another collective than most others did."""
+    calls: dict[int, str] = {}
+    where: dict[int, _Place] = dict(places)
+    for one in victims:
+        frames = tuple(reversed(one.frames))
+        where[one.end.rank] = _Place(ThreadStack(frames=frames) if frames else None, script_dir)
+    for rank, place in where.items():
+        if place.call is not None:
+            calls[rank] = place.call
+    found = _odd(calls, where)
+    return found or _odd({rank: f"{calls[rank]} at {where[rank].frame}" for rank in calls}, where)
+
+
+def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Awaited | None:
+    """Return the ranks with the rarest call, if exactly one call is the rarest."""
+    counts = Counter(calls.values())
+    if len(counts) < 2:
+        return None
+    (common, _), *_, (rare, fewest) = counts.most_common()
+    if list(counts.values()).count(fewest) > 1:
+        return None
+    ranks = sorted(rank for rank, call in calls.items() if call == rare)
+    others = sorted(rank for rank, call in calls.items() if call == common)
+    place = places.get(ranks[0]) if places else None
+    return Awaited(
+        ranks=tuple(ranks),
+        summary=f"called {rare} while {name_ranks(others)} called {common}",
+        frame=place.frame if place else None,
+    )
+
+
+def _places_of_stacks(stacks: Sequence[m.Stack], script_dir: str) -> dict[int, _Place]:
+    found = {}
+    for stack in stacks:
+        threads = parse_stacks(stack.text) if stack.text else []
+        found[stack.rank] = _Place(main_thread(threads) if threads else None, script_dir)
+    return found

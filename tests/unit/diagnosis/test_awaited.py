@@ -1,0 +1,143 @@
+"""Ranks that did not come: the texts and stacks that name the rank that others waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.first_cause import diagnose
+from distlaunch.diagnosis.report import render_report
+
+TORCH = "/home/user/venv/lib/python3.11/site-packages/torch/distributed"
+
+
+def watchdog(rank: int, number: int, op: str = "ALLREDUCE", enqueued: int | None = None) -> str:
+    """Text of torch 2.6 (cut to the lines that matter)."""
+    work = f"WorkNCCL(SeqNum={number}, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)=600000)"
+    caught = f"[Rank {rank}] Watchdog caught collective operation timeout: {work} ran for 600060 milliseconds before timing out."
+    group = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+    return (
+        f"[rank{rank}]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:632] {caught}\n"
+        f"[rank{rank}]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:2268] {group}  failure detected by watchdog at work sequence id: {number} PG status: last enqueued work: {enqueued or number}, last completed work: {number - 1}\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        f"  what():  {group} Process group watchdog thread terminated with exception: {caught}\n"
+    )
+
+
+def timed_out(call: str = "all_reduce", text: str = "") -> str:
+    said = text or "Timed out waiting 2000ms for recv operation to complete"
+    return (
+        "[rank0]: Traceback (most recent call last):\n"
+        '[rank0]:   File "/home/user/train.py", line 15, in <module>\n'
+        f"[rank0]:     dist.{call}(torch.ones(8))\n"
+        f'[rank0]:   File "{TORCH}/distributed_c10d.py", line 3252, in {call}\n'
+        "[rank0]:     work.wait()\n"
+        f"[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:79] {said}\n"
+    )
+
+
+def stopped(end_of, rank: int):
+    return end_of(rank, returncode=-15, told_to_stop=True, ended_s=6.0)
+
+
+def stack(rank: int, *frames: str) -> m.Stack:
+    shown = "".join(
+        f'  File "{file}", line {line} in {name}\n'
+        for file, line, name in (frame.split(":") for frame in frames)
+    )
+    text = f"Current thread 0x0000000000000001 (most recent call first):\n{shown}"
+    return m.Stack(rank=rank, pid=100 + rank, state="S", text=text)
+
+
+def test_nccl_rank_that_still_runs_is_named(end_of):
+    ends = [end_of(rank, watchdog(rank, 5), returncode=-6) for rank in (0, 1, 3)]
+    found = diagnose([*ends, stopped(end_of, 2)], world_size=4)
+    assert found.cause.ranks == (2,)
+    assert found.cause.summary == "did not take part: ranks 0-1,3 timed out waiting for it"
+    assert found.exit_code == 134
+
+
+def test_nccl_rank_with_the_lowest_number_is_named(end_of):
+    ends = [end_of(rank, watchdog(rank, 5), returncode=-6) for rank in (0, 1, 3)]
+    found = diagnose([*ends, end_of(2, watchdog(2, 4), returncode=-6)], world_size=4)
+    assert found.cause.ranks == (2,)
+    assert "is behind: the last collective was number 4" in found.cause.summary
+
+
+def test_nccl_rank_that_has_enqueued_less_is_named(end_of):
+    ends = [end_of(rank, watchdog(rank, 5, enqueued=9), returncode=-6) for rank in (0, 1, 3)]
+    found = diagnose([*ends, end_of(2, watchdog(2, 5, enqueued=7), returncode=-6)], world_size=4)
+    assert found.cause.ranks == (2,)
+
+
+def test_nccl_rank_in_another_collective_is_named(end_of):
+    ends = [end_of(rank, watchdog(rank, 5), returncode=-6) for rank in (0, 1, 3)]
+    found = diagnose([*ends, end_of(2, watchdog(2, 5, "BROADCAST"), returncode=-6)], world_size=4)
+    assert found.cause.ranks == (2,)
+    assert found.cause.summary == (
+        "called NCCL BROADCAST number 5 while ranks 0-1,3 called NCCL ALLREDUCE number 5"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 2000 ms",
+        "[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms",
+        "Stalled ops:allreduce.loss [missing ranks: 2]\nHorovod has been shut down.",
+        "One or more tensors ... for more than 60 seconds.\nMissing ranks:\n2: [allreduce.noname.1]\nHorovod has been shut down.",
+        "- To our best knowledge, ranks [2] are the lagging ranks that caused this timeout. collective timeout",
+    ],
+)
+def test_texts_of_libraries_name_the_rank(end_of, text):
+    ends = [end_of(0, timed_out(text=text)), *(stopped(end_of, rank) for rank in (1, 2, 3))]
+    assert diagnose(ends, world_size=4).cause.ranks == (2,)
+
+
+def test_stack_of_the_rank_that_did_not_come_is_in_the_report(end_of):
+    waits = (f"{TORCH}/distributed_c10d.py:3252:all_reduce", "/home/user/train.py:15:<module>")
+    stacks = [
+        stack(1, *waits),
+        stack(2, "/home/user/data.py:7:load", "/home/user/train.py:12:<module>"),
+        stack(3, *waits),
+    ]
+    ends = [end_of(0, timed_out()), *(stopped(end_of, rank) for rank in (1, 2, 3))]
+    found = diagnose(ends, world_size=4, stacks=stacks, script_dir="/home/user")
+    assert (found.cause.ranks, found.cause.frame) == ((2,), "data.py:7 in load")
+    text = render_report(
+        found,
+        job_id="a",
+        world_size=4,
+        attempt=0,
+        restarts=0,
+        max_restarts=0,
+        elapsed_s=1.0,
+        run_dir="/r",
+        many_hosts=False,
+    )
+    assert text.startswith(
+        "rank 2 of 4 did not take part: rank 0 timed out waiting for it\n  rank 0: RuntimeError: "
+    )
+    assert "  at data.py:7 in load\n  where rank 2 was:\n    data.py:7 in load\n" in text
+
+
+def test_all_ranks_in_one_collective_name_none(end_of):
+    waits = (f"{TORCH}/distributed_c10d.py:3252:all_reduce", "/home/user/train.py:15:<module>")
+    ends = [end_of(0, timed_out()), *(stopped(end_of, rank) for rank in (1, 2, 3))]
+    stacks = [stack(rank, *waits) for rank in (1, 2, 3)]
+    found = diagnose(ends, world_size=4, stacks=stacks, script_dir="/home/user")
+    assert not found.cause.awaited
+    assert "no rank shows the original cause" in found.cause.summary
+
+
+def test_a_collective_of_one_failed_rank_differs_from_the_others(end_of):
+    ends = [end_of(rank, timed_out()) for rank in (0, 1, 3)]
+    found = diagnose([*ends, end_of(2, timed_out("broadcast"))], world_size=4)
+    assert found.cause.ranks == (2,)
+    assert "called torch.distributed broadcast while ranks 0-1,3" in found.cause.summary
+
+
+def test_own_failure_of_another_rank_stays_the_cause(end_of):
+    own = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in <module>\nKeyError: 1\n'
+    ends = [end_of(0, timed_out()), end_of(3, own, ended_s=5.5), stopped(end_of, 2)]
+    assert diagnose(ends, world_size=4).cause.ranks == (3,)
