@@ -10,7 +10,7 @@ EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
 """An internal error of distlaunch."""
 EXIT_REQUEUE = 75
-"""A Slurm job should be requeued, but distlaunch could not request it."""
+"""Exit code if a Slurm job should be requeued, but distlaunch could not request it."""
 EXIT_HANG = 124
 
 
@@ -42,4 +42,4 @@ class UsageError(ConfigError):
 
 
 class ProtocolError(LaunchError):
-    """The other side of a connection sent data that the protocol does not allow."""
+    """The other side of a connection sent data that violates the protocol."""

@@ -21,7 +21,8 @@ def make_private_dir(path: str) -> None:
 
 
 def make_private_dirs(path: str) -> None:
-    """Create a directory and its missing parents. Does nothing if it exists. Raises OSError."""
+    """Create a directory and its missing parents. An existing directory is not changed. Raises
+    OSError if that fails."""
     above = os.path.dirname(path)
     if above not in ("", path) and not os.path.isdir(above):
         make_private_dirs(above)
@@ -35,7 +36,7 @@ def make_private_dirs(path: str) -> None:
 def open_private(path: str, flags: int) -> int:
     """Open a file with these flags and return its descriptor.
 
-    A new file can be read and written only by its owner. Raises OSError.
+    Only the owner can read and write a new file. Raises OSError if the file cannot be opened.
     """
     descriptor = os.open(path, flags, 0o600)
     try:

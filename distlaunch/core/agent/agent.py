@@ -1,8 +1,9 @@
 """The agent of one node: it starts, watches and stops the workers through the spawner.
 
-It has no loop of its own. Its host is the launcher on one machine, and ``RemoteAgent`` on other
-nodes. The host's loop polls ``descriptors()``, calls ``on_ready`` and ``tick`` (at ``deadline()``),
-and passes each message of the coordinator to ``handle``.
+The spawner is the workers' parent process. The agent has no loop of its own. On one machine the
+launcher calls the agent; on other nodes ``RemoteAgent`` does. The caller's loop polls
+``descriptors()``, calls ``on_ready`` and ``tick`` (at ``deadline()``), and passes each message of
+the coordinator to ``handle``.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from distlaunch.core.protocol import spawner_messages as w
 
 _PUMP_S = 2.0
 _WATCHER_S = CLEANERS_S + 1.0
-"""How long the watcher may take to kill what a dead spawner has left. After it, the agent does so.
-"""
+"""How long the watcher may take to kill the processes of a dead spawner. After this time the agent
+kills them."""
 _POLL_S, _HURRIED_S = 0.1, 0.5
 _TYPED_AHEAD_BYTES = 1 << 20
 
@@ -74,9 +75,8 @@ class Agent:
         self._channel = channel
         self._watcher = watcher
         self._spawner = 0
-        """Pid from its ``Running`` message. It is a child of the watcher, or of this process if the
-        watcher was killed.
-        """
+        """The spawner's pid, from its ``Running`` message. The spawner is a child of the watcher,
+        or of this process if the watcher was killed."""
         self._send = send
         self._clock = clock
         self._table = t.WorkerTable()
@@ -107,7 +107,7 @@ class Agent:
     # --- for the loop that polls the agent
 
     def set_job_id(self, job_id: str) -> None:
-        """Set the job id if it was not known when the agent was started."""
+        """Set the job id, which may not be known when the agent is started."""
         self.job_id = job_id
 
     def start(self) -> None:
@@ -173,8 +173,8 @@ class Agent:
     def _wake_spawner(self) -> None:
         """Resume the watcher and the spawner if they have been stopped.
 
-        A stopped spawner would not notice that workers exit. Normally the watcher resumes it.
-        SIGCHLD wakes the loop that calls this method.
+        A stopped spawner would not notice that workers exit. Normally the watcher resumes the
+        spawner. SIGCHLD wakes the loop that calls this method.
         """
         for pid in filter(None, (self._watcher, self._spawner)):
             with suppress(ChildProcessError):
@@ -223,8 +223,8 @@ class Agent:
     def end_without_coordinator(self, attempt: int, *, grace_s: float, bound_s: float) -> None:
         """Stop the workers as if the coordinator had requested it.
 
-        ``AttemptEnded`` follows when they have ended. If this and ``close`` take longer than
-        ``bound_s``, the spawner stops the workers instead.
+        ``AttemptEnded`` follows when the workers have ended. If this method and ``close`` together
+        take longer than ``bound_s``, the spawner stops the workers instead.
         """
         self._send_to_spawner(w.CoordinatorLost(bound_s=bound_s))
         self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
@@ -253,10 +253,10 @@ class Agent:
             self._wake_end = -1
 
     def _spawner_has_ended(self, deadline: float, hurried: Callable[[], bool]) -> bool:
-        """Read until the spawner closes its end of the channel, which is its last action. Reap the
-        spawner.
+        """Read messages until the spawner closes its end of the channel, its last action, and reap
+        the spawner.
 
-        Return whether it has ended.
+        Return whether the spawner has ended before ``deadline``.
         """
         poll = select.poll()
         while not self._is_spawner_lost and (left_s := deadline - time.monotonic()) > 0:
@@ -474,9 +474,9 @@ class Agent:
         self._send(m.AgentFailed(text=f"the spawner (the parent of the workers) {ended}{detail}"))
 
     def _end_all(self) -> int | None:
-        """Kill and reap all remaining processes in place of the spawner.
+        """Kill and reap all remaining processes, which the spawner can no longer do.
 
-        Return the spawner's wait status, or None if it is not known.
+        Return the spawner's wait status, or None if the status is not known.
         """
         self._continue_spawner()
         status = self._reaper.await_child(bound_s=_WATCHER_S)

@@ -1,8 +1,9 @@
-"""Connect to the listener on the rendezvous port, and retry until it admits this launcher.
+"""Connect to the listener on the rendezvous port, and retry until the listener admits this
+launcher.
 
 A host name may resolve late (the DNS of pods), the port may open later, and another program may
-have the port. All of these are tried again until the deadline, and the error gives the last reason.
-Only a final refusal by a listener of the same job ends the attempts sooner.
+have the port. In all these cases the connection is retried until the deadline; the error then has
+the last reason. Only a final refusal by a listener of the same job ends the attempts earlier.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from distlaunch.core.protocol.token_keys import CallerSecret
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
-"""How long a listener may take to answer: its launcher may be busy."""
+"""How long a listener may take to answer, because its launcher may be busy."""
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EINTR)
 _NO_LAUNCHER = "what listens there is no launcher of distlaunch"
 _SILENT = f"{_NO_LAUNCHER}, or it hangs: it sends nothing"
 _CLOSED = "it closed the connection"
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _UNANSWERED_MS = 30_000
-"""A blocked ``send`` ends after this time. It is twice the time after which keepalive probes detect
-a silent network."""
+"""A blocked ``send`` fails after this time, which is twice the time after which keepalive probes
+detect a silent network."""
 TICK_S = 1.0
 """Longest time between two calls of ``progress``."""
 _STAGGER_S = 0.25
 """Time after which the next address is tried as well if the current one does not answer (RFC 8305).
 """
 _ACCEPTED_STAGGER_S = 1.0
-"""The same time if the connection was accepted. Both addresses may lead to one launcher, which is
-busy."""
+"""The same time if the connection was accepted. It is longer, because both addresses may lead to
+one launcher that is busy."""
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _REJECTED_RETRY_S = 0.5
 _UNKNOWN_RETRY_S = 2.0
 """Delay after a rejection by a listener that has not proved that it belongs to the job."""
 _TOO_SHORT_S = 0.1
-"""If less time is left, there is no further try, because it would only hide why the last one
-failed."""
+"""If less time is left, the connection is not retried: a short try would only replace the reason of
+the last failure."""
 _MOST_ADDRESSES = 64
 FRESH_S = 2.0
 """How long resolved addresses are used before the name is resolved again."""
@@ -89,16 +90,18 @@ def connect_to_listener(
     stops: Callable[[], bool] = lambda: True,
     other_addresses: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[socket.socket, Welcome]:
-    """Return the connection after the listener has admitted this launcher. No byte after the
-    handshake is read.
+    """Return the connection after the listener has admitted this launcher. Only the handshake has
+    been read.
 
     All hosts and ports are tried, because other jobs may use some of the ports. ``until`` is
-    monotonic time. ``progress`` is called repeatedly with the seconds since the beginning and the
-    reason for waiting, as a clause. ``other_addresses`` is called in a thread if the name of the only
-    host cannot be resolved. It returns other addresses of that host.
+    monotonic time. ``who`` names the listener in errors. ``progress`` is called repeatedly with the
+    seconds since the beginning and the reason for waiting, as a clause. ``other_addresses`` returns
+    other addresses of the host. It is called in a thread if there is only one host and its name
+    cannot be resolved.
 
     Raises NodesError at the deadline, and RejectedError for a final rejection. Raises
-    ConnectInterrupted if ``watched`` is readable and ``stops()``, which reads it, returns True.
+    ConnectInterrupted if ``watched`` is readable and ``stops()``, which reads from ``watched``,
+    returns True.
     """
     secret = CallerSecret(job_identity.token, job_identity.munge)
 
@@ -126,8 +129,8 @@ def connect_to_listener(
 
 
 class _Connector:
-    """Tries all addresses at the same time, so that an address without an answer delays no
-    other."""
+    """Tries all addresses at the same time, so that an address that does not answer delays no other
+    address."""
 
     def __init__(
         self,
@@ -158,7 +161,7 @@ class _Connector:
         )
         self._endpoints: dict[Address, Endpoint] = {}
         self._next_at = 0.0
-        """When an untried address may be tried beside those in progress."""
+        """When an untried address may be tried in addition to those in progress."""
 
     def run(self) -> tuple[socket.socket, Welcome]:
         tries = 0
@@ -195,7 +198,7 @@ class _Connector:
         return any(endpoint.is_proving for endpoint in self._endpoints.values())
 
     def _update_endpoints(self) -> None:
-        """Add the addresses to which the name resolves now. Keep an old address only while it has a
+        """Add the addresses that the name resolves to now. Keep an old address only while it has a
         connection."""
         self._addresses.refresh()
         if not self._addresses.known and not self._addresses.settled.wait(0.05):
@@ -217,8 +220,8 @@ class _Connector:
                 self._endpoints[address] = Endpoint(address, self._make_handshake)
 
     def _begin(self, now: float) -> None:
-        """Start the connections that are due. Connections to new addresses are started one after
-        the other."""
+        """Start the connections that are due. Connections to new addresses are started one at a
+        time."""
         if self._is_proving:
             return
         for endpoint in self._endpoints.values():
@@ -347,10 +350,10 @@ class _Connector:
         return poll
 
     def _wait(self, poll: select.poll, within_s: float) -> list[int]:
-        """Return the descriptors that are ready. Return an empty list after ``within_s`` or
-        ``TICK_S``.
+        """Return the descriptors that are ready; an empty list after ``within_s`` or ``TICK_S``.
 
-        Raises ConnectInterrupted.
+        Raises ConnectInterrupted if the watched descriptor is readable and ``stops()`` returns
+        True.
         """
         ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000 + 1)]
         if self._watched in ready:
@@ -401,7 +404,7 @@ def _pause_s(tries: int, waited_s: float) -> float:
 
 
 class Endpoint:
-    """The connection to one address, with its retries. Times are monotonic seconds.
+    """The connection to one address, and its retries. Times are monotonic seconds.
 
     ``make_handshake`` makes the handshake for a new connection.
     """
@@ -424,7 +427,7 @@ class Endpoint:
         self.refusal: Rejected | None = None
         """Final refusal by a listener of this job."""
         self.is_final = False
-        """The last answer came from a listener of this job."""
+        """Whether the last answer was from a listener of this job."""
         self.is_proving = False
         """The proof was sent, so the listener may be admitting this launcher."""
         self._handshake: CallerHandshake | None = None
@@ -447,8 +450,8 @@ class Endpoint:
 
     @property
     def wants_proof(self) -> bool:
-        """Return whether the handshake has reached the point where this launcher must send its
-        proof that it knows the job's secret (see ``prove``)."""
+        """Whether this launcher must now send its proof that it knows the job's secret
+        (``prove``)."""
         return bool(self._proof)
 
     def begin(self, now: float) -> None:
@@ -467,7 +470,8 @@ class Endpoint:
     def prove(self, now: float) -> None:
         """Send this launcher's proof that it knows the job's secret.
 
-        Only one endpoint at a time may do so, because two endpoints may lead to the same listener.
+        The caller lets only one endpoint at a time do so, because two endpoints may lead to the
+        same listener.
         """
         self.is_proving, self.until = True, now + ANSWER_S
         proof, self._proof = self._proof, b""
@@ -479,7 +483,7 @@ class Endpoint:
     def on_ready(self, now: float) -> Welcome | Rejected | None:
         """Continue after the connection became readable or writable.
 
-        Return the listener's final answer, or None if it has not come.
+        Return the listener's final answer, or None if it has not arrived.
         """
         try:
             if self._handshake is not None:
@@ -496,14 +500,14 @@ class Endpoint:
         self.fail("no answer" if self._handshake is None else _SILENT)
 
     def fail(self, why: str) -> None:
-        """Record why the try failed and close the connection."""
+        """Record ``why`` the try failed, and close the connection."""
         self.why = why
         self.hint = None
         self.tries += 1
         self.close()
 
     def detach(self) -> socket.socket | None:
-        """Return the connection. The caller owns it from now on."""
+        """Return the connection. The caller then owns it."""
         connection, self.connection = self.connection, None
         return connection
 
@@ -533,9 +537,11 @@ class Endpoint:
         self._send(self._handshake.begin())
 
     def _on_data(self, handshake: CallerHandshake) -> Welcome | Rejected | None:
-        """Read and process received bytes. Return the listener's final answer, or None.
+        """Read and process received bytes. Return the listener's final answer, or None if it has
+        not arrived.
 
-        Raises OSError or HandshakeError.
+        Raises OSError if reading fails, and HandshakeError if the other side is no launcher of this
+        job.
         """
         if self.connection is None:
             return None
@@ -563,7 +569,7 @@ class Endpoint:
 
 
 def describe_failures(endpoints: Sequence[Endpoint]) -> str:
-    """Return why all endpoints failed. If the reasons differ, each is given with its address."""
+    """Return why all endpoints failed. If the reasons differ, each reason follows its address."""
     by_reason: dict[str, list[str]] = {}
     for endpoint in endpoints:
         by_reason.setdefault(endpoint.reason, []).append(endpoint.text)
@@ -589,8 +595,9 @@ def set_socket_options(connection: socket.socket) -> None:
 class HostAddresses:
     """The addresses of a host name.
 
-    Lookups run in a thread, one at a time, because they cannot be interrupted. ``other_addresses`` is
-    called in that thread if the name is unknown. It returns other names or addresses of the host.
+    Lookups run in a thread, one at a time, because a lookup cannot be interrupted. If the name is
+    unknown, the thread calls ``other_addresses``, which returns other names or addresses of the
+    host.
     """
 
     def __init__(

@@ -19,10 +19,10 @@ M = TypeVar("M")
 
 
 class FrameStream(Generic[M]):
-    """Both directions of a connection. ``send`` and ``put`` may be called from any thread.
+    """Both directions of a connection. ``send`` and ``put`` may be called from any thread, all
+    other methods only by the loop.
 
-    All other methods may be called only by the loop. ``wake`` is called if another thread has
-    queued data that the loop must write.
+    ``wake`` is called if another thread has queued data that the loop must write.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FrameStream(Generic[M]):
         self.is_open = True
         """False after the end of the incoming data."""
         self.is_broken = False
-        """True once the other side no longer reads. Further data is dropped."""
+        """Whether the other side has stopped reading. Further data is dropped."""
 
     def descriptors(self) -> dict[int, int]:
         """Return the poll events by descriptor."""
@@ -87,9 +87,10 @@ class FrameStream(Generic[M]):
             self.is_broken = True
 
     def receive(self) -> list[M] | None:
-        """Return the messages of one read. Return None at the end of the stream.
+        """Read once, and return the messages. Return None at the end of the stream.
 
-        It reads only once, so that the caller can handle signals in between. Raises ProtocolError.
+        The stream is read only once per call, so that the caller can handle signals in between.
+        Raises ProtocolError if the data is no valid message.
         """
         if not self.is_open:
             return None

@@ -11,7 +11,7 @@ from distlaunch.core.protocol import agent_messages as m
 LONGEST_S = 1e9
 """Longest time that a user may configure."""
 LONGEST_POLL_S = 3600.0
-"""Longest poll: ``poll`` takes milliseconds as a C int."""
+"""Longest poll. The argument of ``poll`` is milliseconds as a C int."""
 _SUSPENDED_S = 1.0
 """A wakeup that is this late means that the process was suspended."""
 
@@ -23,7 +23,7 @@ class SilenceMonitor:
     """
 
     def __init__(self, silence_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
-        """``silence_s`` is the limit until a ping sets another one."""
+        """``silence_s`` is the limit until a ping sets another limit."""
         self._silence_s = silence_s
         self._now = now
         self._last = now()
@@ -38,7 +38,7 @@ class SilenceMonitor:
         self._last = self._now()
 
     def on_ping(self, ping: m.Ping) -> None:
-        """Use the limit in a ping, if it has one.
+        """Use the limit of a ping, if the ping has one.
 
         Raises ProtocolError if the limit is shorter than the time between two pings.
         """
@@ -62,18 +62,17 @@ class SilenceMonitor:
         return self._now() - self._polled_at
 
     def poll_ms(self, waits_s: Iterable[float]) -> float:
-        """Return the timeout for a poll, in milliseconds. It ends with the shortest of these
-        waits."""
+        """Return the timeout for a poll in milliseconds: the shortest of these waits."""
         wait_s = max(0.0, min((*waits_s, LONGEST_POLL_S)))
         self._polled_at = self._now()
         self._due = self._polled_at + wait_s
         return wait_s * 1000 + 1
 
     def silent_s(self) -> float | None:
-        """Return how long the coordinator has been silent, if that exceeds the limit. Return None
-        otherwise.
+        """Return how long the coordinator has been silent, if this exceeds the limit; otherwise
+        None.
 
-        Call it after a poll, when all messages that had arrived have been handled.
+        Must be called after a poll, when all messages that had arrived have been handled.
         """
         now = self._now()
         if now > self._due + _SUSPENDED_S:  # its messages may still be unread

@@ -1,7 +1,8 @@
 """Entry point of an agent that is a process of its own.
 
-The launcher's stub puts the zip with this code on ``sys.path`` and calls ``main``. Descriptors 0
-and 1 are the connection to the coordinator. The reason for an exit is written to 2.
+The transport starts a Python with a few lines of code (``transport.bootstrap.stub``), which put the
+zip with this code on ``sys.path`` and call ``main``. Descriptors 0 and 1 are the connection to the
+coordinator. The reason for an exit is written to descriptor 2.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.protocol.agent_messages import GREETING, SILENCE_S
 
 ORPHAN_S = 5.0
-"""Time between TERM and KILL if the coordinator vanishes without having sent another value. It is
-the default of --failure-grace."""
+"""Time between TERM and KILL if the coordinator vanishes before it has sent another value. The same
+as the default of --failure-grace."""
 LOWEST_CHANNEL_FD = 200
-"""The connection's descriptors are moved above this number. Those of workers are below."""
+"""The connection's descriptors are moved to this number or higher. Descriptors of workers have
+lower numbers."""
 _MOST_FILES = 1 << 16
 _REASON_BYTES = 4096
 
@@ -59,10 +61,10 @@ def serve(
     reports_signals: bool,
     silence_s: float = SILENCE_S,
 ) -> int:
-    """Run the agent over the descriptors that ``open_channel`` returns and return its exit code.
+    """Run the agent over the descriptors that ``open_channel`` returns, and return its exit code.
 
-    With ``reports_signals``, it reports signals to the coordinator instead of exiting. Raises
-    OSError.
+    With ``reports_signals``, the agent reports signals to the coordinator instead of exiting.
+    Raises OSError if the agent cannot be set up.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     nofile = _raise_descriptor_limit()
@@ -95,14 +97,15 @@ def serve(
 
 
 def write_exit_reason(text: str) -> None:
-    """Write to stderr why this process exits, unless that would block."""
+    """Write ``text``, the reason why this process exits, to stderr, unless that would block."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"distlaunch: {text}\n".encode("utf-8", "replace")[:_REASON_BYTES])
 
 
 def _move_connection() -> tuple[int, int]:
-    """Move the connection away from descriptors 0 and 1, because any code may print to them.
+    """Move the connection away from descriptors 0 and 1, because any code may print to descriptor
+    1.
 
     Return the new descriptors.
     """

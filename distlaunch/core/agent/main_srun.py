@@ -71,8 +71,8 @@ def main(arguments: Sequence[str], code_fd: int) -> NoReturn:
 
 
 def _replace_descriptors(connection: socket.socket) -> tuple[int, int]:
-    """Return two descriptors of the connection, with numbers above those of workers. Close srun's
-    descriptors."""
+    """Return two descriptors of the connection, with higher numbers than those of workers. Close
+    srun's descriptors."""
     numbers = []
     for _ in range(2):
         try:

@@ -41,7 +41,8 @@ from distlaunch.core.protocol.codec import Decoder, encode
 
 NAME = "dl-agent"
 _END_S = 10.0
-"""How long the workers may take to end after their grace. Then the spawner kills them."""
+"""How long the workers may take to end after their grace period. After this time the spawner kills
+them."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
 HOLD_S = 0.1
@@ -104,8 +105,8 @@ class RemoteAgent:
         self._is_coordinator_silent = False  # the coordinator is lost because it was silent
         self._is_dismissed = False
         self._held_signals: list[tuple[float, m.SpawnerSignalled]] = []
-        """Signals that the spawner received, with the time at which to report them. If the agent
-        receives the signal too, the node is shutting down, and the signal is not meant for the
+        """Signals that the spawner received, with the time at which to report each. If the agent
+        receives the same signal, the node is shutting down, and the signal is not meant for the
         job."""
 
     # --- the loop
@@ -251,9 +252,9 @@ class RemoteAgent:
                 rename_process(NAME, f"{NAME}: of job {job_id}")
 
     def _start_output_thread(self, prepare: m.Prepare) -> bool:
-        """Start the output thread if it does not run. Return whether it runs.
+        """Start the output thread if it does not run yet. Return whether the thread runs.
 
-        It is not started earlier because the survey forks, which is safest without threads.
+        The thread is started late because the survey forks, which is safest without threads.
         """
         if not self._is_started:
             try:
@@ -299,7 +300,8 @@ class RemoteAgent:
     # --- end
 
     def _end_workers(self) -> None:
-        """Stop the workers without the coordinator, and wait until they have ended or were killed."""
+        """Stop the workers without the coordinator, and wait until they have ended or have been
+        killed."""
         self._write_reason(self._end_reason)
         self._stream.send(
             m.AgentEnding(why=self._end_reason, coordinator_silent=self._is_coordinator_silent)
@@ -342,7 +344,7 @@ class RemoteAgent:
 
 
 class RemoteNodeResources(NodeResources):
-    """Resources of the node for its workers. The remote agent's loop polls them.
+    """Resources of the node for its workers. The remote agent's loop polls their descriptors.
 
     ``wake`` wakes the loop from another thread.
     """
@@ -367,7 +369,8 @@ class RemoteNodeResources(NodeResources):
         return self._temporary_dir.path
 
     def stdin(self, start: m.Start) -> int:
-        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError."""
+        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError if none
+        can be opened."""
         return (
             self._stdin.open()
             if start.stdin_from_launcher
@@ -410,8 +413,8 @@ class RemoteNodeResources(NodeResources):
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
         """Return the directory and the layout of the ranks' logs on this node.
 
-        The directory is the job's run directory if it exists here, or else that of ``--node-logs``,
-        or else empty.
+        The directory is the job's run directory if this node has it, otherwise that of
+        ``--node-logs``, otherwise empty.
         """
         if self._has_run_dir(start):
             return start.run_dir, start.layout
@@ -420,10 +423,10 @@ class RemoteNodeResources(NodeResources):
         ) if start.node_logs else "", TRAIN
 
     def run_dir_logs(self, start: m.Start) -> LogFiles | None:
-        """Return the ranks' logs in the job's run directory. The agent continues them if the
+        """Return the ranks' logs in the job's run directory. The agent continues these logs if the
         launcher vanishes.
 
-        Return None if the run directory does not exist here.
+        Return None if this node does not have the run directory.
         """
         if not self._has_run_dir(start):
             return None
@@ -460,14 +463,15 @@ class RemoteNodeResources(NodeResources):
         }
 
     def deadline(self) -> float | None:
-        """Return when ``on_ready`` is due, in monotonic seconds. Return None if it is not."""
+        """Return when ``on_ready`` must be called, in monotonic seconds; None if it need not be
+        called."""
         dues = [
             due for due in (self.survey.deadline(), self.reachability.deadline()) if due is not None
         ]
         return min(dues, default=None)
 
     def on_ready(self) -> None:
-        """Continue the survey, the reachability test and the other work that is in progress."""
+        """Continue the survey, the reachability test and the writing to stdin."""
         self.survey.on_ready()
         self.reachability.on_ready()
         self._stdin.on_ready()
@@ -505,7 +509,7 @@ class PausableClock:
         return self._since is not None
 
     def pause(self, *, paused: bool) -> None:
-        """Stop the clock or let it run again."""
+        """Stop the clock, or continue it."""
         if paused and self._since is None:
             self._since = time.monotonic()
         elif not paused and self._since is not None:

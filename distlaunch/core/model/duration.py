@@ -1,4 +1,4 @@
-"""Read durations as people write them. All options that take a time use this module."""
+"""Read durations as users write them. All options with a time use this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS_S = {
 def read_duration(text: str, *, unit_s: float = 1.0) -> float | None:
     """Return the seconds of ``30``, ``2.5``, ``30s``, ``10min``, ``2 hours`` or ``1h30m``.
 
-    A number without a unit counts in ``unit_s``. Return None if the text is no duration.
+    A number without a unit is multiplied by ``unit_s``. Return None if ``text`` is no duration.
     """
     rest = text.lower()
     total_s = 0.0

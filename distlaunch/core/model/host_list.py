@@ -16,10 +16,11 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 
 MOST_IN_RANGE = 65_536
-"""Hosts in one range. scontrol has the same limit: it accepts ``n[0-65535]``, not ``n[0-65536]``.
-"""
+"""Largest number of hosts in one range. scontrol has the same limit: it accepts ``n[0-65535]``, not
+``n[0-65536]``."""
 MOST_HOSTS = 262_144
-"""Hosts in one list. Several groups multiply, so a short text could otherwise fill the memory."""
+"""Largest number of hosts in one list. Several groups multiply, so a short text could otherwise
+fill the memory."""
 _LONGEST_SHOWN = 80
 _LONGEST_NAME = 253  # RFC 1035, written with dots
 _LONGEST_NUMBER = (
@@ -41,7 +42,7 @@ _NAME_HINT = (
 
 
 def expand_nodelist(text: str, *, where: str) -> list[str]:
-    """Return the host names that a list stands for, in scontrol's order, with duplicates.
+    """Return the host names of the list ``text``, in scontrol's order, with duplicates.
 
     With three or more groups the last one varies fastest, then the first, the second, and so on:
     ``x[1-2]y[1-2]z[1-2]`` begins x1y1z1, x1y1z2, x2y1z1. Items are separated by commas or blanks;
@@ -80,10 +81,11 @@ def without_blanks_in_brackets(text: str) -> str:
 
 
 def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = "") -> list[str]:
-    """Return the host names that one item (``n[01-04]``) stands for.
+    """Return the host names of one item, such as ``n[01-04]``.
 
-    ``room`` is the largest number of names allowed. ``also`` lists characters that are accepted
-    besides those of host names. Raises ConfigError.
+    ``room`` is the largest number of names allowed. ``also`` lists characters that are accepted in
+    addition to those of host names. Raises ConfigError if the item is malformed or has too many
+    names. The message begins with ``where``.
     """
     if "[" not in item and "]" not in item:
         if not _NAME.fullmatch(item):
@@ -163,9 +165,10 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def parse_counts(text: str, *, where: str = "counts") -> list[int]:
-    """Return one count per node from Slurm's notation: ``2(x3),1`` gives ``[2, 2, 2, 1]``.
+    """Return one count per node from Slurm's notation: ``2(x3),1`` becomes ``[2, 2, 2, 1]``.
 
-    Each count is at least 1. Raises ConfigError.
+    Raises ConfigError if ``text`` has another form, or a count below 1. The message begins with
+    ``where``.
     """
     hint = "counts per node look like 4, or 2(x3),1"
     counts: list[int] = []
@@ -183,7 +186,7 @@ def parse_counts(text: str, *, where: str = "counts") -> list[int]:
 
 
 def fold_counts(counts: Iterable[int | None]) -> str:
-    """Return counts in Slurm's notation: ``2(x3),1``. None is written ``?``."""
+    """Return counts in Slurm's notation: ``2(x3),1``. A count of None is written ``?``."""
     runs: list[tuple[int | None, int]] = []
     for count in counts:
         if runs and runs[-1][0] == count:
@@ -197,7 +200,7 @@ def fold_counts(counts: Iterable[int | None]) -> str:
 def _check_characters(name: str, item: str, where: str, also: str) -> None:
     """Raise ConfigError for a name that is no host name.
 
-    It may become an argument of ``ssh``, where a leading hyphen would begin an option.
+    A name may become an argument of ``ssh``, where a leading hyphen would begin an option.
     """
     strange = next((char for char in _STRANGE.findall(name) if char not in also), None)
     if strange is not None:
@@ -247,7 +250,8 @@ def _numbers(first: int, last: int, width: int) -> list[str]:
 
 
 def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
-    """Return all combinations in scontrol's order: see ``expand_nodelist``."""
+    """Return all combinations of literals and values, in the order described in
+    ``expand_nodelist``."""
     *slower, last = values
     *heads, before, after = literals
     if not slower:
@@ -260,8 +264,8 @@ def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[
 
 
 def _difference(run: list[list[str]], varies: int | None, pieces: list[str]) -> int | None:
-    """Return the index of the piece in which a name differs from the run. Return None if it does
-    not fit."""
+    """Return the index of the piece in which a name differs from the names of the run; None if it
+    differs in several pieces."""
     first = run[0]
     if len(first) != len(pieces):
         return None

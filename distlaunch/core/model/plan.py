@@ -1,5 +1,8 @@
-"""The launch plan. Ports, and worker counts of other machines, are added once the nodes have
-reported them."""
+"""The launch plan.
+
+At first ports and the worker counts of other nodes may be missing. They are added when the nodes
+have reported them.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,12 @@ class WorkerPlan(Record):
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     argv: tuple[str, ...] | None = None
-    """The worker's command line, if it differs from the plan's."""
+    """The worker's command line if it differs from the plan's; otherwise None."""
 
 
 class OuterLauncher(Record):
-    """Identifies the worker of another launcher in which this launcher runs."""
+    """Another launcher that has started this launcher as one of its workers, and the worker's
+    ranks."""
 
     launcher: str
     """``torchrun``, ``horovodrun``, ``accelerate``, ``deepspeed`` or ``distlaunch``."""
@@ -42,17 +46,17 @@ class OuterLauncher(Record):
 
 
 class LaunchPlan(Record, hide=("base_env", "given_env")):
-    """The workers to start, on which nodes, and with which command and variables.
+    """The workers to start, their nodes, command and variables.
 
     ``master_addr`` is None until the node of rank 0 is known, ``master_port`` until that node has
-    reserved one. Variables: ``env`` is what distlaunch sets for all workers, ``base_env`` what they
-    inherit, ``given_env`` what the user set by --env. Values of the last two are never shown or
-    recorded.
+    reserved a port. Variables: ``env`` is set by distlaunch for all workers, ``base_env`` is
+    inherited by them, ``given_env`` is set by the user with --env. Values in ``base_env`` and
+    ``given_env`` are never shown or recorded.
     """
 
     job_id: str
     source: str = "local"
-    """The source that named the nodes: see ``Topology.source``."""
+    """The source that named the nodes: ``flags``, ``slurm``, ...; ``local`` if there is none."""
     backend: str
     nodes: tuple[Node, ...]
     workers: tuple[WorkerPlan, ...]
@@ -79,9 +83,10 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     preload: tuple[str, ...] = ()
     """Modules that each node imports once. Its workers are forked from that process."""
     hang_timeout_s: float | None = None
-    """How long the job may be silent before it counts as hung; None: hangs are not detected."""
+    """How long the job may be silent before it is considered hung. None: hangs are not detected."""
     hang_notice_s: float | None = None
-    """After this much silence the user gets one notice that says where the workers are."""
+    """After this time without a sign of activity the user gets one notice, which says where the
+    workers are."""
     max_restarts: int = 0
     restart_delay_s: tuple[float, float] | None = None
     """The delay before the first of several successive restarts, and the largest delay."""
@@ -94,35 +99,31 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """
     layout: Layout = TRAIN
     repeated: Mapping[str, str] = {}
-    """Variables that repeat the value of another variable of the plan: variable -> the other's
-    name."""
+    """Variables with the same value as another variable of the plan: name -> name of the other
+    variable."""
     store: bool = False
-    """The workers find each other through Horovod's store, which an agent serves on the master
-    port.
-    """
+    """Whether the workers find each other through Horovod's store, which an agent serves on the
+    master port."""
     worker_ports: int = 0
     """Number of ports that a node reserves for each of its workers."""
     cluster: tuple[str, ...] = ()
     """``HOST:PORT`` of each worker's reserved port, by rank; empty until the ports are known."""
     env_starts: Mapping[str, str] = {}
-    """Beginnings of variables that describe the whole cluster (they grow with the job).
-
-    A worker's value is the beginning given here, followed by the value in its own ``env``.
-    """
+    """Beginnings of variables that describe the whole cluster and grow with the job. A worker's
+    value is this beginning, followed by the value in the worker's ``env``."""
     attempt_files: Mapping[str, str] = {}
     """Variables that name a file in the attempt's directory: variable -> file name."""
     shared_memory: tuple[str, ...] = ()
-    """Names of files that a worker may leave in /dev/shm, with the placeholders {uid}, {address},
-    {port} and {rank}.
-    """
+    """Names of files that a worker may leave behind in /dev/shm, with the placeholders {uid},
+    {address}, {port} and {rank}."""
     outer: OuterLauncher | None = None
-    """Set if another launcher started this one. The plan then has one worker, which is rank 0 here
-    and has the rank given by ``outer`` in the job of the other launcher.
-    """
+    """Set if another launcher started this one. The plan then has one worker. It has rank 0 in the
+    plan, and ``outer.rank`` in the job of the other launcher."""
 
     @property
     def shown_size(self) -> int:
-        """World size for messages: that of the outer launcher's job if there is one."""
+        """World size for messages: that of the outer launcher's job, if this launcher has an outer
+        launcher."""
         return len(self.workers) if self.outer is None else self.outer.world_size
 
     @property
@@ -132,8 +133,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def world_size(self) -> int | None:
-        """The number of workers on all nodes. None while a node has not reported how many it
-        runs."""
+        """The number of workers on all nodes; None until every node has reported its number."""
         return total_slots(self.nodes)
 
     @property
@@ -146,24 +146,28 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def shared_env(self) -> dict[str, str]:
-        """The variables that all workers of this attempt have. A worker's ``env`` overrides them."""
+        """The variables that all workers of this attempt have. A worker's own ``env`` overrides
+        these variables."""
         return {**self.base_env, **self.env, **self.given_env}
 
     def record(self, *, expand: bool = False) -> dict[str, object]:
-        """Return the plan as data for people and files, without inherited and user-given values.
+        """Return the plan as data for users and files, without values of inherited and user-set
+        variables.
 
-        A worker's ``env`` holds only its own variables, or with ``expand`` the shared ones as well.
-        For a variable in ``env_starts``, it holds only the worker's part. Secrets are masked.
+        A worker's ``env`` holds only its own variables; with ``expand`` it also holds the shared
+        ones. For a variable in ``env_starts``, it holds only the end that differs between workers.
+        Secrets are masked.
         """
         return {**self._head(), "nodes": list(self._node_records(expand=expand))}
 
     def json_chunks(
         self, *, expand: bool = False, more: Mapping[str, object] | None = None
     ) -> Iterator[str]:
-        """Yield the record, with the keys of ``more``, as pieces of JSON text. Each worker has its
-        own line.
+        """Yield the record as pieces of JSON text, with the keys of ``more`` added. Each worker has
+        its own line.
 
-        The whole text of a job with 131,072 workers need not fit in memory.
+        With ``expand``, each worker's ``env`` includes the shared variables. The text is not built
+        as a whole: for 131,072 workers it might not fit in memory.
         """
         import json
 
@@ -263,9 +267,9 @@ class _Mask:
 
 
 def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, object]:
-    """Return what the record says about a node.
+    """Return the record of a node.
 
-    ``settled`` lists the variables of a node that distlaunch sets; the others are inherited, and
+    ``settled`` are the names of the node's variables that distlaunch sets. Inherited variables are
     left out.
     """
     devices = None if node.devices is None else list(node.devices)
@@ -293,8 +297,7 @@ def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, o
 
 
 def _of_gpu(device: str, gpu: Gpu | None) -> dict[str, object] | None:
-    """Return the record of the GPU behind a device of the mask. A MIG slice has a UUID of its
-    own."""
+    """Return the record of the GPU behind a device of the mask. A MIG slice has its own UUID."""
     if gpu is None:
         return None
     uuid = device if device.startswith("MIG-") else gpu.uuid

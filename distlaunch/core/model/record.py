@@ -1,9 +1,10 @@
 """Base class for immutable data: frozen, slotted, keyword-only, and cheap at start-up.
 
 ``@dataclass`` compiles several functions for each class, about 0.8 ms a class, and imports
-``inspect``. A ``Record`` shares one ``__init__`` and costs 0.02 ms. Type checkers treat it as a
-dataclass (PEP 681). After 500 instances a class gets a compiled ``__init__`` of its own, which is
-three times as fast: jobs with thousands of nodes create many messages.
+``inspect``. A subclass of ``Record`` costs 0.02 ms, because all subclasses share one ``__init__``.
+Type checkers treat a record as a dataclass (PEP 681). After 500 instances a class gets its own
+compiled ``__init__``, which is three times as fast: jobs with thousands of nodes create many
+messages.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _completed(cls: type[Record], values: dict[str, object]) -> dict[str, object
 
 
 def _init_of(cls: type[Record]) -> Callable[..., None]:
-    """Compile an ``__init__`` for one class that does what ``_shared_init`` does."""
+    """Compile an ``__init__`` for one class, with the same effect as ``_shared_init``."""
     space: dict[str, Any] = {f"_default_{field}": value for field, value in cls._defaults.items()}
     space |= {f"_write_{field}": getattr(cls, field).__set__ for field in cls._fields}
     given = "".join(

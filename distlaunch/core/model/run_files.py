@@ -1,7 +1,8 @@
 """Names and paths of the files in a run directory.
 
-The names of an attempt's files depend on a ``Layout``: that of ``train``, or those of torchrun and
-horovodrun for tools that expect their names. All other files have the same name in every run.
+The names of an attempt's files depend on a ``Layout``. ``train`` has one, and torchrun and
+horovodrun have others, for tools that expect their names. All other files have the same name in
+every run.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ EVENTS_OF_NODE = "events-{node}.jsonl"
 """Events of a joined launcher, which may write to the same run directory."""
 PRELOAD = "preload.log"
 MARKER = ".distlaunch-run"
-"""Marks a directory as a run directory. distlaunch removes no directory without it."""
+"""File that marks a directory as a run directory. distlaunch removes no directory without this
+file."""
 PID = "launcher.pid"
 """Has the process id of the coordinator's launcher while the job runs."""
 STDOUT, STDERR = 1, 2
 
 
 class Layout(Record):
-    """The names of an attempt's files. ``{attempt}`` and ``{rank}`` stand for the numbers.
+    """The names of an attempt's files. ``{attempt}`` and ``{rank}`` are replaced by the numbers.
 
-    If ``stdout`` and ``stderr`` are the same name, the file has the output of both in order.
+    If ``stdout`` and ``stderr`` are the same name, the file has the output of both streams in
+    order.
     """
 
     attempt: str
@@ -49,7 +52,7 @@ class Layout(Record):
         return os.path.join(run_dir, self.attempt.format(attempt=attempt))
 
     def rank_dir(self, run_dir: str, attempt: int, rank: int) -> str:
-        """Return the directory of a rank's files. It may be the attempt's directory."""
+        """Return the directory of a rank's files, which may be the attempt's directory."""
         return os.path.join(self.attempt_dir(run_dir, attempt), self.folder.format(rank=rank))
 
     def log_path(self, run_dir: str, attempt: int, rank: int, stream: int = STDERR) -> str:
@@ -58,7 +61,8 @@ class Layout(Record):
         return os.path.join(self.rank_dir(run_dir, attempt, rank), name.format(rank=rank))
 
     def error_files(self, run_dir: str, attempt: int) -> Callable[[int], str]:
-        """Return a function that returns the file for a rank's exception; see ``error``."""
+        """Return a function that returns, for a rank, the path of the file for its exception
+        (``error``)."""
         folder = self.attempt_dir(run_dir, attempt).replace("{", "{{").replace("}", "}}")
         path = os.path.join(folder, self.folder, self.error)
         return lambda rank: path.format(rank=rank)
@@ -93,8 +97,8 @@ TORCHRUN = Layout(
     error="error.json",
     stacks="stacks.txt",
 )
-"""The names of torchrun 2.13. It names directories by local rank, which is the rank on one machine.
-"""
+"""The names of torchrun 2.13. torchrun names directories by local rank. A job on one machine has
+equal ranks and local ranks."""
 _HOROVODRUN = Layout(
     attempt="attempt-{attempt}",
     folder="rank.{rank}",
@@ -134,7 +138,7 @@ def plan_path(run_dir: str, attempt: int) -> str:
 
 
 def is_output_of_distlaunch(name: str) -> bool:
-    """Return whether a file in a run directory has a name that distlaunch gives to its files."""
+    """Return whether a file in a run directory has a name that distlaunch uses."""
     of_node = name.startswith(("events-", "filtered_")) and name.endswith((".jsonl", ".log"))
     return (
         name in _OURS
@@ -144,5 +148,5 @@ def is_output_of_distlaunch(name: str) -> bool:
 
 
 def is_output_folder(name: str) -> bool:
-    """Return whether a directory in a run directory has a name that a layout gives."""
+    """Return whether a directory in a run directory has a name that a layout uses."""
     return name.startswith(("attempt-", "attempt_", "rank.")) or (name.isascii() and name.isdigit())

@@ -17,7 +17,8 @@ _LONGEST_RANKS = 160
 
 
 def quoted(text: str) -> str:
-    """Return user input in quotes, with unprintable characters escaped, shortened to fit one line."""
+    """Return ``text``, user input, in quotes, with unprintable characters escaped, shortened to fit
+    one line."""
     quote = '"' if "'" in text and '"' not in text else "'"
     if len(text) <= _LONGEST:
         return f"{quote}{printable(text)}{quote}"
@@ -25,7 +26,7 @@ def quoted(text: str) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return the text with escapes for characters that end the line or control the terminal.
+    """Return ``text`` with escapes for characters that end the line or control the terminal.
 
     Newline and escape are written as in Python strings; a byte of a path that is not UTF-8 is
     written in hexadecimal. ``keep`` lists characters that are not escaped (mostly newlines).

@@ -17,7 +17,8 @@ class NoteKind(Enum):
 
     PLAN = "how the nodes were chosen"
     KNOWN_NODES = "what is already known about the nodes"
-    """Such a note is omitted once the nodes have reported at the start."""
+    """A note about what is known before the nodes have reported. Omitted once they have
+    reported."""
     SETTLED_LATER = "what the nodes decide at the start"
 
 
@@ -44,26 +45,26 @@ class Topology(Record):
     warnings: tuple[str, ...] = ()
     """Like ``notes``, for requests that are probably mistakes."""
     source: str = "local"
-    """The source that named the nodes: ``flags``, ``slurm``, ... It is ``local`` if there is none,
-    and the job runs here."""
+    """The source that named the nodes: ``flags``, ``slurm``, ...; ``local`` if there is none and
+    the job runs on this machine."""
     here: int | None = 0
-    """Index of the node that is this machine. None if no node is."""
+    """Index of the node that is this machine; None if this machine is no node of the job."""
     cpus: int | None = None
-    """CPUs of this machine that a scheduler has granted to the job. It may not enforce the number.
-    """
+    """Number of CPUs of this machine that a scheduler has granted to the job. The scheduler may not
+    enforce the number."""
     bounds: tuple[int, int] | None = None
     """Smallest and largest number of nodes of an elastic job."""
     spares: tuple[Node, ...] = ()
     """Hosts that replace nodes that are missing."""
     master_addr: str | None = None
-    """Address of the node of rank 0; None if it is not known yet, or if loopback is enough."""
+    """Address of rank 0's node; None if the address is not known yet, or if loopback is
+    sufficient."""
     master_port: int | None = None
-    """The port that the source of the nodes gives for rank 0."""
+    """The port for rank 0, if the source of the nodes sets one."""
 
     @property
     def world_size(self) -> int | None:
-        """The number of workers on all nodes. None while a node has not reported how many it
-        runs."""
+        """The number of workers on all nodes; None until every node has reported its number."""
         return total_slots(self.nodes)
 
 
@@ -73,7 +74,7 @@ class Node(Record, hide=("env",)):
     host: str
     """Name or address, or a mere label if ``known`` is false."""
     slots: int | None
-    """Number of workers; None if the node decides, by its devices."""
+    """Number of workers; None if the node's devices decide, which its survey reports."""
     known: bool = True
     user: str | None = None
     port: int | None = None
@@ -83,15 +84,16 @@ class Node(Record, hide=("env",)):
     hidden: tuple[str, ...] = ()
     """Mask variables set outside, which are set to -1 for workers on CPUs."""
     devices: tuple[str, ...] | None = ()
-    """The selected devices in LOCAL_RANK order, for display; None if only the node knows them."""
+    """The selected devices in LOCAL_RANK order, for display; None if they are not known before the
+    node's survey."""
     devices_from: str = ""
     """The source that selected the devices (such as a variable), for display. May be empty."""
     gpus: tuple[Gpu | None, ...] = ()
-    """The GPU behind each of ``devices``, as far as it is known."""
+    """The GPU behind each of ``devices``; None for a device whose GPU is not known."""
     numa: tuple[int | None, ...] = ()
-    """The NUMA node of each of ``devices``, as far as it is known."""
+    """The NUMA node of each of ``devices``; None for a device whose NUMA node is not known."""
     chosen: tuple[int, ...] | None = None
-    """Slots that a filter selected, on a node that finds the devices for them itself."""
+    """Slots that a filter selected, on a node that finds the devices of these slots itself."""
     without: tuple[int, ...] = ()
     """Slots that a filter excluded, on a node that counts its slots itself."""
     isolated: bool = False
@@ -99,12 +101,11 @@ class Node(Record, hide=("env",)):
     env: Mapping[str, str] = {}
     """Variables that only this node's workers get, or that have another value there."""
     argv: tuple[str, ...] | None = None
-    """Command line of the node's workers, if it differs from the plan's."""
+    """Command line of the node's workers if it differs from the plan's; otherwise None."""
 
 
 def total_slots(nodes: tuple[Node, ...]) -> int | None:
-    """Return the number of workers of all nodes. Return None if a node has not reported how many it
-    runs."""
+    """Return the number of workers of all nodes; None until every node has reported its number."""
     total = 0
     for node in nodes:
         if node.slots is None:
@@ -123,7 +124,7 @@ class CpuInventory(Record):
     quota: float | None = None
     """CPU time that the cgroups grant, in CPUs (1.5: one and a half); None without a limit."""
     cpuset: int | None = None
-    """Number of CPUs in the cpuset of this process's cgroup; None if there is none."""
+    """Number of CPUs in the cpuset of this process's cgroup; None if the cgroup has no cpuset."""
     numa: tuple[tuple[int, ...], ...] = ()
     """CPUs of each NUMA node, indexed by node number. May have empty entries."""
     siblings: tuple[tuple[int, ...], ...] = ()
@@ -131,9 +132,9 @@ class CpuInventory(Record):
 
 
 class GpuInventory(Record):
-    """The GPUs and the program or library that found them.
+    """The GPUs, and the program or library that found them.
 
-    ``problem`` says why GPUs may be missing (a broken driver).
+    ``problem`` says why GPUs may be missing (a broken driver); None if there is no problem.
     """
 
     gpus: tuple[Gpu, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 PROGRESS_FD = "DISTLAUNCH_PROGRESS_FD"
 """Number of the descriptor on which a worker may report progress, as lines of JSON."""
 BACKEND_OPTIONS = "DISTLAUNCH_BACKEND_OPTIONS"
-"""The options chosen for the backend, as JSON. The toolkit reads it."""
+"""The options chosen for the backend, as JSON. The toolkit reads this variable."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 TENSORPIPE_INTERFACE = "TP_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -20,15 +20,14 @@ FLIGHT_RECORDER = (
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
 )
-"""Beginnings of the paths to which NCCL's flight recorder writes: since torch 2.8, before, and
-those of pipes that make it write.
-"""
+"""Variables with beginnings of paths. NCCL's flight recorder writes to the first (since torch 2.8)
+or second (before), and a write to the pipe of the third makes it write."""
 STACKS_FD = "DISTLAUNCH_STACKS_FD"
 """Number of the descriptor to which a worker writes its stacks. The bootstrap removes the variable.
 """
 
 RANKS = ("RANK", "HOROVOD_RANK")
-"""Every worker of an outer launcher has one of these."""
+"""Every worker of an outer launcher has one of these variables."""
 
 SET_FOR_WORKERS = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
@@ -37,7 +36,7 @@ SET_FOR_WORKERS = frozenset({
     "TORCHELASTIC_ERROR_FILE", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_BACKEND", "DISTLAUNCH_RUN_DIR",
     "DISTLAUNCH_COOKIE", BACKEND_OPTIONS, PROGRESS_FD, STACKS_FD, "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD",
 })  # fmt: skip
-"""Set by distlaunch for every worker. --env may not set them."""
+"""Variables that distlaunch sets for every worker. --env may not set them."""
 
 DEVICE_MASKS = frozenset(
     {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
@@ -45,7 +44,8 @@ DEVICE_MASKS = frozenset(
 """Variables that restrict which devices a process sees, by vendor."""
 
 SET_FOR_NODES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The network interface to other nodes. distlaunch sets them if needed, unless the user has."""
+"""Variables with the network interface to other nodes. distlaunch sets them if needed, unless the
+user has set them."""
 
 OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
@@ -73,7 +73,7 @@ OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ELASTIC",
 }
-"""Variables that launchers set for their workers. Further ones have the prefixes below."""
+"""Variables that launchers set for their workers. Further variables have the prefixes below."""
 _PREFIXES_OF_OUTER_LAUNCHERS = (
     "PET_",
     "OMPI_",
@@ -90,8 +90,8 @@ def without_outer_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables of an outer launcher and without distlaunch's own
     options.
 
-    They describe this process as a worker of that launcher, and do not apply to the workers of this
-    job.
+    These variables describe this process as a worker of that launcher. They do not apply to the
+    workers of this job.
     """
     return {
         name: value

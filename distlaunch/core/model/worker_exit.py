@@ -8,8 +8,8 @@ from distlaunch.core.model.record import Record
 class WorkerExit(Record):
     """How one worker exited.
 
-    The spawner creates the record. The worker table, the agent and the coordinator each add their
-    fields with ``replace``. It is sent between them as a message.
+    The spawner creates the record and sends it to the agent, which sends it to the coordinator. The
+    worker table, the agent and the coordinator each add their fields with ``replace``.
     """
 
     rank: int
@@ -23,20 +23,20 @@ class WorkerExit(Record):
     ended: float = 0.0
     """Time in seconds on the agent's clock; in the coordinator, on the job's clock."""
     told_to_stop: bool = False
-    """The worker had received a stop signal before it exited."""
+    """Whether the worker had received a stop signal before it exited."""
 
     # the agent, which has read what the worker left:
     stderr_tail: bytes = b""
     """The last bytes of the worker's stderr, or of its pseudo-terminal (up to 64 KiB). The
-    coordinator keeps fewer if thousands of workers have failed."""
+    coordinator stores fewer if thousands of workers have failed."""
     stdout_tail: str = ""
-    """The last text that a failed worker wrote to stdout (up to 8 KiB). Empty if it had a
+    """The last text that a failed worker wrote to stdout (up to 8 KiB). Empty if the worker had a
     pseudo-terminal."""
     traceback_age_s: float | None = None
-    """Seconds from the last traceback on stderr to the exit. None if there was none."""
+    """Seconds from the last traceback on stderr to the exit; None if stderr has no traceback."""
     error_file: str | None = None
-    """Content of the worker's TORCHELASTIC_ERROR_FILE (up to 256 KiB). None if it has not written
-    one."""
+    """Content of the worker's TORCHELASTIC_ERROR_FILE (up to 256 KiB); None if the worker has not
+    written the file."""
     oom_kills: int = 0
     """Number of OOM kills during the attempt, in the worker's cgroup or on the host."""
 

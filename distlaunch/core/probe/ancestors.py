@@ -9,8 +9,8 @@ from distlaunch.core.model.record import Record
 
 _MOST_BYTES = 1 << 16
 _MOST = 64
-"""Largest number of processes to read. A longer chain means that /proc changed while it was
-read."""
+"""Largest number of processes to read. A longer chain means that /proc changed during the
+reading."""
 
 
 class Ancestor(Record):
@@ -21,7 +21,8 @@ class Ancestor(Record):
 
 
 def ancestors() -> Iterator[Ancestor]:
-    """Yield the parent process, its parent, and so on, until one cannot be read."""
+    """Yield the parent process, its parent, and so on, up to the first process that cannot be
+    read."""
     pid = os.getppid()
     for _ in range(_MOST):
         if pid <= 0:

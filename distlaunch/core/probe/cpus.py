@@ -1,8 +1,8 @@
 """The CPUs that this process may use, and the kernel's out-of-memory kills.
 
 Cgroups of version 1, version 2 or both are read. ``/proc/self/cgroup`` names this process's
-directory from the root of the tree. ``/proc/self/mountinfo`` says where a part of that tree is
-mounted: in a container, the mounted part usually begins below the root (cgroups(7), "/proc files").
+directory, relative to the root of the tree. ``/proc/self/mountinfo`` says where the tree is
+mounted. In a container, usually only a subtree is mounted (cgroups(7), "/proc files").
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def probe_cpus(
 ) -> CpuInventory:
     """Return the CPUs by affinity and cgroup limits and, with ``topology``, NUMA nodes and cores.
 
-    The topology takes one small file per core and node, so it is read only if workers are bound to
-    CPUs. ``affinity`` replaces the kernel's mask of this process.
+    The topology requires reading one small file per core and node, so it is read only if workers
+    are bound to CPUs. ``affinity`` replaces the kernel's mask of this process.
     """
     allowed = tuple(sorted(os.sched_getaffinity(0) if affinity is None else affinity))
     cgroups = OwnCgroups(root)
@@ -36,7 +36,7 @@ def probe_cpus(
 
 
 def count_oom_kills(root: str = "/") -> int | None:
-    """Return the kernel's number of out-of-memory kills so far. Return None if it is not known.
+    """Return the kernel's number of out-of-memory kills up to now; None if it is not known.
 
     The number is that of this process's cgroup, or of the whole machine if the cgroup has no
     counter. Only the difference between two calls is meaningful.
@@ -75,7 +75,7 @@ def _quota(cgroups: OwnCgroups) -> float | None:
 
 
 def _limit(quota_us: int | None, period_us: int | None) -> list[float]:
-    """Return the limit in CPUs as a list of one, or an empty list if there is none.
+    """Return the limit in CPUs as a list of one number; an empty list without a limit.
 
     Version 1 writes -1 for no limit, version 2 writes ``max``.
     """
@@ -125,7 +125,7 @@ def _siblings(root: str, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...
 
 
 V2 = ""
-"""Key of the version 2 tree: ``/proc/self/cgroup`` gives it an empty controller name."""
+"""Key of the version 2 tree, whose controller name is empty in ``/proc/self/cgroup``."""
 
 
 class OwnCgroups:
@@ -171,8 +171,8 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Return controller -> (mounted part of the tree, mount point). If a tree is mounted several
-    times, the first counts."""
+    """Return controller -> (mounted subtree, mount point). If a tree is mounted several times, the
+    first mount is used."""
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         before, found, after = line.partition(" - cgroup")
@@ -189,7 +189,7 @@ def _mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _relative(path: str, top: str) -> str:
-    """Return ``path`` relative to the mounted part ``top``. Return an empty string if it is outside
+    """Return ``path`` relative to the mounted subtree ``top``; an empty string if it is outside
     (``/../x``)."""
     if top == "/":
         return "" if path.startswith("/..") else path

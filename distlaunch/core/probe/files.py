@@ -18,7 +18,7 @@ WRITER_S = 5.0
 
 
 def read_text(path: str) -> str | None:
-    """Return the content of a small file; None if it is missing or cannot be read."""
+    """Return the content of a small file; None if the file is missing or cannot be read."""
     # os.read is faster than open(): with 256 CPUs, some hundred files are read before the first
     # worker starts.
     try:
@@ -76,12 +76,12 @@ def read_bounded(path: str, *, most: int, timeout_s: float) -> bytes:
 
 
 def read_int(path: str) -> int | None:
-    """Return the number that is the content of a file; None if there is none."""
+    """Return the number that is the content of a file; None if the content is no number."""
     return parse_int(read_text(path))
 
 
 def parse_int(text: str | None) -> int | None:
-    """Return the text as a number; None if it is no number."""
+    """Return ``text`` as a number; None if it is no number."""
     if text is None:
         return None
     try:
@@ -93,7 +93,7 @@ def parse_int(text: str | None) -> int | None:
 def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the CPUs in the kernel's list format (``0-3,8``), in ascending order.
 
-    The list may be empty. Parts that are no ranges are ignored.
+    ``text`` may be empty. Items that are no ranges are ignored.
     """
     cpus: set[int] = set()
     for part in text.strip().split(","):

@@ -1,4 +1,5 @@
-"""Find the GPUs of this node without torch, and without waiting for a driver that hangs.
+"""Find the GPUs of this node without torch. A driver that hangs delays the search only for a
+limited time.
 
 NVIDIA's GPUs are listed by the driver (``nvidia``), AMD's by the kernel's compute driver in sysfs.
 """
@@ -14,9 +15,8 @@ from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.core.probe.files import parse_int, read_int, read_text, under
 
 DEADLINE_S = 8.0
-"""How long the driver may take: it needs seconds to start eight GPUs without the persistence
-daemon.
-"""
+"""How long the driver may take. Without the persistence daemon it needs seconds to start eight
+GPUs."""
 
 
 def probe_gpus(
@@ -24,9 +24,8 @@ def probe_gpus(
 ) -> GpuInventory:
     """Return the GPUs. Never raises, and returns within ``deadline_s`` seconds.
 
-    If there are no device files, nothing else is tried. NVIDIA's GPUs are listed by NVML. If that
-    fails, nvidia-smi lists them, and if that fails, the device files are counted. ``environ``
-    supplies PATH.
+    Without device files the result is empty. NVIDIA's GPUs are listed by NVML; if NVML fails, by
+    nvidia-smi; if nvidia-smi fails, too, the device files are counted. ``environ`` supplies PATH.
     """
     try:
         devices = os.listdir(under(root, "/dev"))
@@ -62,7 +61,7 @@ def _device_number(name: str) -> int | None:
 
 
 def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
-    """Return one GPU for each device file. WSL has no device files, so no GPU is known there."""
+    """Return one GPU for each device file. WSL has no such files, so the result is empty there."""
     # CUDA numbers the devices that it can open from 0, whatever the files are called: a container
     # may have only nvidia4.
     gpus = tuple(Gpu(index=index) for index in range(len(files)))
@@ -98,7 +97,7 @@ kfd_crat.h).
 def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
     """Return each AMD GPU with its PCI bus id.
 
-    They are numbered as in ROCm: in the order of the driver's nodes, without CPUs.
+    The GPUs are numbered as in ROCm: in the order of the driver's nodes, without CPUs.
     """
     base = under(root, _NODES)
     try:
@@ -118,7 +117,7 @@ def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
 
 
 def parse_properties(text: str) -> dict[str, int]:
-    """Return the properties of a file with ``name number`` lines."""
+    """Return the properties in ``text``, which has a line ``name number`` for each."""
     properties: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")

@@ -1,8 +1,8 @@
-"""Call a driver that may hang or crash, without hanging or crashing.
+"""Call a driver that may hang or crash, so that this process neither hangs nor crashes.
 
 A process stuck in a driver cannot be killed, and a thread stuck there keeps its process from
-exiting. So a child process makes the call. It is killed at the deadline, and abandoned if it does
-not end.
+exiting. So a child process makes the call. At the deadline the child is killed; if it does not end,
+it is abandoned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REAP_S = 0.2
 
 
 def is_single_threaded() -> bool:
-    """Return whether this process has one thread, so that it can fork without exec.
+    """Return whether this process has only one thread, so that a forked child may run Python code.
 
     With other threads, the child might inherit a lock that is never released.
     """
@@ -37,9 +37,9 @@ def is_single_threaded() -> bool:
 def run_in_child(
     work: Callable[[], Plain], *, deadline_s: float
 ) -> tuple[Plain, None] | tuple[None, Failure]:
-    """Run ``work`` in a forked child. Return its result and None, or None and how it failed.
+    """Run ``work`` in a forked child. Return its result and None; or None and the kind of failure.
 
-    Call it only if ``is_single_threaded()``. ``deadline_s`` is monotonic time.
+    Requires ``is_single_threaded()``. ``deadline_s`` is monotonic time.
     """
     reader, writer = os.pipe()
     # The child must not run our signal handlers: they would write to the parent's pipes.
@@ -89,7 +89,7 @@ def _read_all(reader: int, deadline_s: float) -> bytes | None:
 
 
 def _end(pid: int) -> None:
-    """Kill and reap the child, waiting at most ``_REAP_S`` for it."""
+    """Kill and reap the child. Wait for it at most ``_REAP_S``."""
     until = time.monotonic() + _REAP_S
     try:
         os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Check on a node the resources that its workers need: directory, programs, the script, names.
 
-Each call may block on a file server that does not answer, so it is made in a child process.
+Each call may block on a file server that does not answer. The survey therefore makes these calls in
+a child process.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def device_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def machine_id() -> str:
-    """Return an id of this machine that does not depend on its name; empty if it is not known.
+    """Return an id of this machine that does not depend on its name; empty if the id cannot be
+    read.
 
-    It consists of the boot id and the PID, network and mount namespaces: two containers on one host
-    count as two machines.
+    The id consists of the boot id and the PID, network and mount namespaces: two containers on one
+    host count as two machines.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -53,9 +55,9 @@ def machine_id() -> str:
 
 
 def directory_problem(path: str) -> str | None:
-    """Return why workers cannot run in a directory, as a clause. Return None if they can.
+    """Return why workers cannot run in a directory, as a clause; None if they can.
 
-    Changes to the directory in order to try it.
+    Changes this process's working directory to test it.
     """
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
@@ -71,7 +73,7 @@ def directory_problem(path: str) -> str | None:
 
 
 def find_program(names: Iterable[str], workdir: str, path: str | None) -> str | None:
-    """Return the first of these programs that can be executed; None if there is none.
+    """Return the first of these programs that can be executed; None if none can.
 
     A name with a slash is a path relative to ``workdir``; other names are searched on ``path``.
     """
@@ -89,7 +91,8 @@ def find_program(names: Iterable[str], workdir: str, path: str | None) -> str | 
 
 
 def script_digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]:
-    """Return the SHA-256 of a script (of a directory's ``__main__.py``), and why it cannot be read.
+    """Return the SHA-256 of a script (of a directory's ``__main__.py``), and why the script cannot
+    be read.
 
     Both are None if the script does not exist. ``beat`` is called every 64 MiB.
     """

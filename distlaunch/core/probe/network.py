@@ -1,6 +1,6 @@
 """Interfaces and addresses of this machine, by rtnetlink(7), and the resolver.
 
-The kernel answers for the network namespace of this process, so a container gets its own addresses.
+The kernel returns those of this process's network namespace, so a container gets its own addresses.
 Names are resolved in a thread, because a lookup cannot be interrupted.
 """
 
@@ -54,7 +54,7 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
     """Return (interface, address, prefix length) of the addresses that other machines may reach.
 
     Omits loopback, interfaces that are down or have no carrier, and link-local IPv6 addresses,
-    which mean nothing without an interface. Empty if the kernel does not answer.
+    which are ambiguous without an interface. Empty if the kernel does not answer.
     """
     names: dict[int, str] = {}
     for datagram in _dump(_GETLINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
@@ -76,8 +76,8 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
 
 
 def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
-    """Return the (interface index, address, prefix length) entries of a datagram, and whether it is
-    the last one.
+    """Return the (interface index, address, prefix length) entries of a datagram, and whether the
+    datagram is the last one.
 
     Omits addresses that other machines cannot use.
     """
@@ -93,7 +93,8 @@ def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
 
 
 def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
-    """Return the addresses in a datagram of the kernel, and whether it is the last one."""
+    """Return the addresses in a datagram of the kernel, and whether the datagram is the last
+    one."""
     found: list[str] = []
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -104,8 +105,8 @@ def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
 
 
 def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
-    """Return the interfaces in a datagram that carry traffic, as index -> name, and whether it is
-    the last one."""
+    """Return the interfaces in a datagram that carry traffic, as index -> name, and whether the
+    datagram is the last one."""
     found: dict[int, str] = {}
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -119,7 +120,7 @@ def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
 
 
 def _dump(kind: int, request: bytes) -> Iterator[bytes]:
-    """Yield the datagrams of the kernel's answer. Stops if it does not answer."""
+    """Yield the datagrams of the kernel's answer. Stop if the kernel does not answer."""
     # Some sandboxes refuse this socket family. Hosts are then known by name only.
     try:
         with socket.socket(
@@ -170,7 +171,7 @@ def _address(message: bytes) -> str | None:
 
 
 def _is_for_others(address: str) -> bool:
-    """Return whether other machines might reach this one at an address: not 127/8, ::1 or
+    """Return whether an address may be reached from other machines: it is not in 127/8, ::1 or
     fe80::/10."""
     return not (
         address.startswith("127.")
@@ -188,9 +189,10 @@ Address = tuple[int, tuple[object, ...]]
 
 
 def resolve_host(host: str, port: int, *, family: int = 0, numeric: bool = False) -> list[Address]:
-    """Return the addresses of a host without duplicates. Raises OSError or UnicodeError.
+    """Return the addresses of a host without duplicates.
 
-    With ``numeric``, ``host`` is an address and no name is resolved.
+    With ``numeric``, ``host`` is an address and no name is resolved. Raises OSError if the name
+    cannot be resolved, and UnicodeError if it is no valid name.
     """
     name: str | bytes = (
         host.encode() if host.isascii() else host

@@ -1,7 +1,7 @@
 """Ask the NVIDIA driver which GPUs this node has, and which processes hold their memory.
 
-NVML, the library below nvidia-smi, is asked first; nvidia-smi is run only if NVML is missing or
-fails.
+NVML is the library that nvidia-smi uses. It is called first; nvidia-smi is run only if NVML is
+missing or fails.
 
 A driver may hang or crash. NVML is therefore loaded in a child process: in a fork of this one, or
 in a new Python process if this one has threads. Functions, structures and error numbers are those
@@ -84,7 +84,7 @@ def list_gpus(root: str, environ: Mapping[str, str], *, until_s: float) -> GpuLi
 
 
 def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> set[int] | None:
-    """Return the pids that hold GPU memory. Return None if the driver does not report them.
+    """Return the pids that hold GPU memory; None if the driver does not report pids.
 
     ``until_s`` is monotonic time.
     """
@@ -102,8 +102,8 @@ def await_release(
 ) -> tuple[int, ...]:
     """Wait until the driver has released the GPU memory of these ended processes.
 
-    Return the pids that still hold memory after ``bound_s``, according to the last answer within
-    it. Return an empty tuple at once if the driver does not report the pids.
+    Return the pids that still hold memory after ``bound_s``, as far as the driver has reported by
+    then. Return an empty tuple at once if the driver does not report pids.
     """
     deadline = time.monotonic() + bound_s
     left: tuple[int, ...] = ()
@@ -124,7 +124,7 @@ def await_release(
 def _ask_nvml(
     question: Question, root: str, until_s: float
 ) -> tuple[_Answer | None, Literal["late", "died"] | None]:
-    """Return the answer of a child process, or how it failed."""
+    """Return the answer of a child process, or how the child failed."""
     from distlaunch.core.probe.isolated_call import is_single_threaded, run_in_child
 
     named = [NVML_NAME] if root == "/" else []  # the linker finds libraries of the real root only
@@ -232,7 +232,8 @@ class NvmlLibrary(Protocol):
     """NVML's C functions. Each returns 0 or an error number."""
 
     def __getattr__(self, name: str, /) -> Callable[..., Any]:
-        """Return the function of that name. Raises AttributeError if the library is too old for it."""
+        """Return the library's function ``name``. Raises AttributeError if the library is too old
+        to have it."""
 
 
 class NvmlError(Exception):
@@ -277,7 +278,7 @@ class _ProcessV2(ctypes.Structure):
 
 
 def load_nvml(names: Iterable[str]) -> NvmlLibrary | None:
-    """Return the first of these libraries that can be loaded. Return None if there is none."""
+    """Return the first of these libraries that can be loaded; None if none can."""
     return next(filter(None, map(_load, names)), None)
 
 
@@ -469,7 +470,7 @@ class _Ran(Record):
 
 
 def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``. Return None if it is not
+    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``; None if nvidia-smi is not
     installed."""
     places = [
         *environ.get("PATH", "").split(os.pathsep),
@@ -504,7 +505,7 @@ def _parse_list(ran: _Ran) -> tuple[list[Gpu], list[str]]:
     """Return the GPUs in the output of ``nvidia-smi -L``, and its other lines.
 
     The output has a line for each GPU, followed by a line for each MIG slice. Raises SmiError if
-    the output lists no GPU and reports another error than that there is none.
+    the output lists no GPU and has an error other than "no devices".
     """
     gpus: list[Gpu] = []
     others: list[str] = []

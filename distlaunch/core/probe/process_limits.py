@@ -15,9 +15,10 @@ _NEAR = 4
 
 
 def explain_refusal(root: str = "/") -> str:
-    """Return a clause that names the limit that is reached. If none is, name the limits to check.
+    """Return a clause that names the limit that is reached. If none is known to be, name the limits
+    to check.
 
-    Call it after the kernel has refused a thread or a process (EAGAIN, ENOMEM).
+    Called after the kernel has refused a thread or a process (EAGAIN, ENOMEM).
     """
     import resource
 

@@ -16,7 +16,7 @@ def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bo
     """Return whether a top-level module exists: built in, on ``path``, on this process's path, or
     by an import hook.
 
-    With ``folders``, a directory without ``__init__.py`` counts as well, as it does for Python.
+    With ``folders``, a directory without ``__init__.py`` counts as well, as in Python.
     """
     if name in sys.builtin_module_names or name in sys.stdlib_module_names:
         return True

@@ -2,8 +2,8 @@
 
 An agent that is a separate process sends ``Hello`` first. Then the coordinator sends, in this
 order: ``Survey``; for each attempt ``Prepare`` (the master's node then listens), ``Reach`` to the
-other nodes, and ``Start``; at the end ``ExitAgent``. It sends ``Ping`` all the time. An agent in
-the launcher's process gets only the messages of ``TO_AGENT``.
+other nodes, and ``Start``; at the end ``ExitAgent``. It sends ``Ping`` at regular intervals. An
+agent in the launcher's own process gets only the messages of ``TO_AGENT``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 LATE_S = 2.0
-"""If this process was suspended, others have this long to send a message before they count as
-lost."""
+"""After this process was suspended, others have this long to send a message before they are
+considered lost."""
 GREETING = b"\ndistlaunch-agent "
-"""Precedes an agent's first frame, followed by the launcher's random token and a newline.
-
-Everything before it (banners, output of a shell's start-up files) is ignored.
-"""
+"""Precedes an agent's first frame, followed by the launcher's random token and a newline. Bytes
+before the greeting (banners, output of a shell's start-up files) are ignored."""
 PING_S = 2.0
 """How often the coordinator sends ``Ping``."""
 SILENCE_S = 10.0
@@ -67,15 +65,15 @@ class Stack(Record):
     """Letter of the process state in ``/proc`` (R, S, D, T, t, Z); empty if the process has ended.
     """
     text: str
-    """Python stacks of the worker's threads as faulthandler prints them, innermost frame first,
+    """Python stacks of the worker's threads as faulthandler prints them, most recent call first,
     limited in size. Empty if the worker wrote none."""
     taken_s: float = 0.0
     """Time of the request, in seconds on the node's clock."""
     cpu_s: float = 0.0
     """Processor time in seconds that all threads of the worker have used until then."""
     children_cpu_s: float = 0.0
-    """Processor time of the worker's descendants. Descendants that hold a GPU count only if they
-    are forks of the worker. Other processes on a GPU may be ranks, which use processor time while
+    """Processor time of the worker's descendants. A descendant that holds a GPU counts only if it
+    is a fork of the worker. Other processes on a GPU may be ranks, which use processor time while
     they wait for each other."""
     holds_gpu: bool = False
     """The worker has opened a GPU. Its processor time may then be spent waiting for the GPU."""
@@ -98,24 +96,24 @@ class Route(Record):
     local: str
     """Address of the local end."""
     interface: str
-    """Interface of the local end; empty if the kernel does not say."""
+    """Interface of the local end; empty if not known."""
 
 
 # --- coordinator to any agent
 
 
 class Prepare(Record):
-    """Reserve ports for an attempt. Answered with ``Prepared``.
+    """Reserve ports for an attempt. The answer is ``Prepared``.
 
-    ``port`` is None except on the master's node. There it is a number, or 0 for any free port.
+    On the master's node, ``port`` is the port for rank 0, or 0 for any free port. On other nodes it
+    is None.
     """
 
     attempt: int
     port: int | None
     token: str = ""
     """Until ``Start``, the node listens on the port and sends this token and a newline to each
-    client. If it is empty, the node only reserves the port.
-    """
+    client. If the token is empty, the node only reserves the port."""
     ports: int = 0
     """Number of further ports to reserve, for workers that listen themselves. Any free ports will
     do.
@@ -141,46 +139,42 @@ class Start(Record):
     rows: int
     columns: int
     stdin_rank: int | None
-    """The rank that inherits the agent's stdin, or gets ``StdinData``; None: no rank."""
+    """The rank that inherits the agent's stdin, or gets ``StdinData``; None if no rank does."""
     preload: tuple[str, ...] = ()
-    """Modules that a preload server imports once. Workers are then forked from it."""
+    """Modules that a preload server imports once. The server then forks the workers."""
     preload_log: str = ""
     """File for the output of these imports."""
     preload_bound_s: float | None = None
-    """Longest time for the import of one module. After it, workers start without preloading."""
+    """Longest time for the import of one module. After this time, workers start without
+    preloading."""
     watch: bool = False
-    """The coordinator detects hangs: send ``Alive``, and start workers so that they can write their
-    stacks.
-    """
+    """Whether the coordinator detects hangs. The agent then sends ``Alive``, and starts workers so
+    that they can write their stacks."""
     output_period_s: float = 1.0
     """Shortest time between two ``Alive`` that report nothing but output."""
     bootstrap: str = ""
     """How distlaunch's code is loaded into the workers' interpreter: ``direct``, ``setup`` (by a
     shell), or not at all (empty)."""
     is_remote: bool = False
-    """``env`` comes from another machine.
-
-    The node's own values (HOME, USER, ...) are used for variables that ``env`` lacks. Files that
-    belong into a run directory that the node does not share go to the agent's temporary directory.
-    """
+    """Whether ``env`` is from another machine. The node's own values (HOME, USER, ...) are used for
+    variables that ``env`` lacks. If the node does not share the run directory, files for it go to
+    the agent's temporary directory."""
     node_logs: str = ""
     """Directory on the node for an additional log of each rank; empty: none."""
     stdin_from_launcher: bool = False
     """``stdin_rank`` reads the ``StdinData`` of the coordinator, not the agent's own stdin."""
     store: bool = False
-    """The master's node serves Horovod's store on the port that it has reserved."""
+    """Whether the master's node serves Horovod's store on the port that it has reserved."""
     orphan_grace_s: float | None = None
-    """Time between TERM and KILL if agent or coordinator vanish; None: the agent's default."""
+    """Time between TERM and KILL if agent or coordinator vanish. None: the agent's default."""
     shared_memory: tuple[str, ...] = ()
-    """Names of files that a worker may leave in /dev/shm, with the placeholders {uid}, {address},
-    {port} and {rank}.
-    """
+    """Names of files that a worker may leave behind in /dev/shm, with the placeholders {uid},
+    {address}, {port} and {rank}."""
     env_starts: Mapping[str, str] = {}
     """Beginnings of variables whose length grows with the job. A worker's own value is appended."""
     run_dir: str = ""
-    """Run directory of the job, if the node has it. If the launcher dies, the spawner continues the
-    logs there.
-    """
+    """Run directory of the job. If the node has the directory and the launcher dies, the spawner
+    continues the logs there."""
     layout: Layout = TRAIN
     """Names of the files in ``run_dir``."""
 
@@ -195,8 +189,8 @@ class Start(Record):
 class Stop(Record):
     """Send ``signum`` to all workers. After ``grace_s``, kill their process trees.
 
-    With a grace of 0 they are killed at once. ``signum`` is 0 if another program has already sent
-    them the signal.
+    With a grace of 0 they are killed at once. ``signum`` is 0 if the workers have already got the
+    signal from another program.
     """
 
     attempt: int
@@ -233,9 +227,8 @@ class CollectStacks(Record):
 
     attempt: int
     serial: int
-    """The answer repeats this number, so that a late answer is not taken for that to a later
-    request.
-    """
+    """Number repeated in the answer, by which the coordinator recognises a late answer to an
+    earlier request."""
 
 
 class Input(Record):
@@ -310,7 +303,7 @@ class Credit(Record):
 class StdinData(Record):
     """Bytes for the rank that reads the launcher's stdin. Empty bytes mean the end of the input.
 
-    The agent answers with ``StdinConsumed`` as the worker reads.
+    The agent answers with ``StdinConsumed`` when it has written bytes to the worker's stdin.
     """
 
     data: bytes
@@ -353,7 +346,7 @@ class Alive(Record):
 
     attempt: int
     heartbeats: tuple[Heartbeat, ...]
-    """One for each worker that has reported progress."""
+    """The last report of each worker that has reported progress."""
     wrote: tuple[int, ...]
     """Ranks that wrote output (only if the coordinator detects hangs)."""
     held: bool = False
@@ -377,9 +370,8 @@ class AgentNotice(Record):
 
 
 class PreloadEnded(Record):
-    """The modules are imported after this time, or, with a ``problem``, workers start without
-    preloading.
-    """
+    """Preloading has ended after ``elapsed_s``. If ``problem`` is set, workers start without
+    preloading."""
 
     modules: tuple[str, ...]
     problem: str | None
@@ -409,7 +401,7 @@ class LeftoversRunning(Record):
 
 
 class SpawnerSignalled(Record):
-    """The spawner of this node got a signal that is meant for the job."""
+    """The spawner of this node received a signal that is meant for the job."""
 
     signum: int
 
@@ -426,12 +418,12 @@ class AttemptEnded(Record):
     killed: Leftovers = Leftovers()
     """The processes of ``ended`` that needed KILL."""
     port_used: bool | None = None
-    """A process has used rank 0's port. None if the port was not reserved for workers of this node.
-    """
+    """Whether a process has used rank 0's port; None if no port was reserved for workers of this
+    node."""
 
 
 class AgentFailed(Record):
-    """The agent cannot continue. It has killed all its workers."""
+    """The agent cannot continue, and has killed all its workers."""
 
     text: str
 
@@ -470,21 +462,22 @@ class Surveyed(Record):
     python: str | None
     """The first of the requested interpreters that exists."""
     script_sha256: str | None
-    """Hash of the script (of a directory's ``__main__.py``); None if it does not exist."""
+    """Hash of the script (of a directory's ``__main__.py``); None if the script does not exist."""
     problem: str | None
     """Why workers cannot run here, as a clause: ``there is no directory /work``."""
     hint: str | None
     shares_run_dir: bool
-    """The node sees the run directory with the launcher's marker in it."""
+    """Whether the node sees the run directory with the launcher's marker file."""
     problem_part: Literal["agent", "directory", "python", "script", "devices"] = "agent"
     """The part of the survey that has the problem. ``directory`` is the working directory or the
     run directory."""
     machine: str = ""
-    """Id of this machine or container, independent of its name; empty if it is not known."""
+    """Id of this machine or container, independent of its name; empty if not known."""
 
 
 class Reached(Record):
-    """Answer to ``Reach``: the addresses that this node can connect to, or why there are none."""
+    """Answer to ``Reach``: the addresses that this node can connect to, or why it cannot connect to
+    any."""
 
     attempt: int
     routes: tuple[Route, ...]
@@ -513,10 +506,10 @@ class RankEnded(Record):
 
 
 class StdinConsumed(Record):
-    """The worker has read this many bytes, so more may be sent.
+    """The agent has written ``size`` bytes to the worker's stdin, so the coordinator may send more.
 
-    ``closed``: it has closed its stdin. ``unread`` counts bytes that were sent and will never be
-    read.
+    ``closed``: the worker has closed its stdin. ``unread`` counts bytes that were sent and will
+    never be read.
     """
 
     size: int
@@ -527,20 +520,19 @@ class StdinConsumed(Record):
 class AgentEnding(Record):
     """The agent was stopped on its node, or has failed. It ends its workers and exits.
 
-    It sends no more messages. The connection may stay open meanwhile, because the shell that
-    started the agent holds it.
+    This is the agent's last message. The connection may remain open meanwhile, because the shell
+    that started the agent holds it.
     """
 
     why: str
     """The reason as a clause: ``the agent was ended by signal 15``."""
     coordinator_silent: bool = False
-    """The reason is that no message of the coordinator came for too long."""
+    """Whether the reason is that the coordinator has sent no message for too long."""
 
 
 class AgentSignalled(Record):
-    """An agent started by a scheduler's step got a signal that is meant for the job, and only
-    reports it.
-    """
+    """An agent started by a scheduler's step received a signal that is meant for the job. The agent
+    only reports the signal."""
 
     signum: int
 

@@ -1,9 +1,9 @@
 """Encode messages as frames, and decode and check frames. No I/O.
 
-A frame is one byte with the protocol's version, two big-endian 32-bit lengths, a JSON object, and
-raw bytes. The object's ``t`` names the message. Its other keys are the message's fields. A field
-annotated ``bytes`` is the raw part. Every received field is checked for its type, and every frame
-for its size. A frame can carry numbers and text, never code.
+A frame consists of one byte with the protocol's version, two big-endian 32-bit lengths, a JSON
+object, and raw bytes. The object's ``t`` is the name of the message; its other keys are the
+message's fields. A field annotated ``bytes`` is the raw section. Every received field is checked
+for its type, and every frame for its size. A frame can carry numbers and text, never code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MAX_RAW_BYTES = 1 << 20
 LEAST_BYTES = 4 << 10
 """Objects up to this size are accepted for every type. A larger object must begin with its type."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-"""Range of integers. Larger ones do not fit in a float, nor in what the kernel accepts."""
+"""Range of integers. Integers outside of it fit neither in a float nor in arguments of the
+kernel."""
 
 _HEADER = struct.Struct(">BII")
 _NAME = re.compile(rb'\{"t":"([A-Za-z]{1,64})"')
@@ -64,10 +65,11 @@ def any_size(_: str) -> FrameSize:
 
 
 class Decoder(Generic[M]):
-    """Reassembles messages from a byte stream. Only the given types are accepted.
+    """Reassembles messages from a byte stream. Only the types passed to the constructor are
+    accepted.
 
-    ``size_of`` returns the largest size of a frame of a type at this moment. A larger frame is
-    refused before all of it has arrived.
+    ``size_of`` returns the largest allowed size of a frame of a type at this moment. A larger frame
+    is refused before all of it has arrived.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class Decoder(Generic[M]):
         self._buffer += data
 
     def next(self) -> M | None:
-        """Return the next complete message. Return None if there is none. Raises ProtocolError like
-        ``feed``."""
+        """Return the next complete message; None if none has arrived completely.
+
+        Raises ProtocolError if the data is no valid frame, or the frame is too large.
+        """
         if len(self._buffer) < _HEADER.size:
             return None
         version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
@@ -181,8 +185,8 @@ class Decoder(Generic[M]):
 
 
 def _literal_value(kind: str, value: object) -> object:
-    """Return the value if it is one of the words in an annotation ``Literal['a', 'b']``, given as
-    text."""
+    """Return the value if it is one of the words in the text ``Literal['a', 'b']``. Raises
+    TypeError if it is not."""
     if value not in kind[len("Literal[") : -1].replace("'", "").split(", "):
         raise TypeError
     return value

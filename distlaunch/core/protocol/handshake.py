@@ -4,13 +4,13 @@ The caller is a launcher, or an agent started by srun, that connects to the rend
 listener is the coordinator. The messages are, in this order, ``Call``, ``Challenge``, ``Proof``,
 and ``Welcome`` or ``Rejected``. The listener may reject the caller at any step.
 
-The caller proves itself first: a stranger who reaches the port learns neither the listener's proof
-nor the job's id. The listener's proof comes with its answer. A proof is HMAC-SHA256 over the side
-that makes it and both nonces, so a proof that is replayed or reflected is wrong. ``token_keys``
-makes the key. Without a secret both proofs are empty.
+The caller proves first that it knows the secret. So a stranger who reaches the port gets neither
+the listener's proof nor the job's id. The listener sends its proof with ``Welcome``. A proof is
+HMAC-SHA256 over the name of the side (caller or listener) and both nonces, so a replayed or
+reflected proof is wrong. ``token_keys`` makes the key. Without a secret both proofs are empty.
 
-Without a secret, anybody who reaches the port can join. With a secret, somebody who can change
-packets on the way still can.
+Security: without a secret, anybody who reaches the port can join. With a secret, an attacker who
+can change packets on the network can still join.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ from distlaunch.core.protocol.token_keys import (
 )
 
 MOST_FROM_CALLER = 8 << 10
-"""Number of bytes that a caller may send before it is admitted."""
+"""Largest number of bytes that a caller may send before it is admitted."""
 NONCE_BYTES = 32
 
 _MOST_FROM_LISTENER = 64 << 10
 _HEADER = struct.Struct(">BII")  # of a frame, see ``codec``
 _LINE_ENDS = b"\r\n\r\n"
-"""JSON ignores them as white space."""
+"""White space in JSON, added so that a web server sees the end of a request."""
 _NEWEST_FRAMES = 15
-"""A first byte up to this may be a frame of another release. Above it are only other protocols."""
+"""If the first byte is at most this, the data may be a frame of another release; otherwise it is
+another protocol."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
-"""Characters that are refused in text for the terminal, and in parts of paths or of the
-environment."""
+"""Characters that are refused in text for the terminal, in path components, and in environment
+variables."""
 _LONGEST_FIELD = 300
 _LONGEST_NAME = 200
 """Largest number of bytes of a directory's name."""
 _NO_NAMES = ("", "latest")
-"""Names that a run directory may not have: ``latest`` is the link to the newest one."""
+"""Names that a run directory may not have: ``latest`` is the link to the newest run directory."""
 _LONGEST_TEXT = 4000
 _MOST_RANKS = 1 << 24
 _LONGEST_KEY = 128
@@ -69,14 +70,14 @@ _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 class JobIdentity(Record, hide=("token",)):
     """Values that must be the same in caller and listener.
 
-    ``job_key`` may have any length. A long one is sent abbreviated.
+    ``job_key`` may have any length. A long key is sent in abbreviated form.
     """
 
     release: str
     job_key: str
     token: bytes | None = None
     munge: Munge | None = None
-    """Proves the identity if there is no token."""
+    """Proves the identity if no token is set."""
 
     @property
     def has_secret(self) -> bool:
@@ -108,7 +109,7 @@ class RefusalReason(Enum):
 
 
 class HandshakeError(Exception):
-    """The other side is no launcher of this job. ``text`` describes it as a clause."""
+    """The other side is no launcher of this job. ``text`` describes the other side as a clause."""
 
     def __init__(self, reason: RefusalReason, text: str) -> None:
         super().__init__(text)
@@ -119,7 +120,7 @@ class HandshakeError(Exception):
 class ListenerHandshake:
     """The listener's side of one handshake.
 
-    Pass received bytes to ``feed`` and send what it returns, until ``outcome`` is set.
+    Pass received bytes to ``feed`` and send the bytes that it returns, until ``outcome`` is set.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class ListenerHandshake:
         """The caller's request. The caller has proved itself once ``outcome`` is a ``Welcome``."""
         self.outcome: p.Welcome | p.Rejected | None = None
         self.rejected_for: RefusalReason | None = None
-        """Why the handshake rejected the caller; None if ``admit`` did."""
+        """Why the handshake rejected the caller; None if the function ``admit`` rejected it."""
         self.rejection = ""
         """The reason as text for the user of this launcher, who may learn more than the caller."""
         self._job_identity = job_identity
@@ -146,9 +147,10 @@ class ListenerHandshake:
         self._received = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Process received bytes and return the answer to send.
+        """Process received bytes and return the bytes to send.
 
-        Raises HandshakeError: close the connection without an answer.
+        Raises HandshakeError if the caller is no launcher of this job. The connection must then be
+        closed without an answer.
         """
         self._received += len(data)
         if self._received > MOST_FROM_CALLER:
@@ -224,8 +226,8 @@ class ListenerHandshake:
 class CallerHandshake:
     """The caller's side of one handshake.
 
-    Send ``begin()``. Then read at most ``missing`` bytes, pass them to ``feed`` and send what it
-    returns, until ``outcome`` is set.
+    Send ``begin()``. Then read at most ``missing`` bytes, pass them to ``feed`` and send the bytes
+    that it returns, until ``outcome`` is set.
     """
 
     def __init__(
@@ -240,13 +242,12 @@ class CallerHandshake:
     ) -> None:
         self.outcome: p.Welcome | p.Rejected | None = None
         self.is_final = False
-        """The outcome comes from a listener of this job. If there is a secret, the listener has
-        proved it.
-        """
+        """Whether the outcome is from a listener of this job. With a secret, the listener has
+        proved that it knows the secret."""
         self._job_identity = job_identity
         self._secret = secret
         self._expected: str | None = None
-        """The proof that the listener must send; None before ``Proof`` is sent."""
+        """The proof that the listener must send; None until ``Proof`` is sent."""
         self._call = p.Call(
             version=p.PROTOCOL_VERSION,
             release=job_identity.release,
@@ -262,7 +263,8 @@ class CallerHandshake:
     def begin(self) -> bytes:
         """Return the first bytes to send.
 
-        They end with an empty line, so that a web server answers and can be recognised.
+        The bytes end with an empty line: a web server then answers, and its answer shows that it is
+        no launcher.
         """
         frame = encode(self._call)
         version, body, raw = _HEADER.unpack_from(frame)
@@ -279,10 +281,10 @@ class CallerHandshake:
         return self._reader.missing
 
     def feed(self, data: bytes) -> bytes:
-        """Process received bytes and return the answer to send. It may be needed even with an
-        ``outcome``.
+        """Process received bytes and return the bytes to send, which may be needed even if
+        ``outcome`` is set.
 
-        Raises HandshakeError.
+        Raises HandshakeError if the listener is no launcher of this job.
         """
         try:
             message = self._reader.feed(data)
@@ -346,7 +348,7 @@ class CallerHandshake:
 class _OtherRelease(Exception):  # noqa: N818 - an outcome
     """The other side is a launcher of another release, and perhaps of another job.
 
-    ``release`` is empty if it is not known.
+    ``release`` is empty if not known.
     """
 
     def __init__(self, release: str, job_key: str | None = None) -> None:
@@ -439,9 +441,9 @@ _KNOWN = (
 
 
 def _other_release_of(body: bytes, names: set[str]) -> _OtherRelease | None:
-    """Return release and job of a message that has other fields in its release.
+    """Return release and job of a message whose fields differ from those in this release.
 
-    Return None if it is no message.
+    Return None if the data is no message.
     """
     try:
         record = json.loads(body)
@@ -497,7 +499,7 @@ def _sanitized(rejection: p.Rejected) -> p.Rejected:
 def _short_key(job_key: str) -> str:
     """Return the job key in the form in which it is sent.
 
-    A long one (such as a long --job-id) is abbreviated to its beginning and hash.
+    A long key (such as a long --job-id) is abbreviated to its beginning and its hash.
     """
     if len(job_key) <= _LONGEST_KEY:
         return job_key

@@ -1,11 +1,11 @@
 """Messages between the launchers of one job over TCP. There is one launcher per node or per worker.
 
-A launcher never executes what another sends: its own command line decides what runs. Messages carry
-numbers, addresses, host names, and text for people.
+A launcher never executes a command that another launcher sends: its own command line decides what
+runs. Messages contain numbers, addresses, host names, and text for users.
 
-The connection begins with the handshake (see ``handshake``). After ``Welcome``, the messages are
-those of ``agent_messages`` except those that carry commands: ``SurveyNode`` replaces ``Survey``,
-and ``StartWorkers`` replaces ``Start``.
+The connection begins with the handshake (``handshake``). After ``Welcome``, the messages are those
+of ``agent_messages`` except those with commands: ``SurveyNode`` replaces ``Survey``, and
+``StartWorkers`` replaces ``Start``.
 """
 
 from __future__ import annotations
@@ -45,18 +45,21 @@ class Call(Record):
     """The scheduler's job id or --job-id; may be empty. All launchers of a job must have the same.
     """
     rank: int | None
-    """The launcher's node rank (with a launcher per worker: its rank). None: the next free one."""
+    """The launcher's node rank; if each worker has a launcher, the worker's rank. None: the
+    coordinator assigns a rank."""
     host: str
     instance: str
-    """Random id of this launcher. A launcher that reconnects is recognised by it."""
+    """Random id of this launcher, by which the coordinator recognises a launcher that
+    reconnects."""
     nonce: str
-    """Random value in hexadecimal. The listener's proof includes it."""
+    """Random value in hexadecimal, on which the listener's proof is computed."""
     scrypt: bool = True
     """The caller's Python has ``hashlib.scrypt``."""
 
 
 class Challenge(Record):
-    """The listener's answer to ``Call``: how the caller must prove itself."""
+    """The listener's answer to ``Call``: the method by which the caller must prove that it knows
+    the secret."""
 
     nonce: str
     key_method: str
@@ -72,7 +75,7 @@ class Proof(Record):
 
 
 class Rejected(Record):
-    """The caller cannot join. ``again``: it may succeed if it tries again soon."""
+    """The caller cannot join. ``again``: another try soon may succeed."""
 
     text: str
     hint: str | None
@@ -89,7 +92,7 @@ class Welcome(Record):
     rank: int
     """The launcher's node rank (with a launcher per worker: its rank)."""
     folder: str = ""
-    """Name of the run directory if it is not the job's id."""
+    """Name of the run directory if it differs from the job's id."""
     proof: str = ""
     """HMAC-SHA256(key, "listener" nonce-of-the-call nonce-of-the-challenge), hexadecimal; empty
     without a secret.
@@ -97,17 +100,18 @@ class Welcome(Record):
 
 
 class LauncherInfo(Record):
-    """Settings of a launcher, sent right after ``Welcome``. The coordinator checks that they agree."""
+    """Settings of a launcher, sent right after ``Welcome``. The coordinator checks that the
+    settings of all launchers agree."""
 
     num_nodes: tuple[int, ...]
     """Smallest and largest number of nodes."""
     slots: int | None
-    """Number of workers; None if its devices decide."""
+    """Number of workers; None if the launcher's devices decide."""
     command: str
     """SHA-256 of the workers' argv without paths of interpreters, for comparison."""
     backend: str
     choices: str
-    """SHA-256 of the backend's options that were given, for comparison."""
+    """SHA-256 of the backend options that the user has set, for comparison."""
     clock: float
     """The launcher's time in seconds. ``Pong`` and ``WorkerExit`` use this clock."""
     wall: float
@@ -118,14 +122,15 @@ class LauncherInfo(Record):
     restarts: int
 
     def __post_init__(self) -> None:
-        """Raise ProtocolError for impossible numbers, because a coordinator continues from them."""
+        """Raise ProtocolError for impossible numbers. A new coordinator would continue from these
+        numbers."""
         if len(self.num_nodes) != 2 or not is_possible_last_attempt(self.attempt, self.restarts):
             raise ProtocolError("it reports impossible numbers of nodes, attempts or restarts")
 
 
 class SurveyNode(Record):
-    """Like ``Survey``, but for the directory, programs and script that the launcher's own command
-    line names."""
+    """Like ``Survey``, but the launcher's own command line determines directory, programs and
+    script."""
 
     serial: int
 
@@ -137,9 +142,8 @@ class StartWorkers(Record):
     restarts: int
     node_rank: int
     local_ranks: tuple[int, ...]
-    """The workers of the node that this launcher runs: one, or all of them with one launcher per
-    node.
-    """
+    """The workers of the node that this launcher runs: all of them, or one if each worker has a
+    launcher."""
     hosts: tuple[str, ...]
     """Hosts by node rank."""
     slots: tuple[int, ...]
@@ -147,12 +151,12 @@ class StartWorkers(Record):
     master_addr: str
     master_port: int
     interface: str
-    """Interface to the other nodes (GLOO_SOCKET_IFNAME); empty if it need not be set."""
+    """Interface to the other nodes (GLOO_SOCKET_IFNAME); empty if the variable need not be set."""
     nccl_interface: str = ""
     """The interface for NCCL_SOCKET_IFNAME."""
     cluster: tuple[str, ...] = ()
-    """``HOST:PORT`` by rank, the same number for each, if the backend gives workers each other's
-    ports."""
+    """``HOST:PORT`` by rank, the same number for each rank, if the backend's workers need each
+    other's ports."""
 
 
 class LauncherSignalled(Record):
@@ -167,9 +171,10 @@ class ExitLauncher(Record):
     exit_code: int
     text: str
     summary: str = ""
-    """Why the job has failed, in one sentence, for the error file; empty if it has not."""
+    """Why the job has failed, in one sentence, for the error file; empty if it has not failed."""
     is_error: bool = False
-    """``text`` reports an error; else it is the last line of a job that was stopped."""
+    """Whether ``text`` reports an error. Otherwise it is the last line of a job that was
+    stopped."""
 
 
 class Notice(Record):

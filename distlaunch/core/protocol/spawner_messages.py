@@ -17,8 +17,8 @@ class LeftoverProcess(Record):
     """A process that an exited worker has left running."""
 
     rank: int | None
-    """The rank of the worker from which the process descends. None if neither its session nor its
-    environment shows it."""
+    """The rank of the worker from which the process descends; None if neither the process's session
+    nor its environment shows the rank."""
     pid: int
     command: str
     """The process's argument list on one line, shortened."""
@@ -43,14 +43,14 @@ class Setup(Record):
     signal_group: bool
     """Stop signals go to the workers' process groups, even if the agent has vanished."""
     job_id: str = ""
-    """Shown in the spawner's process title if it was not known before."""
+    """Job id for the spawner's process title, if the id was not known when the spawner started."""
     orphan_grace_s: float | None = None
-    """Time between TERM and KILL if the agent vanishes; None: the spawner's default."""
+    """Time between TERM and KILL if the agent vanishes. None: the spawner's default."""
     temporary_dir: str = ""
     """The agent's temporary directory. The spawner removes it if the agent vanishes."""
     shared_memory: tuple[str, ...] = ()
-    """Names of files that the workers may leave in /dev/shm. The spawner removes them after the
-    last worker."""
+    """Names of files that the workers may leave behind in /dev/shm. The spawner removes them after
+    the last worker has exited."""
     attempt: int = 0
     log_dir: str = ""
     """Run directory in which the spawner continues the logs if the agent vanishes; empty: no logs.
@@ -60,23 +60,23 @@ class Setup(Record):
 
 
 class Preload(Record):
-    """Start a preload server, which imports modules once. All further workers are forked from it.
+    """Start a preload server, which imports modules once. All further workers are forked from the
+    server.
 
-    The answer is ``Preloaded`` or ``PreloadFailed``. The latter may also follow ``Preloaded`` at
-    any time, if the server has ended. ``StillPreloading`` reports slow imports, and
-    ``ModuleLeftOut`` a module that cannot be preloaded. One descriptor accompanies the frame, for
-    the server's output. The server has the environment of the last ``Setup``.
+    The spawner sends ``Preloaded`` or ``PreloadFailed``. ``PreloadFailed`` may also follow
+    ``Preloaded`` at any time, if the server has ended. ``StillPreloading`` reports slow imports,
+    and ``ModuleLeftOut`` a module that cannot be preloaded. One descriptor accompanies the frame,
+    for the server's output. The server has the environment of the last ``Setup``.
     """
 
     modules: tuple[str, ...]
     argv: tuple[str, ...]
-    """The workers' common command. The server itself is started with it."""
+    """The workers' common command, with which the server itself is started."""
     env: Mapping[str, str]
-    """Variables in addition to the common environment: those of workers that libraries read on
-    import.
-    """
+    """Variables in addition to the common environment: variables of workers that libraries read
+    during their import."""
     bound_s: float | None
-    """Longest time for the import of one module. After it, the server is killed."""
+    """Longest time for the import of one module. After this time the server is killed."""
 
 
 class Spawn(Record):
@@ -91,8 +91,8 @@ class Spawn(Record):
     terminal: bool
     """The worker's descriptors are a terminal, which becomes its controlling terminal."""
     read_ends: tuple[int, ...] = ()
-    """Streams whose read ends follow the worker's descriptors, for the spawner to keep: 1, 2, and 0
-    for progress."""
+    """Streams whose read ends follow the worker's descriptors. The spawner keeps them open. 1:
+    stdout, 2: stderr, 0: progress."""
 
 
 class Signal(Record):
@@ -106,19 +106,18 @@ class Signal(Record):
     scope: str
     caught_only: bool
     """Send the signal only to processes that catch it. USR1, for example, kills a process that does
-    not."""
+    not catch it."""
 
 
 class EndLeftovers(Record):
-    """Send TERM once to every process that exited workers have left, and to processes that they
-    leave later."""
+    """Send TERM once to every process that exited workers have left behind, now and later."""
 
     asked: bool = False
     """A scheduler has already sent TERM to all processes that run now."""
 
 
 class Sweep(Record):
-    """Answer ``Swept`` when no process of any worker is left. Before that, send ``LeftoversRemain``
+    """Send ``Swept`` when no process of any worker remains. Before that, send ``LeftoversRemain``
     once.
 
     With ``kill``, kill the remaining processes instead of waiting for them.
@@ -154,7 +153,7 @@ class Spawned(Record):
 class SpawnFailed(Record):
     """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``.
 
-    There is no ``WorkerExit`` from the spawner. The worker table makes one.
+    The spawner sends no ``WorkerExit`` for the worker; the worker table makes one.
     """
 
     rank: int
@@ -174,17 +173,16 @@ class Preloaded(Record):
 
 
 class StillPreloading(Record):
-    """The import of this module has taken this long. An empty name means that no import has
-    begun."""
+    """The import of ``module`` has taken ``elapsed_s`` so far. An empty name means that no import
+    has begun."""
 
     module: str
     elapsed_s: float
 
 
 class ModuleLeftOut(Record):
-    """A module cannot be preloaded, so workers import it themselves. The others are still
-    preloaded.
-    """
+    """A module cannot be preloaded, so workers import it themselves. The other modules are
+    preloaded."""
 
     module: str
     reason: str
@@ -210,14 +208,15 @@ class SpawnerFailed(Record):
 
 
 class LeftoversRemain(Record):
-    """These processes of exited workers still run. ``Swept`` follows when they have ended."""
+    """These processes of exited workers still run. ``Swept`` follows when all of them have
+    ended."""
 
     processes: Leftovers
 
 
 class Swept(Record):
-    """No process is left except these pids. KILL did not end them, because they are stuck in the
-    kernel."""
+    """No process of the workers remains, except these pids. KILL did not end them, because they are
+    stuck in the kernel."""
 
     left: tuple[int, ...]
     ended: Leftovers = Leftovers()

@@ -1,8 +1,8 @@
 """Make the key by which launchers prove in the handshake that they belong to one job.
 
-A token with 128 bits is the key itself. From any other token the key is derived slowly, with a salt
-of the listener, so that a recorded proof does not help in guessing the token. Without a token,
-munge can carry a random key to processes of the same user on the nodes of a cluster.
+A token with 128 bits is used as the key. From any other token the key is derived slowly, with the
+listener's salt, so that a recorded proof does not help in guessing the token. Without a token,
+munge can transport a random key to processes of the same user on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SALT_BYTES = 16
 _SALT = re.compile(r"[0-9a-f]{16,128}")
 _STRONG = re.compile(rb"[0-9a-fA-F]{32,}")
 _LEAST_VARIED = 8
-"""Least number of different digits. Of ten million random tokens of 32 digits, one has fewer. It is
-treated as weak."""
+"""Least number of different digits. A token with fewer is treated as weak; of ten million random
+tokens of 32 digits, one has fewer."""
 _SCRYPT = {"n": 1 << 14, "r": 8, "p": 1, "maxmem": 64 << 20, "dklen": 32}
 """Parameters that need 16 MB and about 50 ms (RFC 7914)."""
 _PBKDF2_ROUNDS = 600_000
@@ -30,16 +30,17 @@ class Munge(Protocol):
     """Carries a key to processes of the same user on other nodes."""
 
     def seal(self, key: str) -> str:
-        """Return a credential that only the same user can open. Raises OSError."""
+        """Return a credential with the key, which only the same user can open. Raises OSError if
+        munge fails."""
 
     def open(self, credential: str) -> str:
-        """Return the key in a credential that the same user has made. Raises OSError."""
+        """Return the key in a credential that the same user has made. Raises OSError if munge
+        refuses the credential."""
 
 
 class NoKeyError(Exception):
-    """The key cannot be made, because the other side has another secret or none. ``text`` is a
-    clause.
-    """
+    """No key can be made, because the other side has another secret or none. ``text`` is a
+    clause."""
 
     def __init__(self, text: str, hint: str) -> None:
         super().__init__(text)
@@ -48,7 +49,7 @@ class NoKeyError(Exception):
 
 
 def is_strong(token: bytes) -> bool:
-    """Return whether a token has 128 bits: at least 32 hexadecimal digits that look random."""
+    """Return whether a token has 128 bits: at least 32 hexadecimal digits that appear random."""
     return _STRONG.fullmatch(token) is not None and len(set(token.lower())) >= _LEAST_VARIED
 
 
@@ -69,7 +70,7 @@ class ListenerSecret:
     def offer(self, *, scrypt: bool) -> tuple[str, str]:
         """Return the method and the salt for a caller.
 
-        ``scrypt``: the caller's Python has it.
+        ``scrypt``: the caller's Python can compute scrypt.
         """
         if self._credential:
             return MUNGE, self._credential
@@ -80,7 +81,7 @@ class ListenerSecret:
         return (SCRYPT if scrypt and has_scrypt() else PBKDF2), self._salt
 
     def key(self, key_method: str) -> bytes | None:
-        """Return the key for a method that was offered. Return None if there is no secret."""
+        """Return the key for a method that was offered; None without a secret."""
         if key_method not in self._keys:
             self._keys[key_method] = _derive_key(self._token or b"", key_method, self._salt)
         return self._keys[key_method]
@@ -95,9 +96,9 @@ class CallerSecret:
         self._keys: dict[tuple[str, str], bytes | None] = {}
 
     def key(self, key_method: str, salt: str) -> bytes | None:
-        """Return the key for a listener's offer. Return None if neither side has a secret.
+        """Return the key for a listener's offer; None if neither side has a secret.
 
-        Raises NoKeyError.
+        Raises NoKeyError if only one side has a secret, or the method cannot be used here.
         """
         known = self._keys.get((key_method, salt), b"")
         if known == b"":
@@ -152,7 +153,7 @@ _MUNGE_HINT = "to do without munge, set the same DISTLAUNCH_TOKEN for all launch
 def has_scrypt() -> bool:
     """Return whether this Python can compute scrypt.
 
-    OpenSSL may lack the function, or refuse it when it is called, as in FIPS mode.
+    OpenSSL may lack the function, or refuse it when called, as in FIPS mode.
     """
     import hashlib
 
@@ -176,7 +177,11 @@ def _derive_key(token: bytes, key_method: str, salt: str) -> bytes:
 
 
 def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
-    """Return the proof of one side in hexadecimal. Return an empty string without a key."""
+    """Return the proof of one side in hexadecimal; empty without a key.
+
+    ``side`` is "caller" or "listener". ``other`` is this side's random value, ``nonce`` that of the
+    side that verifies the proof.
+    """
     if key is None:
         return ""
     import hmac
@@ -185,7 +190,8 @@ def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
 
 
 def is_same_proof(given: str, expected: str) -> bool:
-    """Return whether two proofs are equal, compared in constant time."""
+    """Return whether the received proof ``given`` equals the ``expected`` one, compared in constant
+    time."""
     if not expected:
         return not given
     import hmac

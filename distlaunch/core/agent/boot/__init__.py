@@ -1,4 +1,4 @@
-"""Modules that a worker's interpreter runs as it starts.
+"""Modules that a worker's interpreter runs when it starts.
 
-This directory comes first on PYTHONPATH and is removed from it.
+This directory is the first one on PYTHONPATH. Its ``sitecustomize`` removes it from there.
 """

@@ -1,15 +1,16 @@
-"""Preload server: import modules once, then fork a worker for each order.
+"""Preload server: imports modules once, then forks a worker for each order.
 
-It runs in a Python process that has the workers' interpreter and environment, while that
+The server is a Python process with the workers' interpreter and environment. It runs while this
 interpreter imports ``sitecustomize``. In a forked worker this import returns, and the interpreter
-goes on with the script. The script (module or zip file), ``sys.argv``, ``__main__``, exit codes and
-finalisation are handled by the interpreter. Everything else must be as in a worker started with
-exec: environment, streams, random numbers, descriptors, modules. The only exception is the secret
-of string hashes, which all ranks share.
+continues with the script. The interpreter handles the script (module or zip file), ``sys.argv``,
+``__main__``, exit codes and finalisation. Everything else must be as in a worker started with exec:
+environment, streams, random numbers, descriptors, modules. The only exception is the secret of
+string hashes, which all ranks share.
 
-Before it imports the modules, the server loads nothing that a script would not find loaded anyway.
-Changes that the modules make to the process (variables, signal handlers, open files) remain in the
-workers, as if the workers had imported the modules themselves. No other module imports this file.
+Before it imports the modules, the server imports only modules that the interpreter loads before any
+script. Changes that the modules make to the process (variables, signal handlers, open files) remain
+in the workers, as if the workers had imported the modules themselves. No other module imports this
+file.
 """
 
 import os
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 
 _NAME = "dl-warm"
 _MOST_AT_ONCE = 8
-"""Workers that one intermediate process forks. They run only after that process has ended."""
+"""Largest number of workers that one intermediate process forks. The workers run only after that
+process has ended."""
 _DESCRIPTORS_PER_ORDER = 8
 _MESSAGE_BYTES = 1 << 18
 _REASON_CHARS = 2000
 _NOT_INITIALISED = 3
 _STUB = 34
-"""CUDA's driver library returns one of these if it was not initialised, or is only a stub."""
+"""Like ``_NOT_INITIALISED``, an error code of CUDA's driver library which shows that no module has
+started CUDA: the library is only a stub, without a driver."""
 _ENV_START = 47  # in /proc/self/stat, counted after the name: fields 50 and 51
 
 
@@ -60,7 +63,8 @@ def serve(control: int) -> None:
 def _fail(control: int, reason: str, module: str = "") -> None:
     """Report the failure and exit.
 
-    If ``module`` names the module that caused it, another server can import the others.
+    ``module`` names the module that caused the failure, if known. Another server can then import
+    the other modules.
     """
     tell(control, (f"spoiled {module} " if module else "failed ") + reason[:_REASON_CHARS])
     os._exit(1)
@@ -69,7 +73,7 @@ def _fail(control: int, reason: str, module: str = "") -> None:
 def _move_environment() -> None:
     """Copy all variables to new memory.
 
-    A worker's variables can then be written to the old place, where ``ps e`` reads them.
+    The old memory can then be overwritten with a worker's variables, where ``ps e`` reads them.
     """
     for name, value in os.environ.items():
         os.putenv(name, value)
@@ -97,9 +101,9 @@ def _first_path() -> str | None:
 
 
 def _import(control: int, names: list[str]) -> "dict[str, str]":
-    """Import the modules as the script would. Exits if one cannot be imported.
+    """Import the modules as the script would. Exit if a module cannot be imported.
 
-    Returns thread id -> the module after whose import the thread was first seen.
+    Return thread id -> the module after whose import the thread was first seen.
     """
     first = _first_path()
     path = sys.path
@@ -161,7 +165,8 @@ def _device_has_started(ctypes: "Any") -> bool:
 
 
 class Server:
-    """Forks workers after the imports. A worker removes the modules that this class has loaded."""
+    """Forks workers after the imports. Workers remove the modules that only this class has
+    imported."""
 
     def __init__(
         self, control: int, comm: str, environ: "os._Environ[str]", reserved: list[int]
@@ -196,7 +201,7 @@ class Server:
         """Return why this process cannot fork workers, and the module that caused it (empty if not
         known).
 
-        Return None if it can.
+        Return None if the process can fork workers.
         """
         with self.warnings.catch_warnings():
             self.warnings.simplefilter(
@@ -232,7 +237,8 @@ class Server:
         return None
 
     def settle_down(self) -> None:
-        """Prepare for being forked: flush all buffers, and freeze memory so that it stays shared."""
+        """Prepare for being forked: flush all buffers, and freeze Python objects so that their
+        memory remains shared."""
         for stream in {
             id(each): each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         }.values():
@@ -248,9 +254,8 @@ class Server:
         self.most = max(1, min(_MOST_AT_ONCE, free // _DESCRIPTORS_PER_ORDER - 1))
 
     def serve(self) -> "Worker | None":
-        """Wait for orders and carry them out. Returns the worker in its process, None in the
-        server.
-        """
+        """Receive orders and fork workers for them. Return the worker in its process, and None in
+        the server."""
         orders = self._receive()
         read, write = os.pipe()
         before = self.signal.pthread_sigmask(self.signal.SIG_BLOCK, self.signal.valid_signals())

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _SET_PDEATHSIG = 1
 _KILL = 9
 _CHOSEN_SEEDS = 1 << 32
-"""Torch seeds itself with 64 random bits, so a smaller seed was chosen by somebody."""
+"""Torch seeds itself with 64 random bits. A seed below this number was therefore set by the user's
+code."""
 _NO_WORKER = 127
 _REASON_CHARS = 200
 _OPENMP = ("/libgomp", "/libiomp", "/libomp")
@@ -34,7 +35,7 @@ def tell(control: int, line: str) -> None:
 
 
 def rename(name: str) -> str:
-    """Set the command name that ``ps`` shows. Returns the previous one."""
+    """Set the command name that ``ps`` shows. Return the previous name."""
     try:
         descriptor = os.open("/proc/self/comm", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -48,7 +49,7 @@ def rename(name: str) -> str:
 class Worker:
     """The server's order to start one worker.
 
-    In the process forked for it, the methods turn that process into the worker.
+    In the process forked for the order, the methods turn that process into the worker.
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class Worker:
         return len(self.all) == 1 + len(self.numbers)
 
     def become(self) -> None:
-        """Remove what belongs to the server, wait for the spawner, and return to the interpreter.
+        """Remove the server's descriptors and state, wait for the spawner, and return to the
+        interpreter.
 
-        On failure this process exits. It has run nothing yet, so the worker is started without
-        preloading.
+        On failure this process exits before it has run anything. The spawner then starts the worker
+        without preloading.
         """
         server = self.server
         step = "setup"
@@ -212,7 +214,8 @@ class Worker:
 
 
 def _renew_streams() -> None:
-    """Initialise the standard streams again, in place, for the descriptors that the worker has now."""
+    """Initialise the objects of the standard streams again, for the descriptors that the worker has
+    now."""
     import io
 
     streams: Any = ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__))
@@ -248,8 +251,8 @@ def _is_lost(stream: "Any") -> bool:
 def _renew_random() -> None:
     """Reseed random numbers and secrets, so that they differ between ranks.
 
-    The seeds that a module has set on purpose stay. Python itself seeds ``random`` in every forked
-    process.
+    Seeds that a module has set on purpose are not changed. Python itself seeds ``random`` in every
+    forked process.
     """
     numpy: Any = sys.modules.get("numpy.random.mtrand")
     if numpy is not None and getattr(numpy._rand._bit_generator, "seed_seq", 0) is not None:  # noqa: SLF001 - no other way

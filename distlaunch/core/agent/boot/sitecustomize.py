@@ -1,11 +1,11 @@
-"""Prepare a worker's interpreter before the script runs; ``site`` imports this file.
+"""Prepare a worker's interpreter before the script runs. ``site`` imports this file.
 
-It removes itself from ``sys.path``, the environment and ``sys.modules``, then runs the
-``sitecustomize`` that would have run without it. It must work with any Python 3.8 or newer, import
-next to nothing, and never stop a worker.
+The file removes its directory from ``sys.path`` and the environment, and itself from
+``sys.modules``. Then it runs the ``sitecustomize`` that would have run otherwise. It must work with
+any Python 3.8 or newer, import as few modules as possible, and never stop a worker.
 
-In the preload server (``_distlaunch_warm.py``), this import never returns. In each worker that the
-server forks, it returns and the script runs.
+In the preload server (``_distlaunch_warm.py``), this import never returns. In each worker forked by
+the server, it returns and the script runs.
 """
 
 import os
@@ -52,9 +52,8 @@ def _arm(number: str) -> None:
 
 
 def _chain() -> None:
-    """Run the next ``sitecustomize``. If there is none, the import must fail as it would without
-    this one.
-    """
+    """Run the next ``sitecustomize``. If there is none, raise the same ImportError as without this
+    file."""
     del sys.modules["sitecustomize"]
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - another: this folder is off the path
 

@@ -1,8 +1,8 @@
 """Prepare a node for an attempt before its workers start.
 
-The GPU memory of the previous attempt must be released. The master's node reserves a port for rank
-0, and listens on it so that other nodes can test whether they reach it. If workers listen
-themselves, each node reserves ports for them as well.
+The GPU memory of the previous attempt must have been released. The master's node reserves a port
+for rank 0, and listens on it so that other nodes can test whether they reach it. If workers listen
+themselves, each node reserves ports for its workers as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GPU_RELEASE_S = 30.0
 """How long the driver may take to release the GPU memory of processes that have ended."""
 _ACCEPTED_AT_ONCE = 256
-"""Most connections to answer in one iteration of the loop."""
+"""Largest number of connections to answer in one iteration of the loop."""
 
 
 class GpusReleased(Record):
@@ -39,7 +39,8 @@ class GpusReleased(Record):
 
 
 class AttemptSetup:
-    """Answers ``Prepare``, and keeps the ports until they are released."""
+    """Handles ``Prepare`` messages, and holds the reserved ports until they are released to
+    workers."""
 
     def __init__(
         self,
@@ -48,8 +49,8 @@ class AttemptSetup:
         send: Callable[[m.FromAgent], None],
         post: Callable[[GpusReleased | m.AgentFailed], None],
     ) -> None:
-        """``port`` is the port of the first attempt, if it is already reserved. ``post`` is called
-        from another thread."""
+        """``port`` is the port of the first attempt if it is already reserved; otherwise None.
+        ``post`` is called from another thread."""
         self._port = port
         self._worker_ports: list[HeldPort] = []
         self._send = send
@@ -60,7 +61,8 @@ class AttemptSetup:
         """Watches rank 0's port while the workers of an attempt run."""
         self._token_line = b""
         self._latest: m.Prepare | None = None
-        """The latest message. The result of a wait for an earlier one is ignored."""
+        """The latest ``Prepare`` message. When the wait for an earlier message ends, its result is
+        ignored."""
 
     def prepare(self, message: m.Prepare, *, owner: str, pids: Collection[int]) -> None:
         """Reserve the ports that ``message`` asks for.
@@ -170,7 +172,7 @@ class AttemptSetup:
         self._share_worker_ports()
 
     def deadline(self) -> float | None:
-        """Return when ``tick`` is due. Return None if it is not."""
+        """Return the time at which ``tick`` must be called; None if it need not be called."""
         return None if self._port_use is None else self._port_use.deadline()
 
     def tick(self, now: float) -> None:
@@ -181,7 +183,7 @@ class AttemptSetup:
     def was_port_used(self) -> bool | None:
         """Return whether the workers have used rank 0's port.
 
-        Return None if the port was not reserved for them on this node.
+        Return None if no port was reserved for them on this node.
         """
         return None if self._port_use is None else self._port_use.finish()
 
@@ -190,7 +192,8 @@ class AttemptSetup:
             port.share()
 
     def serve_store(self, address: str) -> None:
-        """Serve Horovod's store on the reserved port. Raises OSError.
+        """Serve Horovod's store on the reserved port. Raises OSError if the node cannot listen on
+        the port.
 
         ``address`` is the master address of the workers. If it is loopback, only local clients are
         served.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 HOLD_S = 2.0
-"""How long a GET for a missing value stays open."""
+"""How long the reply to a GET for a missing value is delayed."""
 _HEAD_BYTES = 8192
 _VALUE_BYTES = 1 << 20
 _MOST_CONNECTIONS = 8192
@@ -45,19 +45,20 @@ _NAME = "rank_"
 
 
 class HorovodStore:
-    """Serves one attempt's workers, in a thread, from ``start`` to ``close``.
+    """Serves the workers of one attempt, in a thread, from ``start`` to ``close``.
 
     A rank stores its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks
-    for those of all others (GET). The client takes 404 for "not yet" and asks again after 10 ms,
-    except for names, which it asks for once. A GET for a value that does not exist yet is therefore
-    held open for a while: n ranks that wait for each other would otherwise send n² requests every
-    10 ms.
+    for those of all others (GET). The client interprets 404 as "not yet" and repeats the request
+    after 10 ms, except for names, which it requests once. Therefore the reply to a GET for a
+    missing value is delayed: n ranks that wait for each other would otherwise send n² requests
+    every 10 ms.
 
-    The server closes each connection first, as Horovod's own server does. The ports of the side
-    that closes stay in use for a minute, and n² requests would use up the ports of a node.
+    The server closes each connection first, as Horovod's own server does. On the side that closes,
+    the port of a connection remains in use for a minute, and n² requests would use up the ports of
+    a client's node.
 
-    Anybody who reaches the port may send requests, so one limit (``MemoryBudget``) holds for everything
-    that the store keeps: values, names, and unsent bytes.
+    Anybody who reaches the port may send requests. So one limit (``MemoryBudget``) applies to all
+    memory that the store uses: values, names, and unsent bytes.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class HorovodStore:
         self._thread = threading.Thread(target=self._serve, name="dl-store", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError if that fails."""
+        """Start the thread. Raises RuntimeError if no thread can be started."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._end, selectors.EVENT_READ)
         try:
@@ -99,7 +100,7 @@ class HorovodStore:
             raise
 
     def close(self) -> None:
-        """Stop the thread, which closes all connections, and wait for it up to ``_CLOSE_S``."""
+        """Stop the thread, which closes all connections. Wait up to ``_CLOSE_S`` for its end."""
         self._is_closing = True
         with suppress(OSError):  # the thread has ended
             os.write(self._wake, b"x")
@@ -192,7 +193,7 @@ class HorovodStore:
             self._on_data(client)
 
     def _on_data(self, client: _Client) -> None:
-        """Handle the request once it has arrived completely."""
+        """Handle the client's request once the request has arrived completely."""
         if client.request is None and not self._parse_head(client):
             return
         if client.request is not None and len(client.received) >= client.request[3]:
@@ -311,7 +312,7 @@ class HorovodStore:
 
 
 class _Client:
-    """One connection, for one request."""
+    """A connection with one request."""
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
@@ -333,10 +334,11 @@ class _Client:
 class Scopes:
     """Values by scope and key, of the newest round.
 
-    When all ranks of a scope have met, each sends ``DELETE /<scope>/<rank>``, long before it shuts
-    down. Initialising again uses the same scopes, at each rank's own pace, and a fast rank must not
-    see what a slow one stored before. A rank's round is how often it has sent DELETE. As soon as
-    one rank has stored a value in the next round, no value of the previous round is returned.
+    When a rank has received the values of all others, it sends ``DELETE /<scope>/<rank>``. After
+    Horovod is initialised again in the same processes, the ranks use the same scopes, each at its
+    own pace. A fast rank must not see values that a slow rank stored before. A rank's round is the
+    number of its DELETE requests. As soon as one rank has stored a value in the next round, values
+    of the previous round are no longer returned.
     """
 
     def __init__(self, budget: MemoryBudget | None = None) -> None:
@@ -344,7 +346,7 @@ class Scopes:
         self._budget = budget or MemoryBudget()
 
     def put(self, scope: str, key: str, value: bytes) -> bool:
-        """Store a value. Return False if there is no memory for it."""
+        """Store a value. Return False if the memory limit does not allow it."""
         found = self._scopes.get(scope)
         old = found.values.get(key) if found is not None else None
         size = len(value)
@@ -364,14 +366,15 @@ class Scopes:
         return True
 
     def get(self, scope: str, key: str) -> Value | None:
-        """Return a value. Return None if it does not exist, or was stored in an earlier round."""
+        """Return a value; None if it does not exist or was stored in an earlier round."""
         found = self._scopes.get(scope)
         if found is None or found.rounds.get(key.removeprefix(_NAME), 0) != found.round:
             return None
         return found.values.get(key)
 
     def finish(self, scope: str, rank: str) -> None:
-        """Record that a rank has met all others, so that its values are no longer needed.
+        """Record that a rank has received the values of all others, so that its own values are no
+        longer needed.
 
         A repeated call has no effect.
         """
@@ -392,7 +395,7 @@ class _Scope:
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
         self.rounds: dict[str, int] = {}
-        """How often each rank has met all others; a rank that has not is missing."""
+        """How often each rank has received the values of all others. Ranks with 0 are missing."""
         self.round = 0
         """The newest round in which a value was stored."""
 
@@ -400,7 +403,8 @@ class _Scope:
 class Value:
     """A stored value.
 
-    Its memory is reserved until the value is replaced and no client is being sent it.
+    Its memory is reserved until the value has been replaced and sent to all clients that requested
+    it.
     """
 
     def __init__(self, data: bytes, budget: MemoryBudget) -> None:
@@ -410,7 +414,7 @@ class Value:
 
     @property
     def replaceable_bytes(self) -> int:
-        """Return how many bytes become free if it is replaced now."""
+        """How many bytes become free if the value is replaced now."""
         return len(self.data) if self._users == 1 else 0
 
     def add_user(self) -> None:
@@ -418,8 +422,8 @@ class Value:
         self._users += 1
 
     def remove_user(self) -> None:
-        """Remove a user: a client, or the store after the value was replaced. The last one releases
-        the memory."""
+        """Remove a user of the value: a client, or the store after a replacement. Removing the last
+        user releases the memory."""
         self._users -= 1
         if not self._users:
             self._budget.release(len(self.data))
@@ -432,7 +436,7 @@ class MemoryBudget:
         self.left = size
 
     def reserve(self, size: int) -> bool:
-        """Reserve bytes. Return False if there are not enough."""
+        """Reserve ``size`` bytes. Return False if fewer bytes are left."""
         if size > self.left:
             return False
         self.left -= size
@@ -451,8 +455,8 @@ def is_loopback(address: str) -> bool:
 def _most_connections() -> int:
     """Return the largest number of clients.
 
-    It is half of the open files that this process may still have, because workers need files as
-    well.
+    Clients may use half of the files that this process may still open, because workers need files
+    as well.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

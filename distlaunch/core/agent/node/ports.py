@@ -1,16 +1,16 @@
-"""Reserve a TCP port for rank 0's store, so that no other process takes it before rank 0 uses it.
+"""Reserve a TCP port for rank 0's store, so that no other process uses the port before rank 0.
 
-A reserved port is bound exclusively to the dual-stack wildcard address, and does not listen. Just
-before rank 0 starts, SO_REUSEADDR is set on the socket. Rank 0's server sets the flag too and can
-then bind and listen. Servers that do not set it are refused.
+A reserved port is bound exclusively to the dual-stack wildcard address, without listening. Just
+before rank 0 starts, SO_REUSEADDR is set on the reserving socket. Rank 0's server sets the flag
+too, so it can bind the port and listen. Servers without the flag still cannot bind it.
 
 The reachability test needs a listener. A second socket listens on the port for the test and is
-closed afterwards. The reserved socket cannot listen itself: to stop listening it would need
+closed afterwards. The reserving socket cannot listen itself: to stop listening it would need
 shutdown, which frees a port that the kernel has chosen.
 
-A lock file names the job that has reserved a port, because the kernel lists no socket that is bound
-and does not listen. The lock files' directory is locked while a job takes a lock and writes its
-name, so that nobody reads an old name or none.
+A lock file names the job that has reserved a port, because the kernel does not list a socket that
+is bound and does not listen. The directory of the lock files is locked while a job locks its file
+and writes its name, so that no other job reads an old name or none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PortUse:
         return None if self.is_used else self._due
 
     def tick(self, now: float) -> None:
-        """Check the port if that is due."""
+        """Check whether the port is in use, if a check is due."""
         if not self.is_used and now >= self._due:
             self._step_s *= 2
             self._due = now + self._step_s
@@ -84,10 +84,10 @@ class HeldPort:
         self.number: int = held.getsockname()[1]
 
     def listener(self) -> socket.socket:
-        """Return a non-blocking socket that listens on the port. When it is closed, the port stays
-        reserved.
+        """Return a non-blocking socket that listens on the port. The port remains reserved when the
+        socket is closed.
 
-        Raises OSError.
+        Raises OSError if the socket cannot listen.
         """
         listening = socket.socket(self._held.family, socket.SOCK_STREAM)
         try:
@@ -125,9 +125,9 @@ class HeldPort:
 def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.sleep) -> HeldPort:
     """Return a reserved port. ``number`` 0 means any free port.
 
-    ``owner`` is a job id. Other jobs that need the port show it. ``pause`` sleeps for some seconds
-    while another job takes a lock. Raises ConfigError that names the process or job that has the
-    port.
+    ``owner`` is the id of this job, which other jobs that need the port print. ``pause`` sleeps for
+    some seconds while another job changes a lock. If the port is in use, raises ConfigError that
+    names the process or job using it.
     """
     lock = _lock(number, owner, pause) if number else None
     try:
@@ -172,7 +172,10 @@ def _bind(number: int) -> socket.socket:
 
 
 def _lock_directory() -> str:
-    """Return the directory for lock files, to which only this user can write. Raises OSError."""
+    """Return the directory for lock files, to which only this user can write.
+
+    Raises OSError if it cannot be created or belongs to another user.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not os.path.isabs(base) or not os.path.isdir(base):
         base = "/tmp"  # noqa: S108 - what is made there is checked below
@@ -186,9 +189,9 @@ def _lock_directory() -> str:
 
 
 def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
-    """Lock a port among the jobs of this user. Return None if that fails.
+    """Lock a port against the other jobs of this user. Return None if that fails.
 
-    Without the lock the port is still reserved, but other jobs cannot tell by whom.
+    Without the lock the port is still reserved, but other jobs cannot find out by whom.
     """
     try:
         directory = _lock_directory()
@@ -228,7 +231,7 @@ def _is_at(path: str, lock: int) -> bool:
 
 
 def _remove_lock(lock: int, number: int) -> None:
-    """Remove the lock file of a port that is being released, while it is still locked."""
+    """Remove the lock file of a port. The caller still holds the lock."""
     with suppress(OSError):
         path = os.path.join(_lock_directory(), f"port-{number}")
         if _is_at(path, lock):
@@ -253,7 +256,8 @@ def _remove_stale(directory: str, *, but: str) -> None:
 
 @contextmanager
 def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
-    """Wait until no other job is taking a lock, but at most ``_TURN_S``. Raises OSError."""
+    """Wait until no other job is changing a lock, but at most ``_TURN_S``. Raises OSError if the
+    directory cannot be opened."""
     turn = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(round(_TURN_S / _STEP_S)):
@@ -298,10 +302,10 @@ def _refused(number: int, exc: OSError) -> ConfigError:
 
 
 def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:
-    """Return (state, inode) of the sockets with this local port. A socket that is only bound is not
-    listed.
+    """Return (state, inode) of the sockets with this local port. The kernel does not list sockets
+    that are only bound.
 
-    With ``either_end``, sockets that are or were connected to such a port are listed as well.
+    With ``either_end``, sockets with this remote port are returned as well.
     """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -320,7 +324,7 @@ def _only_time_wait(number: int) -> bool:
 
 
 def _listener(number: int) -> str | None:
-    """Return a description of the process that listens on a port. Return None if there is none."""
+    """Return a description of the process that listens on a port; None if no process does."""
     inodes = {inode for state, inode in _sockets(number) if state == _LISTEN}
     if not inodes:
         return None

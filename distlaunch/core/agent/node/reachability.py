@@ -1,4 +1,5 @@
-"""Find out which of the master's addresses this node can reach. All are tried at the same time.
+"""Find out which of the master's addresses this node can reach. All addresses are tried at the same
+time.
 
 A connection alone proves nothing, because another machine may have the same address (as with
 container bridges). The right listener sends a token.
@@ -20,8 +21,7 @@ from distlaunch.core.probe.network import Address, resolve_host, resolve_in_thre
 from distlaunch.core.protocol import agent_messages as m
 
 SETTLE_S = 1.0
-"""How long to wait for other addresses after one has answered. A route may drop packets silently.
-"""
+"""How long to wait for other addresses after one address has answered."""
 _MOST_ADDRESSES = 64
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EINTR)
 
@@ -30,7 +30,8 @@ Resolved = tuple["AddressTest", list[Address], str]
 
 
 class AddressTest:
-    """The connections to one of the addresses in ``Reach``."""
+    """The connections for one of the addresses in a ``Reach`` message. A name may have several
+    addresses."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -52,7 +53,7 @@ class AddressTest:
 
 
 class ReachabilityTest:
-    """Runs one ``Reach`` at a time, and sends the answer with ``send``.
+    """Handles one ``Reach`` message at a time, and passes the answer to ``send``.
 
     ``wake`` is called from other threads.
     """
@@ -123,12 +124,12 @@ class ReachabilityTest:
         return {number: select.POLLIN for test in self._tests for number in test.open}
 
     def deadline(self) -> float | None:
-        """Return when the answer is due, in monotonic seconds. Return None if no test runs."""
+        """Return when the answer must be sent, in monotonic seconds; None if no test runs."""
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Read from the connections. Send the answer when all are settled or the time has
-        passed."""
+        """Read from the connections. Send the answer when every address has succeeded or failed, or
+        time is up."""
         order = self._order
         if order is None:
             self._resolved.clear()

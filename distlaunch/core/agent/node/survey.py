@@ -1,7 +1,7 @@
 """Survey the node in a child process, which is killed or abandoned if a step hangs.
 
-A file server, driver or resolver that does not answer must delay neither the agent's answers to
-pings nor its exit.
+If a file server, driver or resolver does not answer, the agent must still answer pings and be able
+to exit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READ_BYTES = 1 << 16
 
 
 class SurveyStep(Record):
-    """Message of the child: the step that begins, and how long it may take."""
+    """Message of the child: the step that begins, and its longest duration."""
 
     what: str
     bound_s: float
@@ -46,8 +46,8 @@ class BeginStep(Protocol):
     def __call__(self, what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
         """Record the next step.
 
-        ``what`` names the checked thing. ``bound_s`` is the longest duration of the step. ``part``
-        is the part of the survey that the step belongs to.
+        ``what`` names what is checked, for errors. ``bound_s`` is the longest duration of the step.
+        ``part`` is the part of the survey that the step belongs to.
         """
 
 
@@ -55,10 +55,10 @@ SurveyFunction = Callable[[m.Survey, BeginStep], m.Surveyed]
 
 
 class NodeSurvey:
-    """Runs one ``Survey`` (a check of this node's devices and software) at a time in a child
+    """Handles one ``Survey`` message at a time: checks this node's devices and software in a child
     process.
 
-    It sends the answer with ``send``.
+    The answer is passed to ``send``.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class NodeSurvey:
             self._send(make_answer(order, cpus, problem=problem, part=part, hint=hint))
 
     def close(self) -> None:
-        """Kill the child and its process group, if there is one."""
+        """Kill the child and its process group, if a child runs."""
         if self._pid:
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -206,7 +206,9 @@ def make_answer(
 ) -> m.Surveyed:
     """Return the answer to a survey.
 
-    An argument that is omitted has the value for a node without that resource.
+    ``named`` are the addresses that the node's own name resolves to. ``problem`` says why the node
+    cannot take part, ``part`` which part of the survey found the problem, ``hint`` what to do. The
+    default of each argument is for a node without that resource.
     """
     from distlaunch.core.probe import machine
 
@@ -268,8 +270,8 @@ def _run(
 def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
     """Return the survey of this node.
 
-    ``begin_step`` is called before each step with the checked thing and the seconds that it may
-    take.
+    ``begin_step`` is called before each step with what is checked and the longest duration in
+    seconds.
     """
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
     from distlaunch.core.probe import machine

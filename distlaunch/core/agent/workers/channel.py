@@ -18,8 +18,8 @@ M = TypeVar("M")
 
 
 class Channel(Generic[M]):
-    """One end of a Unix socket pair. It closes the descriptors passed to ``send`` after sending
-    them."""
+    """One end of a Unix socket pair. Descriptors passed to ``send`` are closed after they have been
+    sent."""
 
     def __init__(self, end: socket.socket, decoder: Decoder[M]) -> None:
         end.setblocking(False)  # noqa: FBT003 - the standard library's signature
@@ -27,7 +27,7 @@ class Channel(Generic[M]):
         self._decoder = decoder
         self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self.received: deque[int] = deque()
-        """Received descriptors, in the order of the messages that they belong to."""
+        """Received descriptors, in the order of their messages."""
 
     def fileno(self) -> int:
         """Return the descriptor to poll: always for reading, and for writing while ``has_unsent``."""

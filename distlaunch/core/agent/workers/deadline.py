@@ -1,6 +1,7 @@
 """Run work that may block on a file server, and wait for it only for a limited time.
 
-An agent that does not answer for ``SILENCE_S`` is considered lost, with its node.
+The agent must not wait longer: if it sends nothing for ``SILENCE_S``, it is considered lost, with
+its node.
 """
 
 from __future__ import annotations

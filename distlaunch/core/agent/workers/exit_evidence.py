@@ -1,4 +1,4 @@
-"""Collect the evidence of a worker's exit besides its output."""
+"""Collect facts about a worker's exit other than its output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ ERROR_FILE_BYTES = 256 << 10
 
 
 def oom_kills() -> int:
-    """Return the number of OOM kills so far; 0 if the kernel does not say."""
+    """Return the kernel's number of out-of-memory kills up to now; 0 if it is not known."""
     from distlaunch.core.probe.cpus import count_oom_kills
 
     return count_oom_kills() or 0
 
 
 def read_error_file(path: str) -> str | None:
-    """Return the worker's error file. Return None unless it is a regular file: others could block
-    the reader.
+    """Return the content of the worker's error file; None if it is not a regular file.
 
-    May block if the file is on a file server.
+    Other kinds of files, such as a FIFO, could block the reader. Reading may also block if the file
+    is on a file server.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -32,10 +32,10 @@ def open_to_append(path: str) -> int:
 
 
 class LogFiles:
-    """The log files of one attempt. The output pump's thread opens them when output arrives.
+    """The log files of one attempt. The output pump's thread opens a file when output arrives.
 
-    They use at most half of the open files that this process may have. If there are more files, the
-    one that was written to least recently is closed, and opened again when needed.
+    They use at most half of the files that this process may open. If more are needed, the file with
+    the least recent output is closed, and opened again when needed.
 
     ``on_failure`` is called once, in that thread, with the reason if output cannot be written. With
     ``make_folders``, missing directories are created.
@@ -61,20 +61,21 @@ class LogFiles:
         self._retry_at: dict[_File, float] = {}
 
     def begin_attempt(self, attempt: int) -> None:
-        """Write to the files of this attempt from now on. Close those of the previous attempt."""
+        """Close the files of the previous attempt, and write to those of this attempt."""
         for rank in {rank for rank, _ in (*self._files, *self._missing)}:
             self.rank_ended(rank, 0.0)
         self._attempt = attempt
 
     def open(self, rank: int, stream: int) -> int:
-        """Open the file of a rank's stream and return its descriptor. Raises OSError."""
+        """Open the file of a rank's stream and return its descriptor. Raises OSError if it cannot
+        be opened."""
         return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Write a chunk.
+        """Write a chunk of output.
 
-        If the disk does not accept it, the bytes are counted, and the number is written to the file
-        later.
+        If the disk does not accept the chunk, its bytes are counted, and the number is written to
+        the file later.
         """
         self._file((rank, stream if self._layout.separate else 0), data, now)
 
@@ -130,7 +131,7 @@ class LogFiles:
         return self.open(*file)
 
     def _leave(self, most: int) -> None:
-        """Close files until ``most`` are open. The files written to last stay open."""
+        """Close the files that were written least recently, until ``most`` are open."""
         while len(self._files) > most:
             os.close(self._files.pop(next(iter(self._files))))
 

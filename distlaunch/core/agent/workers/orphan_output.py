@@ -1,8 +1,8 @@
 """Write the workers' output to the log files after their agent was killed. Runs in the spawner.
 
 The spawner holds a copy of the read end of each pipe that a worker writes to. While the copy is
-open, a worker that prints in its TERM handler does not get EPIPE, and does not lose the checkpoint
-that it is about to write.
+open, a worker that prints in its TERM handler does not get EPIPE, which could end the worker before
+it has saved a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ_OUT_S = 0.1
 
 
 class OrphanOutput:
-    """Read ends of the workers' streams of one attempt. While the agent lives, they are not read.
+    """Read ends of the workers' streams of one attempt. They are not read while the agent lives.
 
     Files are read and written in a thread: a file system that hangs must not prevent the spawner
     from killing processes.
@@ -50,7 +50,7 @@ class OrphanOutput:
         )
 
     def on_exit(self, rank: int) -> None:
-        """Record that a rank's worker has exited. Its read ends are closed when no process can
+        """Record that a rank's worker has exited. Its read ends are closed once no process can
         write to them."""
         self._ended.update(self._of_rank.pop(rank, ()))
 
@@ -95,7 +95,7 @@ class OrphanOutput:
     def start(self, setup: w.Setup) -> None:
         """Start a thread that writes the workers' output to the log files.
 
-        If no thread can be started, the pipes stay open and are not read.
+        If no thread can be started, the pipes remain open and are not read.
         """
         import threading
 

@@ -1,7 +1,8 @@
-"""The output pump: a thread that reads the output of the node's workers.
+"""The output pump: a thread that reads the output of the node's workers and passes it to sinks.
 
-It never waits for a console. If the sink has no room, the pump stops reading, so that the workers
-wait. An exited worker's output is always read to the end, because its last lines explain a failure.
+The thread never waits for a console. If a sink has no room, the pump stops reading, so that the
+workers wait. An exited worker's output is always read to the end, because its last lines explain a
+failure.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class OutputSink(Protocol):
         """Return whether more output may be read."""
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when there is room again."""
+        """Set the function that the sink calls when it has room again."""
 
 
 class PumpFailed(Record):
@@ -146,8 +147,9 @@ class Pump(threading.Thread):
     def add(self, rank: int, number: int, descriptor: int, *, tail_of: int | None) -> None:
         """Start to read a stream. The pump owns the descriptor.
 
-        ``tail_of``: keep the end of the stream as that of stdout or stderr. A pseudo-terminal's is
-        that of stderr.
+        ``number`` is the number of the stream: 1 stdout, 2 stderr. If ``tail_of`` is one of these
+        numbers, the end of the stream is kept as the tail of stdout or stderr. A pseudo-terminal's
+        is kept as that of stderr.
         """
         os.set_blocking(descriptor, False)
         if self._pipe_bytes > _LEAST_PIPE_BYTES:
@@ -168,7 +170,8 @@ class Pump(threading.Thread):
         self._order(lambda: self._drain(ended, error_file))
 
     def finish(self) -> None:
-        """Read all remaining output of all streams and close them. Posts ``OutputsClosed``."""
+        """Read all remaining output of all streams and close the streams. Then post
+        ``OutputsClosed``."""
         self._order(self._finish)
 
     def stop(self) -> None:
@@ -231,7 +234,7 @@ class Pump(threading.Thread):
     def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the streams in the order in which to read them.
 
-        If there was no room for all, the next call begins with another stream.
+        If the sink has no room for all streams, the next call begins with another stream.
         """
         first = self._first_stream % len(ready) if ready else 0
         return ready[first:] + ready[:first]
@@ -271,8 +274,8 @@ class Pump(threading.Thread):
         self._poll.register(stream.descriptor, select.EPOLLIN)
 
     def _read(self, stream: _Stream, now: float) -> int:
-        """Read one chunk and return its size. Return 0 if no data is available. Closes the stream
-        at its end."""
+        """Read one chunk and return its size; 0 if no data is available. At the end of the stream,
+        close it."""
         try:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -321,8 +324,8 @@ class Pump(threading.Thread):
         self._post(Drained(exit=ended))
 
     def _read_out(self, stream: _Stream, now: float) -> None:
-        """Read at most as much as a pipe can hold, because a descendant that keeps writing could
-        block this thread."""
+        """Read at most as much as a pipe can hold: a descendant that goes on writing could keep
+        this thread busy forever."""
         bytes_read = 0
         while bytes_read < _PIPE_BYTES and (size := self._read(stream, now)):
             bytes_read += size

@@ -1,4 +1,7 @@
-"""Send output to a coordinator on another machine, limited by the credit that it has granted."""
+"""Send output to a coordinator on another machine.
+
+The coordinator grants credit, a number of bytes that may be sent.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from distlaunch.core.protocol import agent_messages as m
 
 
 class OutputSender:
-    """Sends chunks while there is credit, and optionally writes them to log files of the node.
+    """Sends chunks of output while credit is left, and optionally writes them to log files of the
+    node.
 
     The pump stops reading when the credit is used up. It still reads the last output of exited
-    workers, which is limited by their pipes. That output is sent on future credit.
+    workers, which their pipes limit. This output is counted against future credit.
     """
 
     def __init__(self, send: Callable[[m.FromAgent | m.Output | m.RankEnded], None]) -> None:
@@ -77,11 +81,11 @@ class OutputSender:
         return None
 
     def has_room(self) -> bool:
-        """Return whether there is credit."""
+        """Return whether credit is left."""
         return self._credit > 0 or self._lost
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when there is credit again."""
+        """Set the function to call when new credit arrives."""
         self._wake = wake
 
 

@@ -1,7 +1,8 @@
 """Functions for a process just after a fork: descriptors, process names, signals and exec.
 
-``exec_worker`` turns a child of the spawner into a worker or the preload server. The others wrap
-kernel services that Python does not offer (prctl, close_range, signal without a handler).
+``exec_worker`` turns a child of the spawner into a worker or the preload server. The other
+functions wrap kernel services that Python does not offer (prctl, close_range, signal without a
+handler).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import NoReturn
 from distlaunch.core.protocol import spawner_messages as w
 
 NO_WORKER = 127
-"""Exit code of a child that failed before it executed its program. It has written the reason to a
-pipe."""
+"""Exit code of a child that failed before it executed its program. The child has written the reason
+to a pipe."""
 _SET_PDEATHSIG = 1
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
@@ -87,7 +88,7 @@ def exec_worker(
 def move_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Duplicate each descriptor to its number in the program that this process will execute.
 
-    A number may be that of another of the descriptors.
+    A new number may be the present number of another of the descriptors.
     """
     above = max(numbers, default=0) + 1
     for descriptor, number in zip(
@@ -109,9 +110,10 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(signum: int) -> None:
-    """Send ``signum`` to this process when the parent's thread that forked it ends.
+    """Send ``signum`` to this process when the thread of the parent that forked this process ends.
 
-    The caller must check getppid() afterwards.
+    The parent may already have ended, so the caller must check getppid() afterwards. Raises OSError
+    if the kernel refuses.
     """
     if _prctl(_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -141,8 +143,8 @@ def rename_process(name: str, title: str) -> None:
 def ignore_signals(ignored: Collection[int], *, default: Collection[int] = ()) -> None:
     """Ignore signals, or reset them to their default, without Python's signal handling.
 
-    For a process that runs no handlers and should write to little of the memory that it shares with
-    its parent.
+    For a process that runs no handlers, and that should write as little as possible to memory
+    shared with its parent.
     """
     for number in ignored:
         _signal(number, _IGNORE)

@@ -1,6 +1,7 @@
-"""Process trees: find them in /proc, signal them without hitting a recycled pid, and reap them.
+"""Process trees: find their processes in /proc, signal them without hitting a recycled pid, and
+reap them.
 
-Linux only. Functions that read /proc return an empty result for a process that is gone.
+Linux only. Functions that read /proc return an empty result for a process that no longer exists.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Return all descendants, children before grandchildren.
+    """Return all descendants of a process, children before grandchildren.
 
-    If the tree changes meanwhile, some may be missing. Call it again until the result is empty.
+    If the tree changes meanwhile, some processes may be missing. Repeat the call until the result
+    is empty.
     """
     below = children_of if _KERNEL_LISTS_CHILDREN else partial(_children_in, _children_by_parent())
     found: list[int] = []
@@ -76,7 +78,7 @@ def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
 def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
     """Return state, parent, session, start time (ticks since boot) and process group.
 
-    Return None if the process is gone.
+    Return None if the process no longer exists.
     """
     fields = _stat_fields(pid)
     if fields is None:
@@ -93,8 +95,8 @@ def cpu_s_of(pid: int) -> float:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on. Return None if the process is
-    gone."""
+    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process no longer
+    exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -105,7 +107,7 @@ def _stat_fields(pid: int) -> list[bytes] | None:
 def children_cpu_s_of(pid: int) -> float:
     """Return the processor time of a worker's descendants in seconds.
 
-    ``Stack.children_cpu_s`` says which descendants count.
+    Of descendants that hold a GPU, only forks of the worker count (``Stack.children_cpu_s``).
     """
     total, own = 0.0, b""
     for child in descendants_of(pid):
@@ -133,11 +135,12 @@ def holds_gpu(pid: int) -> bool:
 
 
 def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
-    """Signal a process, through a pidfd if the kernel grants one. Return whether it was signalled.
+    """Signal a process. Return whether the signal was sent.
 
-    With ``parent_or_ancestor``, the process must still descend from that one while the pidfd is
-    open. Otherwise its pid could have been given to an unrelated process. Own unreaped children
-    need no such check. Returns False if the process is gone or this user may not signal it.
+    With ``parent_or_ancestor``, the process must descend from that process at the moment of the
+    signal. This excludes an unrelated process that has got the same pid. The caller's own unreaped
+    children need no such check. A pidfd is used if the kernel grants one. Return False if the
+    process no longer exists or this user may not signal it.
     """
     descriptor = _pidfd(pid)
     try:
@@ -156,7 +159,7 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
 
 
 def _pidfd(pid: int) -> int:
-    """Return a pidfd. Return -1 if the kernel or a sandbox refuses it, or this Python lacks it
+    """Return a pidfd; -1 if the kernel or a sandbox refuses it, or this Python lacks the function
     (conda's)."""
     opened = getattr(os, "pidfd_open", None)
     if opened is None or not hasattr(signal, "pidfd_send_signal"):
@@ -189,9 +192,9 @@ def signal_tree(
 ) -> None:
     """Send KILL, STOP or CONT to a tree of this process's descendants, deepest processes first.
 
-    Repeat it for processes that appear meanwhile. If a parent dies before its child, the child
-    becomes a child of this process. Therefore a process only has to descend from this one to be
-    signalled.
+    Repeat for processes that appear meanwhile. If a parent dies before its child, the child becomes
+    a child of this process. Therefore a process is signalled if it is any descendant of this
+    process.
     """
     sent: set[int] = set()
     for _ in range(_MAX_PASSES):
@@ -210,9 +213,10 @@ def signal_tree(
 
 
 def kill_each_tree(roots: Iterable[int]) -> None:
-    """Kill several trees. All processes of a tree are stopped first, so that none can fork.
+    """Kill several trees. All processes of a tree are stopped first, so that none of them can fork.
 
-    Cleaners below a root are spared. They exit by themselves when their work is done.
+    Cleaners (``is_cleaner``) below a root are spared. A cleaner exits by itself when its work is
+    done.
     """
     for root in roots:
         signal_tree(root, signal.SIGSTOP, include_root=True, spare_cleaners=True)
@@ -220,9 +224,9 @@ def kill_each_tree(roots: Iterable[int]) -> None:
 
 
 class ChildReaper:
-    """Reaps the processes that this process adopts, except children that it had at the start.
+    """Reaps the processes that this process adopts, but not the children that it had at the start.
 
-    A script that ends in ``exec distlaunch`` leaves such children.
+    A script that ends in ``exec distlaunch`` leaves its children to the launcher.
     """
 
     def __init__(self, child: int) -> None:
@@ -230,7 +234,7 @@ class ChildReaper:
         self._strangers = frozenset(children_of(os.getpid())) - {child}
 
     def await_child(self, *, bound_s: float) -> int | None:
-        """Reap the child and return its wait status. Return None if it has not exited within
+        """Reap the child and return its wait status; None if the child has not exited within
         ``bound_s``."""
         deadline = time.monotonic() + bound_s
         with suppress(ChildProcessError):
@@ -246,7 +250,7 @@ class ChildReaper:
     def kill(self, *, bound_s: float) -> int | None:
         """Kill and reap the child and all adopted processes.
 
-        Return the child's wait status, or None if it was not seen.
+        Return the child's wait status; None if the child had been reaped before.
         """
         deadline = time.monotonic() + bound_s
         status = None
@@ -281,9 +285,9 @@ class ChildReaper:
 def is_cleaner(pid: int) -> bool:
     """Return whether a process removes a worker's shared memory after the worker has exited.
 
-    These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import
-    main;..."``) and torch's shared-memory manager. They exit by themselves. If they are killed too
-    early, files stay in /dev/shm.
+    Such processes are Python's resource tracker (``-c "from multiprocessing.resource_tracker import
+    main;..."``) and torch's shared-memory manager. They exit by themselves. Killing one of them too
+    early would leave files in /dev/shm.
     """
     arguments = _command(pid)
     return (
@@ -293,10 +297,10 @@ def is_cleaner(pid: int) -> bool:
 
 
 def is_part_of_parent(pid: int, parent: int) -> bool:
-    """Return whether a process works for its parent: a fork of it, or a process of Python's
+    """Return whether a process works for its parent: a fork of the parent, or a process of Python's
     multiprocessing.
 
-    Such a process (a data loader) serves its parent until the end. If it ended earlier, its parent
+    Such a process (a data loader) is needed until its parent ends. If it ended earlier, its parent
     would fail.
     """
     arguments = _command(pid)
@@ -325,11 +329,11 @@ def command_line(pid: int) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return a process's arguments, each ended by NUL. Return empty bytes if it is gone.
+    """Return a process's arguments, each ended by NUL; empty if the process no longer exists.
 
-    They are also empty during exec: after vfork, the parent continues before the new program has
-    begun. The function waits for that program at most ``_EXEC_S`` and once per process, because
-    some processes have no arguments.
+    The arguments are also empty during exec: after vfork, the parent continues before the new
+    program has begun. The function waits for that program at most ``_EXEC_S`` and once per process,
+    because some processes have no arguments.
     """
     deadline = time.monotonic() + _EXEC_S
     while True:

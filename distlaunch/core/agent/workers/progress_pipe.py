@@ -1,10 +1,9 @@
-"""Collect signs of activity of a node's workers: reported progress, and the ranks that write
-output.
+"""Collect signs of activity of a node's workers: reported progress, and which ranks write output.
 
-The monitor takes samples. When the first pipe becomes readable, it waits a moment for the others.
-Then it reads each once and uses its last valid line. So there is at most one round and one message
-a second. If no worker reports, nothing wakes up. Only the output pump's thread calls it.
-``docs/progress.md`` defines the lines.
+Each worker has a pipe for its progress. ``docs/progress.md`` defines the lines. When the first pipe
+becomes readable, the monitor waits a moment for the other pipes. Then it reads each pipe once and
+uses the last valid line. So it sends at most one message per second. If no worker reports, no
+process wakes up. Only the output pump's thread calls the monitor.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ _EXACT = 1 << 53
 
 
 def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
-    """Return the finite numbers in the last of these lines that is a JSON object.
-
-    Return None if there is none.
-    """
+    """Return the finite numbers in the last of these lines that is a JSON object; None if no line
+    is."""
     for line in reversed(lines[-_LINES_TRIED:]):
         if len(line) > LINE_BYTES or line.count(b"[") + line.count(b"{") > _BRACKETS:
             continue
@@ -74,7 +71,7 @@ class _Pipe:
         self.descriptor = descriptor
         self._rest = b""
         self._overlong = False
-        """The current line exceeds the limit, so the rest of it is dropped."""
+        """Whether the current line exceeds the limit. The rest of the line is then dropped."""
 
     def read(self) -> tuple[bool, dict[str, float] | None]:
         """Read once without blocking. Returns whether the pipe is still open, and the last
@@ -104,7 +101,7 @@ class _Pipe:
 class ActivityMonitor:
     """Collects the activity of one node, and passes ``Alive`` messages to ``post``.
 
-    ``pollers`` poll ``fileno()`` and call ``tick`` when it is readable.
+    ``pollers`` poll ``fileno()`` and call ``tick`` when the descriptor is readable.
     """
 
     def __init__(self, pollers: Sequence[select.epoll], post: Callable[[m.Alive], None]) -> None:
@@ -166,7 +163,7 @@ class ActivityMonitor:
         self.due = due if self.due is None else min(self.due, due)
 
     def drain(self, rank: int) -> None:
-        """Read the last report of an exited worker. The next message contains it."""
+        """Read the last report of an exited worker, for the next message."""
         pipe = self._of_rank.get(rank)
         if pipe is not None:
             self._sample(pipe)

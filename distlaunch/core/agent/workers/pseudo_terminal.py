@@ -19,7 +19,7 @@ _LOCAL, _SPECIAL = 3, 6  # places in termios attributes
 
 
 def in_foreground(terminal: int) -> bool:
-    """Return whether this process belongs to the terminal's foreground job, which gets its
+    """Return whether this process belongs to the terminal's foreground job, which receives typed
     input."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
@@ -40,8 +40,8 @@ def modes_that_pass_keys_on(modes: list[Any]) -> list[Any]:
 class SavedTerminal:
     """The user's terminal with its current modes.
 
-    A process that outlives the one that changes the modes can restore them. Raises OSError if the
-    descriptor cannot be copied, and termios.error if it is no terminal.
+    Used by a process that outlives the process that changes the modes, so that it can restore them.
+    Raises OSError if the descriptor cannot be copied, and termios.error if it is no terminal.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -62,8 +62,8 @@ class SavedTerminal:
 class PseudoTerminal:
     """The pseudo-terminal of one attempt.
 
-    The caller closes ``output`` and ``worker_ends``. Raises OSError if no terminal or descriptor is
-    left.
+    The caller closes ``output`` and ``worker_ends``. Raises OSError if the system has no terminal
+    or descriptor left.
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -89,8 +89,8 @@ class PseudoTerminal:
                 )
 
     def type(self, data: bytes) -> None:
-        """Send keys to the worker. Up to 4 MiB of keys wait until it reads them (a pasted
-        block)."""
+        """Send keys to the worker. Up to 4 MiB of keys (a pasted block) are queued until the worker
+        reads them."""
         self._typed += data[: _TYPED_BYTES - len(self._typed)]
         self.flush()
 
@@ -110,11 +110,11 @@ class PseudoTerminal:
         return self._ours
 
     def is_unhandled_halt(self, data: bytes, pids: Iterable[int]) -> bool:
-        """Return whether these keys contain a Ctrl-Z that the kernel will ignore.
+        """Return whether these keys contain a Ctrl-Z that would have no effect.
 
-        The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing
-        by default (POSIX). Workers that catch SIGTSTP, or that have disabled signals from keys,
-        handle it themselves.
+        The worker leads its session, so its process group is orphaned. In such a group SIGTSTP
+        stops no process by default (POSIX). A worker that catches SIGTSTP, or that has disabled
+        signals from keys, handles Ctrl-Z itself.
         """
         try:
             modes = termios.tcgetattr(self._ours)

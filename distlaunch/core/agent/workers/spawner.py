@@ -1,13 +1,13 @@
 """The spawner, a small single-threaded process that is the parent of a node's workers.
 
-It is forked from the agent before the agent has threads. It starts the workers and guards them: it
-is a subreaper and every worker's ancestor, so no descendant can escape it. When the agent ends in
-any way, the socket between them closes and the spawner ends everything. If the spawner itself is
-killed, the kernel kills the workers (PR_SET_PDEATHSIG), and their descendants fall to the agent, a
-subreaper too.
+The spawner is forked from the agent before the agent has threads. It starts the workers and guards
+them: it is a subreaper and every worker's ancestor, so no descendant of a worker can escape it.
+When the agent ends in any way, the socket between them closes, and the spawner ends all workers. If
+the spawner itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG), and their descendants
+become children of the agent, which is a subreaper, too.
 
-As their parent, it learns of exits by waitpid alone, without polling or pidfds. A signal to a child
-that it has not reaped cannot hit another process.
+As the workers' parent, the spawner learns of exits from waitpid, without polling or pidfds. A
+signal to a child that has not been reaped cannot hit another process.
 """
 
 from __future__ import annotations
@@ -88,14 +88,15 @@ def start_spawner(
     """Fork the watcher, which forks the spawner. Return this process's end of the channel, and the
     watcher's pid.
 
-    Call it before the first thread is started. If the limit of processes leaves none for the
-    watcher, the spawner is forked directly.
+    The watcher kills the processes of a spawner that was killed. Must be called before the first
+    thread is started. If the limit of processes does not allow the watcher, the spawner is forked
+    directly.
 
     ``orphan_grace_s`` is the time between TERM and KILL for workers if this process vanishes,
     unless ``Setup`` sets it. ``keep`` lists descriptors that the spawner needs. ``watched`` is a
-    descriptor whose hang-up requires this process to act. The spawner then resumes this process in
-    case it is stopped, and acts in its place if it still does not. ``terminal`` is the user's
-    terminal, whose modes the spawner restores if this process vanishes.
+    descriptor whose hang-up requires this process to act. If this process is stopped at that time,
+    the spawner resumes it; if it still does not act, the spawner ends the workers. ``terminal`` is
+    the user's terminal, whose modes the spawner restores if this process vanishes.
     """
     become_subreaper()
     gc.freeze()  # a collection over existing objects would copy their memory in each process
@@ -121,9 +122,9 @@ def _run(
     watched: int,
     terminal: int,
 ) -> NoReturn:
-    """Run the watcher in this forked child, and the spawner in a child of it.
+    """Run the watcher in this forked child, and the spawner in a child of the watcher.
 
-    Everything possible is created before the second fork, so that both processes share its memory.
+    As much as possible is created before the second fork, so that both processes share the memory.
     """
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.NESTED_TYPES))
@@ -189,10 +190,10 @@ def _title(job_id: str) -> str:
 
 
 def _ignore_signals() -> tuple[int, ...]:
-    """Ignore or handle every signal except KILL, so that none ends this process.
+    """Ignore or handle every signal except KILL, so that none of them ends this process.
 
     Return the signals that workers should ignore. Signals for the job wake the loop, which reports
-    them. HUP is not reported if it was ignored at the start (nohup).
+    them. HUP is not reported if it was ignored when this process started (nohup).
     """
     # A shell's ``&`` ignores INT and QUIT as well, but workers must react to them.
     ignored = tuple(
@@ -225,8 +226,8 @@ def _close_inherited(*, keep: Collection[int]) -> None:
 
 
 class Spawner:
-    """Starts, signals and reaps workers for the agent, and removes the processes that they
-    leave."""
+    """Starts, signals and reaps workers for the agent. Removes processes that workers leave
+    behind."""
 
     def __init__(
         self,
@@ -325,8 +326,7 @@ class Spawner:
         return min(max(0.0, min(times)), _LONGEST_POLL_S) * 1000 if times else None
 
     def _resume_agent(self) -> None:
-        """Resume the agent in case it has been stopped, so that it notices the end of its
-        connection."""
+        """Resume the agent, which may be stopped, so that it notices the end of its connection."""
         self._unwatch()
         self._act_at = time.monotonic() + RESUME_S
         parent = process_tree.stat_of(
@@ -404,7 +404,7 @@ class Spawner:
         """Lock the agent's temporary directory until this process ends, even if the agent is
         killed.
 
-        The agent creates another directory if the first one has been removed.
+        If the locked directory has been removed, the agent has created another one; lock that one.
         """
         if self._temporary_dir_lock >= 0:
             with suppress(OSError):
@@ -518,8 +518,8 @@ class Spawner:
             self._check_at = 0.0 if worker_ended else self._checked_at + CHECK_INTERVAL_S
 
     def _check_leftovers(self) -> None:
-        """Send TERM to new leftover processes. If a sweep was requested and no process is left,
-        finish it."""
+        """Send TERM to new leftover processes. If a sweep was requested and no process remains,
+        finish the sweep."""
         now = time.monotonic()
         if self._check_at is None or now < self._check_at:
             return
@@ -569,11 +569,10 @@ class Spawner:
                     process_tree.signal_tree(pid, order.signum, include_root=True)
 
     def _kill_all(self, *, spared: int = 0, bound_s: float = SWEEP_S) -> tuple[int, ...]:
-        """Kill all descendants until none is left, or for ``bound_s``. Return the pids that are
-        left.
+        """Kill all descendants until none remains, or for ``bound_s``. Return the pids that remain.
 
-        Also remove the workers' shared memory. ``spared`` is a child that is not killed, nor are
-        its descendants.
+        Also remove the workers' shared memory. The child ``spared`` and its descendants are not
+        killed.
         """
         began = time.monotonic()
         deadline = began + bound_s

@@ -31,15 +31,15 @@ SIGNAL = signal.SIGRTMAX - 3
 TEXT_BYTES = 64 << 10
 """Largest number of bytes of one worker's stacks."""
 _ANSWER_BYTES = 8 << 20
-"""Largest number of bytes for all workers. JSON needs up to six bytes for one, and a message has at
-most 64 MiB."""
+"""Largest number of bytes for all workers. In JSON a byte may take six bytes, and a message may
+have 64 MiB."""
 DUMP_S = 1.5
 """How long a worker may take to write its stacks."""
 ALL_S = 2.5
 """Longest time for a whole collection, including py-spy."""
 _STEP_S = 0.02
 _STILL_S = 0.1
-"""A dump that has not grown for this long is complete: faulthandler writes no end mark."""
+"""A dump that has not grown for this long is complete, because faulthandler writes no end."""
 _SPIES = 4
 """Largest number of py-spy processes at a time. Each uses a processor that the workers may need."""
 _KILL_S = 0.2
@@ -63,7 +63,7 @@ class _Worker:
         self.holds_gpu = False
 
     def open(self) -> None:
-        """Read the process's state. Request its stacks if it has the handler."""
+        """Read the process's state. Request its stacks if the worker has the signal handler."""
         facts = process_tree.stat_of(self.pid)
         self.state = facts[0] if facts else ""
         if facts:
@@ -86,7 +86,8 @@ class _Worker:
     def _has_our_file(self) -> bool:
         """Return whether the worker would write to the shared file.
 
-        It may have closed unknown descriptors and opened other files.
+        The worker may have closed unknown descriptors, and opened another file with the same
+        number.
         """
         try:
             return os.path.samestat(
@@ -110,7 +111,8 @@ class _Worker:
     def read(self) -> None:
         """Read the stacks that have arrived.
 
-        If there are too many bytes, read the end, where faulthandler writes the main thread.
+        If they have more than ``most`` bytes, read the end, where faulthandler writes the main
+        thread.
         """
         size = os.fstat(self.descriptor).st_size
         start = max(self.before, size - self.most)
@@ -134,9 +136,8 @@ class StackCollector:
         self._ending = threading.Event()
 
     def add(self, rank: int, descriptor: int, number: int) -> None:
-        """Add the stack file of a worker, which has it as ``number``. The collector owns the
-        descriptor.
-        """
+        """Add the stack file of a worker. The collector owns the descriptor. ``number`` is the
+        file's descriptor in the worker."""
         self._files[rank] = descriptor, number
 
     def collect(self, request: m.CollectStacks, pids: Mapping[int, int]) -> None:
@@ -223,7 +224,7 @@ def _close(workers: Iterable[_Worker]) -> None:
 
 
 class _PySpies:
-    """Runs ``py-spy dump`` for workers that do not answer. Its errors are ignored."""
+    """Runs ``py-spy dump`` for workers that do not answer. Errors of py-spy are ignored."""
 
     def __init__(self) -> None:
         self._program: str | None = None
@@ -272,7 +273,7 @@ class _PySpies:
         self._running.append((worker, spy, output))
 
     def _end(self, worker: _Worker, spy: subprocess.Popen[bytes], output: int) -> None:
-        """Read py-spy's output if it succeeded. Its output has the main thread first."""
+        """Read py-spy's output if py-spy succeeded. The output has the main thread first."""
         import subprocess
 
         with suppress(subprocess.TimeoutExpired):

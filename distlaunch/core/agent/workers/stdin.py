@@ -18,19 +18,20 @@ _MOST_BYTES = 4 << 20
 
 
 class StdinPipe:
-    """The stdin pipe of one attempt's worker, and the data that waits to be written."""
+    """The stdin pipe of one attempt's worker, and the data that is queued for the pipe."""
 
     def __init__(self, send: Callable[[m.StdinConsumed], None]) -> None:
         self._send = send
         self._pipe = -1
         self._rest = -1
-        """Read end of a pipe whose write end is closed, kept to count the bytes that are not read.
-        """
+        """Read end of a pipe whose write end is closed, needed to count the bytes that the worker
+        has not read."""
         self._waiting = bytearray()
         self._ends = False
 
     def open(self) -> int:
-        """Create a new pipe and return the worker's end. Raises OSError."""
+        """Create a new pipe and return the worker's end. Raises OSError if no descriptor is
+        left."""
         self.close()
         theirs, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
@@ -57,7 +58,7 @@ class StdinPipe:
         return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
 
     def on_ready(self) -> None:
-        """Write as many bytes as possible and report them."""
+        """Write as many bytes as fit into the pipe, and report how many were written."""
         if self._pipe < 0:
             return
         written = 0

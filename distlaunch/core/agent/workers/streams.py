@@ -13,42 +13,43 @@ from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
 from distlaunch.core.protocol import agent_messages as m
 
 _HIGH = 100
-"""Number of the first of distlaunch's descriptors. Neither a shell's redirections nor a program's
-first files have it."""
+"""Lowest number of distlaunch's own descriptors in a worker. Shell redirections and a program's
+first files have lower numbers."""
 BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot")
 _FEWEST = 8
-"""If the limit of open files is lower, Python hardly starts. Then numbers above the limit are
-used."""
+"""Limit of open files below which Python hardly starts. With such a limit, numbers above the limit
+are used."""
 
 
 def extra_numbers(nofile: int) -> tuple[int, int, int]:
-    """Return the numbers of distlaunch's additional descriptors in a worker.
+    """Return the numbers of distlaunch's own descriptors in a worker: progress pipe, stack file,
+    preload server's socket.
 
-    They are the progress pipe, the stacks' file, and the preload server's socket. ``nofile`` is the
-    worker's limit of open files.
+    ``nofile`` is the worker's limit of open files.
     """
     progress = min(_HIGH, nofile - 3) if nofile >= _FEWEST else _HIGH
     return progress, progress + 1, progress + 2
 
 
 class NodeResources:
-    """Resources of a node for its workers. In this class the agent is part of the launcher's
-    process."""
+    """Resources of a node for its workers, for an agent in the launcher's own process."""
 
     boot: str = BOOT
     """Directory of distlaunch's code for the workers' interpreters."""
     temporary_dir: str = ""
-    """Temporary directory of the agent, to be removed at its end; empty if there is none."""
+    """Temporary directory of the agent, to be removed when the agent exits; empty if there is
+    none."""
 
     def stdin(self, start: m.Start) -> int:
-        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError."""
+        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError if no
+        descriptor is left."""
         return os.dup(0)
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
         """Return the directory and the layout of the logs that the spawner continues if the agent
         vanishes.
 
-        The directory is empty if there are no such logs.
+        The directory is empty if the spawner is not to continue any logs.
         """
         return start.run_dir, start.layout
 
@@ -67,12 +68,12 @@ def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> di
 
 
 class WorkerStreams:
-    """The streams of one worker, created just before it starts.
+    """The streams of one worker, created just before the worker starts.
 
-    ``theirs`` go to the worker, where they get ``numbers``. ``read_ends`` go to the spawner, by
-    stream number (0: progress). The caller closes both after sending them. This process keeps
-    ``outputs`` by stream number, ``progress``, and ``stacks`` (a memory file; -1 if not requested).
-    Raises OSError if no descriptor is left.
+    ``theirs`` are sent to the worker, where they get ``numbers``. ``read_ends`` are sent to the
+    spawner, by stream number (0: progress). The caller closes both after sending them. This process
+    reads ``outputs`` (by stream number), ``progress``, and ``stacks`` (a memory file; -1 if not
+    requested). Raises OSError if no descriptor is left.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Temporary directory of an agent. Created on first use, removed when the agent exits.
 
-It holds distlaunch's code for the workers' interpreters, if distlaunch runs from a zip, and the
-files of the run directory if the node does not share that. If the agent is killed, the spawner
-removes it.
+It has distlaunch's code for the workers' interpreters, if distlaunch runs from a zip, and the files
+of the run directory, if the node does not share the run directory. If the agent is killed, the
+spawner removes the temporary directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder made th
 
 
 class TemporaryDirectory:
-    """The temporary directory. ``path`` is empty until it is created."""
+    """The temporary directory. ``path`` is empty until the directory is created."""
 
     def __init__(self, environ: Mapping[str, str], elsewhere: Sequence[str] = _ELSEWHERE) -> None:
         self._environ = environ
@@ -34,7 +34,7 @@ class TemporaryDirectory:
         """Return the directory of distlaunch's code for the workers' interpreters. Create it if
         needed.
 
-        Raises OSError.
+        Raises OSError if it cannot be created.
         """
         if os.path.isdir(BOOT):
             return BOOT
@@ -44,7 +44,8 @@ class TemporaryDirectory:
         return folder
 
     def run_dir(self) -> str:
-        """Return the replacement for the run directory. Create it if needed. Raises OSError."""
+        """Return the replacement for the run directory. Create it if needed. Raises OSError if it
+        cannot be created."""
         folder = os.path.join(self._ensure_created(), "job")
         make_private_dirs(folder)
         return folder
@@ -109,7 +110,7 @@ class TemporaryDirectory:
 def lock_folder(path: str) -> int:
     """Place a shared lock on a directory. Return the descriptor, or -1 on failure.
 
-    systemd-tmpfiles and later agents leave locked directories alone.
+    systemd-tmpfiles and later agents do not remove locked directories.
     """
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -121,9 +122,9 @@ def lock_folder(path: str) -> int:
 
 
 def _name_of_boot() -> str:
-    """Return the beginning of the names that agents give to their directories until the next boot.
+    """Return the prefix of the directory names of all agents until the machine restarts.
 
-    Only locks of the current boot tell whether a directory is in use.
+    Locks do not survive a restart, so the prefix tells whether a directory's lock is meaningful.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -154,7 +155,8 @@ def _remove_stale(base: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory as far as possible. Symbolic links in it are removed and not followed."""
+    """Remove a directory as far as possible. Symbolic links in the directory are removed and not
+    followed."""
     with suppress(OSError):
         os.chmod(path, 0o700)
     try:
@@ -184,10 +186,10 @@ def has_run_dir(path: str) -> bool:
 
 
 def adapt_start(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
-    """Return an ``is_remote`` start that also has this node's environment. The variables in
-    ``start`` win.
+    """Return an ``is_remote`` start message with this node's environment added. Variables in
+    ``start`` take precedence.
 
-    ``moved_to`` replaces the run directory. None if the run directory exists here.
+    ``moved_to`` replaces the run directory; None if this node has the run directory.
     """
     from distlaunch.core.model.record import replace
     from distlaunch.core.model.variables import FLIGHT_RECORDER, without_outer_launchers

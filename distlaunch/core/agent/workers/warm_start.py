@@ -1,9 +1,10 @@
-"""The spawner's side of warm start: a server imports modules once, and workers are forked from it.
+"""Warm start as the spawner sees it: a preload server imports modules once, and forks workers.
 
-The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter. It sends one line
-per datagram on a socket; orders go to it with the descriptors attached. A forked worker becomes a
-child of the spawner, reports there, and waits for a byte on a pipe before it runs anything. If the
-server or a forked process fails before that, the worker is started without the server.
+The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter. The spawner and the
+server exchange datagrams over a socket: the spawner sends orders with descriptors attached, the
+server sends lines of text. A forked worker becomes a child of the spawner, reports to the spawner,
+and waits for a byte on a pipe before it runs anything. If the server or a forked process fails
+before that, the worker is started without the server ("cold").
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _LINE_CHARS = 80
 _CLOSED_S = 0.5
 _STEP_S = 0.005
 _SENT_AT_ONCE = 16
-"""Largest number of orders sent at a time. The others wait here, so that neither the socket nor the
-server is flooded."""
+"""Largest number of orders sent at a time. Further orders are queued, so that neither the socket
+nor the server is flooded."""
 _ROOM_BYTES = 4096
 _MESSAGE_BYTES = 65536
 _LOAD_TIME = (
@@ -47,38 +48,35 @@ _LOAD_TIME = (
     "OPENBLAS_",
     "GOTO_",
 )
-"""Prefixes of variables that interpreter and libraries read once, on loading.
-
-A worker that has another value than the server is started without it.
-"""
+"""Prefixes of variables that the interpreter and libraries read only while they are loaded. A
+worker with another value than the server is started without the server."""
 _SETTABLE_LATER = "OMP_NUM_THREADS"
-"""The only one of them that can be set in forked workers by other means."""
+"""The only variable with one of these prefixes that can be changed in forked workers by other
+means."""
 _NO_DEATH = frozenset({signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP})
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Makes torch ask NVML, not the CUDA runtime, whether there is a GPU: after CUDA has started, no
-fork can use it.
-"""
+"""Makes torch ask NVML, not the CUDA runtime, whether the node has a GPU. If the server had started
+CUDA, forked workers could not use it."""
 _ARROW = "JE_ARROW_MALLOC_CONF"
 _NO_THREAD = "background_thread:false"
-"""Setting of pyarrow's allocator, which otherwise starts a thread when pyarrow is imported.
-
-pandas, scikit-learn, datasets, transformers.trainer and mlflow import it. Pillow, OpenCV, SciPy,
-Numba, TensorFlow, wandb, Lightning, DeepSpeed and Ray leave no thread that survives a fork.
-"""
+"""Setting of pyarrow's allocator. Otherwise pyarrow starts a thread when it is imported. pandas,
+scikit-learn, datasets, transformers.trainer and mlflow import pyarrow. Pillow, OpenCV, SciPy,
+Numba, TensorFlow, wandb, Lightning, DeepSpeed and Ray start no thread that survives a fork."""
 Fork = Callable[[w.Spawn, Sequence[int]], int]
-"""Forks a child that becomes the program of an order. Returns its pid. Raises OSError."""
+"""Forks a child that executes the program of an order, and returns its pid. Raises OSError if the
+fork fails."""
 ANSWER_S = 10.0
-"""How long the server may take to fork a worker before it counts as stuck."""
+"""How long the server may take to fork a worker before it is considered stuck."""
 START_S = 60.0
 """How long the server's interpreter (perhaps behind ``--setup``'s shell) may take to load
 distlaunch's code."""
 SLOW_IMPORT_S = 15.0
-"""After this time, and each time it has doubled, a slow import is reported."""
+"""A slow import is reported after this time, and again each time the duration has doubled."""
 Phase = Literal["starting", "importing", "checking", "ready"]
 
 
 class WarmStart:
-    """The preload server, from ``preload`` to its end, and the orders that wait for it."""
+    """The preload server, from ``preload`` to its end, and the orders that are queued for it."""
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class WarmStart:
         report: Callable[[w.FromSpawner], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cold`` starts a worker without the server, and leaves the descriptors open.
+        """``cold`` starts a worker without the server, and does not close the descriptors.
 
         ``came_up`` registers the pid of a forked worker.
         """
@@ -99,16 +97,15 @@ class WarmStart:
         self._report = report
         self._clock = clock
         self.pid = 0
-        """Pid of the server; 0 once it has been reaped."""
+        """Pid of the server; 0 after the server has been reaped."""
         self._paused = False
         self._socket: socket.socket | None = None
         self._preload: w.Preload | None = None
         """The request, without the modules that were left out."""
         self._setup: w.Setup | None = None
         self._output = -1
-        """Descriptor for the server's output, kept for the next server if one replaces it during
-        imports.
-        """
+        """Descriptor for the server's output. Kept for the next server, if another one is needed
+        during the imports."""
         self._argv: tuple[str, ...] = ()
         self._exec_env: dict[str, str] = {}
         self._phase = ServerPhase(now=0.0, bound_s=None)
@@ -124,7 +121,7 @@ class WarmStart:
     # --- the server
 
     def preload(self, preload: w.Preload, setup: w.Setup, output: int) -> None:
-        """Start the server. Its output goes to ``output``."""
+        """Start the server. ``output`` is the descriptor for its stdout and stderr."""
         self._preload, self._setup, self._output = preload, setup, os.dup(output)
         self._start(preload, setup)
 
@@ -167,9 +164,9 @@ class WarmStart:
             theirs.close()
 
     def _leave_out(self, module: str, reason: str) -> None:
-        """Replace the server by a new one that imports all modules except this one.
+        """Replace the server by a new one that imports all modules except ``module``.
 
-        The changes that the module has made to the process end with the old server.
+        The new server is free of the changes that the module has made to the process.
         """
         preload, setup = self._preload, self._setup
         rest = () if preload is None else tuple(name for name in preload.modules if name != module)
@@ -187,7 +184,7 @@ class WarmStart:
             self._output = -1
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading. Return -1 if there is none."""
+        """Return the descriptor to poll for reading; -1 if there is no server."""
         return self._socket.fileno() if self._socket is not None else -1
 
     @property
@@ -199,7 +196,7 @@ class WarmStart:
         return max(0.0, deadline - self._clock())
 
     def reaped(self, pid: int, status: int) -> None:
-        """Handle the wait status of the server, or of a child that may be one of its forks."""
+        """Handle the wait status of the server, or of a child that may be a forked worker."""
         if pid == self.pid:
             self.pid = 0
         self.read()  # the server's last message says more
@@ -224,15 +221,14 @@ class WarmStart:
             self._give_up(reason)
 
     def _on_fork_lost(self, serial: int, order: Order) -> None:
-        """End the warm start, because the process for this order has ended before it ran anything."""
+        """End the warm start, because the process for an order has ended before it ran anything."""
         how = ended_how(os.waitstatus_to_exitcode(self._reaped_early.pop(order.pid)))
         self._drop(serial, order)
         self._start_cold(order)
         self._give_up(f"a forked worker {how} before it could run")
 
     def pause(self, *, paused: bool) -> None:
-        """Record that all trees are stopped or resumed. The server cannot answer while it is
-        stopped."""
+        """Record that all process trees are stopped or resumed. A stopped server cannot answer."""
         self._paused = paused
         self._phase.restart_timeout(self._clock())
 
@@ -271,7 +267,8 @@ class WarmStart:
     def _drop(self, serial: int, order: Order) -> None:
         """Cancel an order that was sent.
 
-        Its process ends by itself. The order is kept until the pid of the process is known.
+        The forked process ends by itself. The order remains recorded until the pid of the process
+        is known.
         """
         if order.pid:
             del self._sent[serial]
@@ -310,10 +307,10 @@ class WarmStart:
             self._report(slow)
 
     def _on_hangup(self) -> None:
-        """Find out how the server ended. Its socket closes just before it exits. If it has not
-        exited, stop it.
+        """Find out how the server ended, after its socket was closed.
 
-        It must not continue, because it would run the script.
+        Normally the socket closes just before the server exits. If the server has not exited, it
+        has left its loop and would run the script; stop it.
         """
         reason = f"{self._phase.who} has closed its files, or become another program"
         process_tree.send(self.pid, signal.SIGSTOP)
@@ -398,7 +395,8 @@ class WarmStart:
     # --- orders
 
     def can_fork(self, spawn: w.Spawn) -> bool:
-        """Return whether this worker can be forked from the server (which may still be importing)."""
+        """Return whether this worker can be forked from the server, which may still be
+        importing."""
         if self._socket is None or spawn.argv != self._argv:
             return False
         return not any(
@@ -451,8 +449,8 @@ class WarmStart:
             self._serial += 1
 
     def signal(self, order: w.Signal) -> None:
-        """Apply a signal to workers that do not exist yet. A signal that would end them cancels
-        them."""
+        """Apply a signal to workers that do not exist yet. If the signal would end a worker, cancel
+        its order."""
         if order.caught_only or order.signum in _NO_DEATH:
             return
         ranks = set(order.ranks)
@@ -491,13 +489,14 @@ class Order:
         self.go = -1
         """Write end of the pipe on which the forked process waits."""
         self.pid = 0
-        """Pid of the forked process, a child of this process. Set when the server has reported
-        it."""
+        """Pid of the forked process, a child of this process. Set when the server has reported the
+        pid."""
         self.is_up = False
         """The forked process is ready to run."""
 
     def close(self) -> None:
-        """Close its descriptors. A process that waits on one of them then ends."""
+        """Close the order's descriptors. A forked process that waits on one of the descriptors then
+        ends."""
         for descriptor in (*self.descriptors, self.go):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -517,14 +516,15 @@ class Order:
 
 
 def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the changes from one environment to the other. None stands for a removed variable."""
+    """Return the changes from the environment ``old`` to ``new``. None stands for a removed
+    variable."""
     changes: dict[str, str | None] = {name: None for name in old if name not in new}
     changes.update((name, value) for name, value in new.items() if old.get(name) != value)
     return changes
 
 
 class ServerPhase:
-    """The current phase of the server, and its beginning. All times are on one clock."""
+    """The current phase of the server, and when it began. All times are on one clock."""
 
     def __init__(self, *, now: float, bound_s: float | None) -> None:
         """``bound_s`` is the longest time for the import of one module."""
@@ -561,7 +561,7 @@ class ServerPhase:
         assert_never(self.name)
 
     def timeout_reason(self, now: float, *, has_orders: bool) -> str | None:
-        """Return why the server has timed out. Return None if it has not."""
+        """Return why the server has timed out; None if it has not timed out."""
         due = self._due(has_orders=has_orders)
         if due is None or now < due:
             return None
@@ -601,8 +601,8 @@ class ServerPhase:
 
 
 def _without_thread(settings: str) -> str:
-    """Return the allocator settings with the background thread disabled, unless they already
-    mention it."""
+    """Return the allocator settings with the background thread disabled. Settings that mention the
+    thread are not changed."""
     if not settings:
         return _NO_THREAD
     return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"

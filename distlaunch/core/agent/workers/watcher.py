@@ -1,11 +1,12 @@
 """The watcher: a process between agent and spawner that kills the processes of a killed spawner.
 
-The spawner ends the workers if the agent is killed. The agent ends them if the spawner is killed.
+If the agent is killed, the spawner ends the workers. If the spawner is killed, the agent ends them.
 If both are killed, the watcher does: it is the spawner's parent and a subreaper, so it adopts all
-descendants of the workers. A cgroup would need a process for that as well, since the kernel does
-not kill a cgroup by itself.
+descendants of the workers. A cgroup would need such a process as well, since the kernel does not
+kill the processes of a cgroup by itself.
 
-The watcher is forked from the agent and only waits, so it shares nearly all of its memory.
+The watcher is forked from the agent and only waits, so it shares nearly all of its memory with the
+agent.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ NAME = "dl-watcher"
 both.
 """
 CLEANERS_S = 2.0
-"""How long processes that clean up after workers (shared memory) may take before they are killed.
-"""
+"""How long processes that clean up after workers (shared memory) may run before they are killed."""
 _FIRST_STEP_S = 0.002
 _LONGEST_STEP_S = 5.0
 _IGNORED = tuple(
@@ -60,8 +60,8 @@ def name_process(job_id: str) -> None:
 
 
 def watch(spawner: int) -> NoReturn:
-    """Wait until the spawner, a child of this process, has exited. Then kill the processes that it
-    left.
+    """Wait until the spawner, a child of this process, has exited. Then kill the processes that the
+    spawner left.
 
     Exits with the spawner's status.
     """
@@ -82,7 +82,7 @@ def watch(spawner: int) -> NoReturn:
 
 
 def _await_end(spawner: int) -> int:
-    """Return the wait status of the spawner. Resumes it if somebody stops it."""
+    """Return the wait status of the spawner. If the spawner is stopped, resume it."""
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if not os.WIFSTOPPED(status) and pid == spawner:
@@ -92,7 +92,10 @@ def _await_end(spawner: int) -> int:
 
 
 def _kill_children(*, only_once: bool) -> None:
-    """Kill the processes that this process has adopted until none is left."""
+    """Kill the processes that this process has adopted, until none remains.
+
+    With ``only_once``, a single pass is made.
+    """
     began = time.monotonic()
     step_s = _FIRST_STEP_S
     while True:

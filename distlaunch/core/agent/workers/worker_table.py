@@ -1,8 +1,8 @@
 """The worker table of one node, a state machine without clock and I/O: ``step(event, now) ->
 actions``.
 
-An action is either a message for the coordinator or the spawner, or one of the few actions of the
-agent itself: open, drain and close a worker's streams.
+An action is a message for the coordinator or the spawner, or an order for the agent itself: open,
+drain or close a worker's streams.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
 DRAIN_S = 1.0
-"""Longest time for reading an exited worker's last output. After it, the exit is reported without
-the output."""
+"""Longest time for reading an exited worker's last output. After this time the exit is reported
+without the output."""
 SWEEP_S = 15.0
-"""How long the spawner may take to answer ``Swept``. The spawner's own limit is shorter."""
+"""How long the spawner may take to send ``Swept``. The spawner's own limit is shorter."""
 CLOSE_S = 30.0
-"""Longest time for writing the last output to slow disks. After it, the attempt ends without it."""
+"""Longest time for writing the last output to slow disks. After this time the attempt ends even if
+output is not written."""
 KILL_S = 5.0
-"""How long a killed worker may take to vanish before it counts as stuck in the kernel."""
+"""How long a killed worker may take to vanish before it is considered stuck in the kernel."""
 
 NAMES_S = 0.5
 """How long after ``WaitForLeftovers`` the leftover processes are reported. Processes that end
 sooner are not."""
 YOUNG_S = 0.3
 AGAIN_S = 1.0
-"""Workers younger than ``YOUNG_S`` get TERM if INT has not ended them within ``AGAIN_S``.
-
-Python may swallow a KeyboardInterrupt while it imports.
-"""
+"""Time after which a worker younger than ``YOUNG_S`` gets TERM if INT has not ended it. Python may
+swallow a KeyboardInterrupt during an import."""
 
 _EXEC_EXIT = {
     2: 127,
@@ -72,9 +71,8 @@ class CloseOutputs(Record):
 
 
 class GiveUpSpawner(Record):
-    """Kill the spawner, which does not answer (stopped by a debugger, or stuck), and all its
-    descendants.
-    """
+    """Kill the spawner and all its descendants, because the spawner does not answer (stopped by a
+    debugger, or stuck)."""
 
 
 class DeadlineReached(Record):
@@ -91,7 +89,7 @@ class _Worker:
         self.started = started
         self.pid = 0
         self.exit: WorkerExit | None = None
-        """How the worker exited. None while it runs."""
+        """How the worker exited; None while the worker runs."""
         self.told_to_stop = False
         self.reported = False
 
@@ -116,8 +114,8 @@ class WorkerTable:
         self._linger_grace_s = 0.0
         self._ends_leftovers = False
         self._kills = False
-        """All workers were killed. The processes that they leave are killed too, without
-        waiting."""
+        """Whether all workers were killed. Processes that they leave behind are then killed too,
+        without waiting."""
         self._young: set[int] = set()
         self.sweeping = False
         self._swept = w.Swept(left=())
@@ -128,11 +126,11 @@ class WorkerTable:
 
     @property
     def running(self) -> list[int]:
-        """The ranks whose process has not exited, as far as that is known."""
+        """The ranks whose process has not exited, as far as this process knows."""
         return [rank for rank, worker in self.workers.items() if worker.exit is None]
 
     def deadline(self) -> float | None:
-        """Return the time at which ``DeadlineReached`` is due. Return None if it is not."""
+        """Return the time at which ``DeadlineReached`` is due; None if no tick is needed."""
         times = [
             time
             for time in (
@@ -274,9 +272,10 @@ class WorkerTable:
     # --- processes left by workers
 
     def _end_attempt(self, now: float) -> list[Action]:
-        """Ask the spawner to report when no process of the workers is left.
+        """Ask the spawner to report when no process of the workers remains.
 
-        If a kill was ordered, have it kill the remaining processes instead of waiting.
+        If a kill was ordered, the spawner kills the remaining processes instead of waiting for
+        them.
         """
         self.sweep_at = now + SWEEP_S
         if self._kills:

@@ -1,8 +1,8 @@
 """The processes below the workers of one attempt, as the spawner sees them.
 
-The spawner is a subreaper: when a process ends, its children become children of the spawner. A
-process that an exited worker has left is therefore either a child of the spawner (here called the
-top of a tree) or a descendant of one.
+The spawner is a subreaper: when a process ends, its children become children of the spawner. If a
+worker has exited and a process below it remains, the process is either a child of the spawner
+(called the top of a tree here) or a descendant of such a child.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class WorkerTrees:
         self._ranks[pid] = rank
 
     def find_leftovers(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
-        """Return the children of this process that exited workers have left, except cleaners.
+        """Return the children of this process that remain from exited workers, except cleaners.
 
-        ``running`` is pid -> rank of running workers. ``helpers`` are children that no worker has
-        left. A child whose worker is not known may belong to a running worker. It is not listed
-        while one runs.
+        ``running`` is pid -> rank of running workers. ``helpers`` are children that are not from
+        workers. A child whose worker is not known may belong to a running worker; it is returned
+        only if no worker runs.
         """
         ranks = set(running.values())
         found = []
@@ -102,11 +102,11 @@ class WorkerTrees:
                 self._asked[pid] = facts[3]
 
     def ask_to_end(self, tops: Iterable[int]) -> None:
-        """Send TERM to each process of these trees that has not been asked before.
+        """Send TERM to each process of these trees that has not got it before.
 
         A process that works for its parent is left to the parent: a worker that saves a checkpoint
-        needs its data loaders. The same holds for processes that start after their parent was
-        asked. They get TERM when their parent has ended.
+        needs its data loaders. A process that starts after its parent got TERM is left to the
+        parent, too. Both get TERM after their parent has ended.
         """
         for top in tops:
             facts = process_tree.stat_of(top)
@@ -132,8 +132,8 @@ class WorkerTrees:
     # --- counting
 
     def record_killed_with_worker(self, worker: int) -> None:
-        """Record the processes below a worker that are killed together with it. They do not count
-        as left."""
+        """Record the processes below a worker that are killed together with the worker. They do not
+        count as leftovers."""
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
             if facts is not None:
@@ -141,7 +141,7 @@ class WorkerTrees:
 
     def count_killed(self, tops: Iterable[int]) -> None:
         """Count the processes of these trees as killed, except workers and processes killed
-        together with them."""
+        together with their worker."""
         for pid, started, rank in self._each_of(tops):
             if pid not in self._ranks and self._with_worker.get(pid) != started:
                 self._ended.add(pid, started, rank)
