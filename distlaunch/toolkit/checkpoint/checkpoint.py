@@ -42,6 +42,7 @@ from distlaunch.toolkit.checkpoint.state import (
 from distlaunch.toolkit.checkpoint.storage import (
     MANIFEST,
     MOST_STEPS,
+    AllDamagedError,
     CheckpointError,
     Store,
     describe,
@@ -211,7 +212,7 @@ class Checkpoint:
             )
             raise CheckpointError(f"{'; '.join(damaged)}; others that are there: {others}")
         if damaged:
-            raise CheckpointError(
+            raise AllDamagedError(
                 "no checkpoint is whole; choose another directory to begin anew. "
                 + "; ".join(damaged)
             )

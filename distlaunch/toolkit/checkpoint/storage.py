@@ -63,6 +63,10 @@ class PlaceLostError(CheckpointError):
     """The directory or URL and all its checkpoints have disappeared."""
 
 
+class AllDamagedError(CheckpointError):
+    """There are checkpoints, and none of them is complete and intact."""
+
+
 class ReadError(CheckpointError):
     """A file could not be read (permissions, timeout, I/O error). It may be intact or damaged."""
 

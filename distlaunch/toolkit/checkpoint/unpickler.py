@@ -44,6 +44,10 @@ class MalformedError(ValueError):
     """A pickle is none, or does what no checkpoint needs."""
 
 
+class OverBudgetError(MalformedError):
+    """A pickle would construct far more than its size suggests."""
+
+
 class Name:
     """What a name in a pickle selects: a constructor for REDUCE and NEWOBJ, or a default factory.
     It cannot be used otherwise."""
@@ -104,7 +108,7 @@ class Unpickler:
         much."""
         self._budget -= size
         if self._budget < 0:
-            raise MalformedError("a pickle constructs far more than it holds")
+            raise OverBudgetError("a pickle constructs far more than it holds")
 
     # --- what is read of the pickle --------------------------------------------------------------------------------
 

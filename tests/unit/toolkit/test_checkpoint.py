@@ -18,6 +18,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.facts import mentions
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -25,7 +27,7 @@ from torch import nn
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.batches import StatefulBatchSampler
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped
-from distlaunch.toolkit.checkpoint.storage import CheckpointError
+from distlaunch.toolkit.checkpoint.storage import AllDamagedError, CheckpointError
 from tests.unit.toolkit.training import Training, checkpoints, names, train
 
 OPTIMIZER = torch.optim.SGD(nn.Linear(1, 1).parameters())
@@ -123,10 +125,7 @@ def test_a_damaged_newest_one_is_skipped_with_a_warning_that_names_it(
     assert logged[-2].startswith(
         f"distlaunch: resumed from {tmp_path}/step-000000002, after 2 steps, saved "
     )
-    assert (
-        logged[-1]
-        == "distlaunch: no step came after that: the training had already ended after 2 steps"
-    )
+    assert mentions(logged[-1], "no step", "2 steps")
     assert f"{tmp_path}/step-000000003 is damaged: " in warned[0]
     assert file in warned[0] or "manifest" in warned[0]
     assert (text in warned[0]) or file == "manifest.json"
@@ -140,9 +139,7 @@ def test_where_none_is_whole_the_training_does_not_begin_anew_by_itself(tmp_path
     train(tmp_path, 2)
     for name in names(tmp_path):
         (tmp_path / name / ".metadata").write_bytes(b"")
-    with pytest.raises(
-        CheckpointError, match=r"no checkpoint is whole.*step-000000002 is damaged.*step-000000001"
-    ):
+    with pytest.raises(AllDamagedError, match=r"step-000000002 .*step-000000001"):
         train(tmp_path, 3)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
@@ -199,7 +196,7 @@ with checkpoints({str(tmp_path)!r}, training, every=1, background={background}) 
         f"checkpoint {tmp_path}/step-000000002 not written: rank 0: [Errno 27] File too large"
         in last
     )
-    assert "step-000000001 is whole and kept" in last
+    assert mentions(last, "step-000000001", "kept")
     assert sorted(os.listdir(tmp_path)) == [".lock", "step-000000001"], "and the room is given back"
     assert train(tmp_path, 3)[1] == 1
 
@@ -213,9 +210,7 @@ def test_a_disk_that_fills_up_in_any_file_is_told_alike(tmp_path, monkeypatch, w
         "fsync",
         lambda fd: _no_space() if os.readlink(f"/proc/self/fd/{fd}").endswith(where) else real(fd),
     )
-    with pytest.raises(
-        CheckpointError, match=r"No space left on device.*step-000000001 is whole and kept"
-    ):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*step-000000001 .* kept"):
         train(tmp_path, 2)
     monkeypatch.undo()
     assert train(tmp_path, 2)[1] == 1
@@ -226,17 +221,15 @@ def test_another_model_is_refused_and_the_error_names_what_differs(tmp_path):
     with pytest.raises(ConfigError) as refused:
         train(tmp_path, 2, training=Training(hidden=6))
     text = str(refused.value)
-    assert f"{tmp_path}/step-000000001 is of another model: 7 parameters differ: " in text
-    assert "0.weight is [6, 3] here and [4, 3] in the checkpoint" in text
+    assert mentions(text, f"{tmp_path}/step-000000001", "another model", "7 parameters")
+    assert mentions(text, "0.weight", "[6, 3]", "[4, 3]")
     assert text.endswith("; and 2 more")
     with pytest.raises(
-        ConfigError, match=r"2 parameters differ: unused.weight \[2, 2\] is only here; unused.bias"
+        ConfigError, match=r"2 parameters .* unused.weight \[2, 2\] .* here; unused.bias"
     ):
         train(tmp_path, 2, training=Training(unused=True))
     train(tmp_path / "more", 1, training=Training(unused=True))
-    with pytest.raises(
-        ConfigError, match=r"unused.(weight|bias) \[2(, 2)?\] is only in the checkpoint"
-    ):
+    with pytest.raises(ConfigError, match=r"unused.(weight|bias) \[2(, 2)?\] .* the checkpoint"):
         train(tmp_path / "more", 2)
 
 
@@ -260,7 +253,7 @@ def test_another_optimizer_is_refused(tmp_path, saved, read, text):
     train(tmp_path, 1, training=Training(optimizer=saved))
     with pytest.raises(ConfigError, match=text) as refused:
         train(tmp_path, 2, training=Training(optimizer=read))
-    assert "is of another optimizer: " in str(refused.value)
+    assert mentions(str(refused.value), "another optimizer")
 
 
 def test_parameters_without_a_gradient_have_no_state_before_or_after(tmp_path):
@@ -288,7 +281,7 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
     training = Training()
     with (
         checkpoints(tmp_path, training),
-        pytest.raises(ConfigError, match="has another Checkpoint there"),
+        pytest.raises(ConfigError, match="another Checkpoint"),
     ):
         Checkpoint(tmp_path, model=training.model)
     holder = (
@@ -306,9 +299,7 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
         },
     ) as process:
         assert process.stdout.readline() == b"held\n"
-        with pytest.raises(
-            ConfigError, match=f"in use by job the-other, process {process.pid} on "
-        ):
+        with pytest.raises(ConfigError, match=f"job the-other, process {process.pid} "):
             Checkpoint(tmp_path, model=training.model)
         process.kill()
     with checkpoints(tmp_path, training) as checkpoint:
@@ -364,15 +355,13 @@ def test_a_part_may_be_named_by_a_parameter_and_more(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=f"checkpoints in {tmp_path}/file/a: Not a directory"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/file/a: Not a directory"):
         Checkpoint(tmp_path / "file" / "a", model=nn.Linear(1, 1))
 
 
 def test_several_workers_need_a_process_group_first(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet: call .*init\(\)"
-    ):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE .* 2, .*init\(\)"):
         Checkpoint(tmp_path, model=nn.Linear(1, 1))
 
 
@@ -395,7 +384,7 @@ def test_usr1_saves_and_goes_on_and_term_saves_and_ends(tmp_path, caplog):
                 checkpoint.step(9)
         assert stopped.value.code == 143
         assert names(tmp_path) == ["step-000000004", "step-000000010"]
-        assert f"told to stop by SIGTERM: saved {tmp_path}/step-000000010" in caplog.text
+        assert mentions(caplog.text, "SIGTERM", "saved", f"{tmp_path}/step-000000010")
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
     finally:
@@ -424,9 +413,7 @@ def test_the_same_step_is_saved_once_and_an_earlier_one_not_again(tmp_path):
         assert checkpoint.step(0)
         checkpoint.save(0)
         checkpoint.step(1)
-        with pytest.raises(
-            ConfigError, match="step 0 after step 1: only steps that follow can be saved"
-        ):
+        with pytest.raises(ConfigError, match="step 0 after step 1"):
             checkpoint.save(0)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
@@ -455,7 +442,7 @@ def test_a_part_that_the_checkpoint_lacks_is_said_and_keeps_what_it_is(tmp_path,
     train(tmp_path, 1)
     with checkpoints(tmp_path, Training(), sampler=StatefulBatchSampler(range(9), 2)) as checkpoint:
         checkpoint.resume()
-    assert f"{tmp_path}/step-000000001 has nothing for sampler" in caplog.text
+    assert mentions(caplog.text, f"{tmp_path}/step-000000001", "nothing", "sampler")
 
 
 def test_the_manifest_says_what_is_in_it(tmp_path):

@@ -15,6 +15,8 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 
+from tests.facts import mentions
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -121,8 +123,8 @@ def test_a_term_that_is_noticed_in_the_handling_of_an_error_is_told(tmp_path, ca
         raise KeyError("of the training")
     except KeyError:
         checkpoint.close()
-    assert "told to stop by SIGTERM: it came after the last step" in caplog.text
-    assert "KeyError goes before it" in caplog.text
+    assert mentions(caplog.text, "SIGTERM", "last step")
+    assert mentions(caplog.text, "KeyError")
 
 
 @contextmanager
@@ -156,7 +158,7 @@ def test_a_step_may_be_any_whole_number(tmp_path, step):
 )
 def test_any_other_step_is_refused(tmp_path, method, step):
     checkpoint = made(tmp_path)
-    with pytest.raises(ConfigError, match=r"the step is .*; a whole number is expected"):
+    with pytest.raises(ConfigError, match=f"the step .*{step!r}"):
         getattr(checkpoint, method)(step)
     checkpoint.close()
     assert names(tmp_path) == []
@@ -202,7 +204,7 @@ def test_an_error_of_any_kind_is_told_and_nothing_stays(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(checkpoint._store), "commit", failing)
     with pytest.raises(
-        CheckpointError, match="not written: Exception: no credentials; there is none before it"
+        CheckpointError, match=r"not written: Exception: no credentials; .* none before"
     ):
         checkpoint.save(0)
     monkeypatch.undo()
@@ -227,7 +229,7 @@ def test_a_directory_that_is_removed_is_told_and_nothing_is_said_to_be_kept(
         shutil.rmtree(where)
     else:
         monkeypatch.setattr(Writing, "_saved", removing)
-    with pytest.raises(CheckpointError, match=r"the directory has been removed meanwhile$"):
+    with pytest.raises(CheckpointError, match="removed"):
         checkpoint.save(1)
     checkpoint.close()
 
@@ -235,7 +237,7 @@ def test_a_directory_that_is_removed_is_told_and_nothing_is_said_to_be_kept(
 def test_a_checkpoint_that_lacks_a_worker_is_not_completed(tmp_path, monkeypatch):
     checkpoint = made(tmp_path)
     monkeypatch.setattr(checkpoint._writing.group, "size", 2)
-    with pytest.raises(CheckpointError, match="nothing came of rank 1"):
+    with pytest.raises(CheckpointError, match="rank 1"):
         checkpoint.save(0)
     checkpoint.close()
     assert names(tmp_path) == []
@@ -254,10 +256,7 @@ def test_steps_behind_the_last_checkpoint_are_named_at_the_end(tmp_path, caplog)
     checkpoint.close()
     assert names(tmp_path) == ["step-000000020"]
     (said,) = unsaved(caplog)
-    assert said == (
-        "distlaunch: warning: the last 15 steps of 35 are not saved: call checkpoint.save() after "
-        "the loop, or choose a smaller every"
-    )
+    assert mentions(said, "warning", "15 steps", "35", "checkpoint.save()", "smaller every")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,7 @@ def test_a_training_that_has_saved_nothing_is_told_so(tmp_path, caplog, options,
     checkpoint.step(0)
     checkpoint.close()
     (said,) = unsaved(caplog)
-    assert "warning: 1 step is not saved: call checkpoint.save() after the loop" in said
+    assert mentions(said, "warning", "1 step", "checkpoint.save()")
     assert said.endswith(f" or {change}")
 
 
@@ -288,7 +287,7 @@ def test_save_without_a_step_saves_the_last_one_and_nothing_where_there_is_none(
         assert names(tmp_path) == ["step-000000020", "step-000000035"]
     assert unsaved(caplog) == []
     assert "saved already" not in caplog.text
-    assert "the training had already ended after 35 steps" in caplog.text
+    assert mentions(caplog.text, "already ended", "35 steps")
     checkpoint = made(tmp_path / "none")
     checkpoint.save()
     checkpoint.close()
@@ -318,7 +317,8 @@ def test_a_save_by_usr1_is_logged_and_one_by_time_is_not(tmp_path, caplog, backg
     checkpoint.step(3)
     checkpoint.close()
     lines = [each.getMessage() for each in caplog.records if "SIGUSR1" in each.getMessage()]
-    assert lines == [f"distlaunch: told to save by SIGUSR1: {said.format(tmp_path)}"]
+    (line,) = lines
+    assert line.endswith(said.format(tmp_path))
 
 
 def test_nothing_is_said_of_steps_where_all_are_saved_or_none_was_made(tmp_path, caplog):

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.facts import mentions
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -22,7 +24,7 @@ from distlaunch.toolkit.checkpoint.checkpoint import (
     not_shared,
 )
 from distlaunch.toolkit.checkpoint.directory import Folder
-from distlaunch.toolkit.checkpoint.storage import CheckpointError
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, PlaceLostError
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,7 @@ def test_a_forked_child_does_not_keep_the_lock(claimed, tmp_path):
 def test_one_process_has_a_directory_once_under_whatever_name(claimed, tmp_path):
     link = tmp_path.with_name("link")
     link.symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="has another Checkpoint there already"):
+    with pytest.raises(ConfigError, match="another Checkpoint"):
         Folder(str(link)).claim()
     assert not another_process_gets(tmp_path)
 
@@ -91,17 +93,17 @@ def test_one_process_has_a_directory_once_under_whatever_name(claimed, tmp_path)
 def test_a_directory_that_is_removed_or_replaced_is_not_written_to(claimed, tmp_path):
     claimed.check_claim()
     shutil.rmtree(tmp_path)
-    with pytest.raises(CheckpointError, match="has been removed meanwhile"):
+    with pytest.raises(PlaceLostError, match="removed"):
         claimed.check_claim()
     tmp_path.mkdir()
     (tmp_path / ".lock").write_text("{}")
-    with pytest.raises(CheckpointError, match="has been replaced meanwhile"):
+    with pytest.raises(PlaceLostError, match="replaced"):
         claimed.check_claim()
 
 
 def test_a_job_that_came_where_there_are_no_locks_is_noticed(claimed, tmp_path):
     (tmp_path / ".lock").write_text(json.dumps({"mark": "another"}))
-    with pytest.raises(CheckpointError, match="another job has begun to save there"):
+    with pytest.raises(CheckpointError, match="another job"):
         claimed.check_claim()
 
 
@@ -109,7 +111,7 @@ def test_a_lock_file_that_is_a_hard_link_is_refused_and_the_other_file_kept(tmp_
     (tmp_path / "c").mkdir()
     (tmp_path / "other").write_text("mine")
     os.link(tmp_path / "other", tmp_path / "c" / ".lock")
-    with pytest.raises(ConfigError, match=r"\.lock: a hard link to another file"):
+    with pytest.raises(ConfigError, match=r"\.lock: .* hard link"):
         Folder(f"{tmp_path}/c").claim()
     assert (tmp_path / "other").read_text() == "mine"
 
@@ -128,7 +130,7 @@ def test_a_directory_that_was_copied_by_hard_links_can_be_used(claimed, tmp_path
 def test_a_lock_file_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
     (tmp_path / "notes").write_text("of mine")
     (tmp_path / ".lock").symlink_to("notes")
-    with pytest.raises(ConfigError, match=r"\.lock is a symbolic link"):
+    with pytest.raises(ConfigError, match=r"\.lock .* symbolic link"):
         Folder(str(tmp_path)).claim()
     assert (tmp_path / "notes").read_text() == "of mine"
 
@@ -199,8 +201,8 @@ def test_a_mark_of_another_directory_is_not_seen(tmp_path):
 
 def test_workers_that_were_given_other_places_are_told_so_and_hosts_only_where_they_were_not():
     places = [("a", "/x/0", True), ("b", "/x/0", False), ("a", "/x/2", False)]
-    assert "rank 2 was given another place, /x/2" in not_shared(places)
-    assert "checkpoints in /x/0: b and a do not see the same directory" in not_shared(places[:2])
+    assert mentions(not_shared(places), "rank 2", "/x/2")
+    assert mentions(not_shared(places[:2]), "/x/0: b and a")
 
 
 @pytest.mark.parametrize("file", ["manifest.json", ".metadata", "__0_0.distcp"])
@@ -213,7 +215,7 @@ def test_a_fifo_in_a_checkpoint_is_damage_and_nothing_waits_for_it(tmp_path, cap
     assert checkpoint.resume() == 1
     checkpoint.close()
     assert "step-000000002 is damaged: " in caplog.text
-    assert "not a regular file; it is skipped" in caplog.text
+    assert mentions(caplog.text, "regular file", "skipped")
 
 
 def test_the_mark_is_on_the_disk_when_other_nodes_look_for_it(tmp_path, monkeypatch):

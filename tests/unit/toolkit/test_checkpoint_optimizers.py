@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+from tests.facts import mentions
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -299,7 +301,7 @@ def test_other_sets_of_parameters_are_refused_by_name_and_nothing_is_changed(
     other, _ = made()
     again = torch.optim.Adam(groups_of(other, numbers, [0.5] * len(numbers)))
     before = everything(other, again)
-    with pytest.raises(ConfigError, match=f"is of another optimizer: .*{text}"):
+    with pytest.raises(ConfigError, match=f"another optimizer: .*{text}"):
         resumed(tmp_path, other, again)
     assert same(everything(other, again), before)
 
@@ -357,7 +359,7 @@ def test_a_module_with_extra_state_gets_it_back(tmp_path):
 def test_an_expanded_buffer_is_refused_when_it_is_made(tmp_path):
     model = nn.Linear(1, 1)
     model.register_buffer("seen", torch.arange(3).expand(2, 3))
-    with pytest.raises(ConfigError, match=r"buffer seen is an expanded view.*clone"):
+    with pytest.raises(ConfigError, match=r"buffer seen .* expanded .*clone"):
         Checkpoint(tmp_path, model=model)
     model.register_buffer("seen", torch.arange(3).expand(2, 3), persistent=False)
     Checkpoint(tmp_path, model=model).close()
@@ -369,7 +371,7 @@ def test_a_scaler_that_was_off_leaves_one_that_is_on_as_it_is(tmp_path, caplog):
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     assert resumed(tmp_path, model, optimizer, scaler=scaler) == 1
     assert scaler.get_scale() == 4.0
-    assert "has nothing for scaler" in caplog.text
+    assert mentions(caplog.text, "nothing", "scaler")
     saved(tmp_path / "on", model, optimizer, scaler=scaler)
     off = torch.amp.GradScaler("cpu", enabled=False)
     assert resumed(tmp_path / "on", model, optimizer, scaler=off) == 1
@@ -381,9 +383,7 @@ def test_a_sampler_that_refuses_does_so_before_anything_is_loaded(tmp_path):
     saved(tmp_path, model, optimizer, sampler=StatefulBatchSampler(range(8), 2))
     other, again = made()
     before = everything(other, again)
-    with pytest.raises(
-        ConfigError, match=f"{tmp_path}/step-000000001 the checkpoint's sampler had 8 samples"
-    ):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/step-000000001 .* sampler .* 8 samples"):
         resumed(tmp_path, other, again, sampler=StatefulBatchSampler(range(9), 2))
     assert same(everything(other, again), before)
 
@@ -393,5 +393,5 @@ def test_what_the_script_has_forgotten_or_made_otherwise_is_said(tmp_path, caplo
     saved(tmp_path, model, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
     other, again = made()
     resumed(tmp_path, other.double(), again)
-    assert "has a scheduler, which Checkpoint was not given here" in caplog.text
-    assert "0.weight is float64 here and was float32: it is converted" in caplog.text
+    assert mentions(caplog.text, "scheduler", "not given")
+    assert mentions(caplog.text, "0.weight", "float64", "float32")

@@ -10,6 +10,7 @@ from torch import nn
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.storage import AllDamagedError
 from tests.unit.toolkit.training import names
 
 
@@ -52,9 +53,7 @@ def test_steps_that_go_back_are_refused(made, tmp_path, method):
     """As where they are counted anew in each epoch: what is resumed is what has the most steps."""
     checkpoint = made(every=100)
     checkpoint.save(9)
-    with pytest.raises(
-        ConfigError, match=r"step 4 after step 9: only steps that follow .* over all epochs"
-    ):
+    with pytest.raises(ConfigError, match=r"step 4 after step 9: .* all epochs"):
         getattr(checkpoint, method)(4)
     assert names(tmp_path) == ["step-000000010"]
     checkpoint = made()
@@ -77,7 +76,7 @@ def test_after_a_resume_that_has_failed_nothing_is_saved_over_what_is_there(made
     made().save(9)
     (tmp_path / "step-000000010" / ".metadata").write_bytes(b"")
     checkpoint = made()
-    with pytest.raises(Exception, match="no checkpoint is whole"):
+    with pytest.raises(AllDamagedError):
         checkpoint.resume()
-    with pytest.raises(ConfigError, match="there are some already, up to step-000000010"):
+    with pytest.raises(ConfigError, match="step-000000010"):
         checkpoint.save(0)

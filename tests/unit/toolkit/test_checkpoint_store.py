@@ -11,6 +11,8 @@ import zlib
 
 import pytest
 
+from tests.facts import mentions
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -80,9 +82,7 @@ def test_a_manifest_that_is_not_what_was_written_counts_as_damaged(saved, caplog
     manifest = saved / "step-000000002" / "manifest.json"
     manifest.write_bytes(harm(manifest.read_bytes()))
     assert resume(saved) == 1
-    assert (
-        f"{saved}/step-000000002 is damaged: its manifest is not what was written: " in caplog.text
-    )
+    assert mentions(caplog.text, f"{saved}/step-000000002", "damaged", "manifest")
 
 
 def test_a_copy_without_its_manifest_is_said_to_miss_it(saved, caplog):
@@ -95,7 +95,7 @@ def test_a_manifest_of_another_checkpoint_is_not_this_one_s(saved):
     (saved / "step-000000002" / "manifest.json").write_bytes(
         (saved / "step-000000001" / "manifest.json").read_bytes()
     )
-    with pytest.raises(ValueError, match="is of the checkpoint after 1 steps"):
+    with pytest.raises(ValueError, match="after 1 steps"):
         store_for(saved).manifest("step-000000002")
 
 
@@ -104,7 +104,7 @@ def test_another_number_of_workers_is_told_of(saved, caplog):
     checkpoint._group.size = 2
     assert checkpoint.resume() == 2
     checkpoint.close()
-    assert f"{saved}/step-000000002 was made by 1 worker, and is read by 2" in caplog.text
+    assert mentions(caplog.text, f"{saved}/step-000000002", "1 worker", "2")
 
 
 def test_a_manifest_s_sum_is_of_all_else_that_it_says():
@@ -125,7 +125,7 @@ def test_what_an_object_store_raises_is_an_error_of_reading_and_no_damage(saved,
     assert isinstance(store, Store)
     with pytest.raises(
         ReadError,
-        match=rf"{saved}/step-000000002/a cannot be read on .*: LookupError: no such bucket",
+        match=rf"{saved}/step-000000002/a .*: LookupError: no such bucket",
     ):
         store.damage("step-000000002", {"a": [1, 2]})
     with pytest.raises(ReadError, match="LookupError: no such bucket"):
@@ -233,7 +233,7 @@ def test_a_checkpoint_with_somebody_s_file_in_it_is_resumed_and_never_removed(sa
     checkpoint.step(2)
     checkpoint.close()
     assert (saved / "step-000000002" / "notes.txt").read_text() == "the best one"
-    assert "step-000000002 stays: it holds files that are no checkpoint's" in caplog.text
+    assert mentions(caplog.text, "step-000000002 stays", "files")
     assert not (saved / "step-000000001").exists()
 
 
@@ -244,7 +244,7 @@ def test_half_written_saves_are_swept_and_that_is_logged(saved, caplog):
     (half / "__0_0.distcp").write_text("half")
     assert resume(saved) == 2
     assert not half.exists()
-    assert f"removed {half}, which a job left half-written" in caplog.text
+    assert mentions(caplog.text, f"removed {half}")
 
 
 # --- what cannot be read is not damaged
@@ -271,14 +271,10 @@ def test_an_error_of_reading_sets_nothing_aside_and_names_file_host_and_way_out(
     with pytest.raises(CheckpointError) as raised:
         resume(saved)
     text = raised.value.message
-    assert (
-        f"{saved}/step-000000002/{file} cannot be read on {socket.gethostname()}: {os.strerror(number)}"
-        in text
+    assert mentions(
+        text, f"{saved}/step-000000002/{file}", socket.gethostname(), os.strerror(number)
     )
-    assert (
-        "nothing has been set aside or removed; resume(steps=N) takes an older one: N is one of 1"
-        in text
-    )
+    assert mentions(text, "resume(steps=N)", "1")
     assert len(tries) >= 3
     monkeypatch.undo()
     assert resume(saved) == 2
@@ -306,13 +302,13 @@ def test_a_manifest_with_a_right_seal_and_other_content_is_damaged(saved, caplog
     manifest = saved / "step-000000002" / "manifest.json"
     manifest.write_bytes(sealed(json.dumps({"format": 1, "files": None, **content}).encode()))
     assert resume(saved) == 1
-    assert "step-000000002 is damaged: its manifest is not what was written" in caplog.text
+    assert mentions(caplog.text, "step-000000002", "damaged", "manifest")
 
 
 def test_a_step_that_no_name_can_tell_is_refused(saved):
     checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
     checkpoint.resume()
-    with pytest.raises(ConfigError, match="a whole number is expected, from 0"):
+    with pytest.raises(ConfigError, match="whole number"):
         checkpoint.save(10**18)
     checkpoint.close()
 
@@ -322,7 +318,7 @@ def test_saving_a_step_again_says_that_it_is_there(saved, caplog):
     checkpoint.resume()
     checkpoint.save(1)
     checkpoint.close()
-    assert f"step 1 is saved already, in {saved}/step-000000002" in caplog.text
+    assert mentions(caplog.text, "step 1", "already", f"{saved}/step-000000002")
 
 
 def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_and_that_is_said(
@@ -343,10 +339,7 @@ def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_
     checkpoint.save(2)
     checkpoint.close()
     monkeypatch.undo()
-    assert (
-        "step-000000003 is there, but the directory could not be flushed (Input/output error)"
-        in caplog.text
-    )
+    assert mentions(caplog.text, "step-000000003", "flushed", "Input/output error")
     assert resume(saved) == 3
 
 
@@ -358,7 +351,7 @@ def test_a_newer_one_that_cannot_be_set_aside_is_told(saved, monkeypatch):
     checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
     with pytest.raises(
         CheckpointError,
-        match=r"step-000000002 is newer than what was resumed, and cannot be set aside",
+        match=r"step-000000002 .* newer .* aside",
     ):
         checkpoint.resume(steps=1)
     checkpoint.close()
@@ -367,15 +360,13 @@ def test_a_newer_one_that_cannot_be_set_aside_is_told(saved, monkeypatch):
 def test_a_dangling_link_and_a_removed_lock_are_told_in_words(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "gone")
-    with pytest.raises(
-        ConfigError, match=f"a symbolic link to {tmp_path}/gone, which does not exist"
-    ):
+    with pytest.raises(ConfigError, match=f"symbolic link .* {tmp_path}/gone"):
         Checkpoint(link, model=nn.Linear(2, 1))
     checkpoint = Checkpoint(tmp_path / "runs", model=nn.Linear(2, 1))
     (tmp_path / "runs" / ".lock").unlink()
     with pytest.raises(
         CheckpointError,
-        match=r"its lock file \.lock has been removed meanwhile.*start the job again",
+        match=r"\.lock .* removed",
     ):
         checkpoint.save(0)
     checkpoint.close()
@@ -387,7 +378,7 @@ def test_an_error_without_a_text_names_its_class(saved, monkeypatch):
 
     monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", ())
     monkeypatch.setattr(type(store_for(saved)), "open", failing)
-    with pytest.raises(CheckpointError, match=r"manifest.json cannot be read on .*: OSError"):
+    with pytest.raises(CheckpointError, match=r"manifest.json .*: OSError"):
         resume(saved)
 
 
@@ -404,10 +395,10 @@ def test_what_a_symbolic_link_leads_to_is_never_removed(saved, caplog):
     checkpoint.close()
     assert sorted(path.name for path in (archive / "step-000000001").iterdir()) == there
     assert (saved / "step-000000001").is_symlink()
-    assert "step-000000001 stays: it is a symbolic link" in caplog.text
+    assert mentions(caplog.text, "step-000000001 stays", "symbolic link")
 
 
 def test_a_lock_that_is_a_directory_is_named(tmp_path):
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(ConfigError, match=r"\.lock: Is a directory: not a directory to write to"):
+    with pytest.raises(ConfigError, match=r"\.lock: Is a directory"):
         Checkpoint(tmp_path, model=nn.Linear(2, 1))

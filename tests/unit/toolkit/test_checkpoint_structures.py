@@ -7,6 +7,8 @@ from collections import OrderedDict, defaultdict, deque
 
 import pytest
 
+from tests.facts import mentions
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -123,11 +125,9 @@ def with_buffer(buffer):
 
 def test_a_buffer_that_is_not_dense_is_refused_when_the_checkpoint_is_made(tmp_path):
     for buffer in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse().coalesce()):
-        with pytest.raises(
-            ConfigError, match="the buffer seen is sparse_coo, and can be neither saved nor loaded"
-        ):
+        with pytest.raises(ConfigError, match=r"buffer seen .* sparse_coo"):
             Checkpoint(tmp_path, model=with_buffer(buffer))
-    with pytest.raises(ConfigError, match=r"the model \(ReLU\) has no parameters"):
+    with pytest.raises(ConfigError, match=r"\(ReLU\) .* no parameters"):
         Checkpoint(tmp_path, model=nn.ReLU())
 
 
@@ -179,8 +179,8 @@ def pair(*, tied):
 
 def test_weights_that_are_tied_only_now_are_refused(tmp_path, caplog):
     saved(tmp_path, pair(tied=False), None)
-    text = "0.weight and 1.weight are one here, and were not in the checkpoint"
-    with pytest.raises(ConfigError, match=f"is of another model: 1 parameter differs: {text}"):
+    text = r"another model: 1 parameter .* 0\.weight and 1\.weight .* here"
+    with pytest.raises(ConfigError, match=text):
         resumed(tmp_path, pair(tied=True), None)
     saved(tmp_path / "tied", pair(tied=True), None)
     for now in (True, False):
@@ -204,7 +204,4 @@ def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_
 
     monkeypatch.setattr(Trained, "check_model", older)
     assert resumed(tmp_path, pair(tied=True), None) == 1
-    assert (
-        "does not say whether these were one parameter, as they are here: 0.weight, 1.weight"
-        in caplog.text
-    )
+    assert mentions(caplog.text, "one parameter", "0.weight, 1.weight")

@@ -40,8 +40,13 @@ from distlaunch.toolkit.checkpoint.archive import loaded
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 from distlaunch.toolkit.checkpoint.reader import covers_once
 from distlaunch.toolkit.checkpoint.state import random_states
-from distlaunch.toolkit.checkpoint.storage import CheckpointError
-from distlaunch.toolkit.checkpoint.unpickler import MalformedError, RefusedClassError, Unpickler
+from distlaunch.toolkit.checkpoint.storage import AllDamagedError, CheckpointError
+from distlaunch.toolkit.checkpoint.unpickler import (
+    MalformedError,
+    OverBudgetError,
+    RefusedClassError,
+    Unpickler,
+)
 from tests.examples import examples
 from tests.unit.toolkit.hostile import (
     Evil,
@@ -226,9 +231,7 @@ def nested_tuple(depth):
 )
 def test_a_save_refuses_what_a_resume_would_refuse_and_writes_nothing(tmp_path, state, text):
     checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1), part=Part(state))
-    with pytest.raises(
-        CheckpointError, match=rf"{text}, which resume\(\) would refuse: .*{WAY_OUT}"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{text}, .*resume\(\) .*{WAY_OUT}"):
         checkpoint.save(0)
     checkpoint.close()
     assert os.listdir(tmp_path) == [".lock"]
@@ -239,7 +242,7 @@ def test_the_first_step_refuses_what_the_first_save_would_refuse_of_a_part(tmp_p
         tmp_path, model=nn.Linear(2, 1), every=100, part=Part({"where": Path("a")})
     )
     assert checkpoint.resume() == 0
-    with pytest.raises(ConfigError, match=rf"the part part\.where is of the class .*{WAY_OUT}"):
+    with pytest.raises(ConfigError, match=rf"part\.where .* class .*{WAY_OUT}"):
         checkpoint.step(0)
     checkpoint.close()
     assert os.listdir(tmp_path) == [".lock"]
@@ -266,12 +269,12 @@ def test_the_first_step_takes_any_class_that_is_trusted_and_a_part_is_read_but_o
 
 def test_an_extra_state_and_a_setting_of_an_unknown_class_are_refused_at_the_save(tmp_path):
     model = Extra(Custom())
-    with pytest.raises(CheckpointError, match=r"_extra_state is of the class .*Custom"):
+    with pytest.raises(CheckpointError, match=r"_extra_state .* class .*Custom"):
         save(tmp_path, model=model)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["made"] = Custom()
-    with pytest.raises(CheckpointError, match=r"the optimizer's made is of the class .*Custom"):
+    with pytest.raises(CheckpointError, match=r"optimizer's made .* class .*Custom"):
         save(tmp_path, model=model, optimizer=optimizer)
 
 
@@ -619,16 +622,16 @@ def imaginary(step: int) -> bytes:
     ],
 )
 def test_keys_of_the_same_hash_are_refused(keys):
-    with pytest.raises(MalformedError, match="far more than it holds"):
+    with pytest.raises(OverBudgetError):
         unpickled(with_keys(keys))
-    with pytest.raises(MalformedError, match="far more than it holds"):
+    with pytest.raises(OverBudgetError):
         unpickled(b"\x80\x02c__builtin__\nset\n](" + b"".join(keys) + b"e\x85R.")
 
 
 def test_pairs_of_an_ordered_dict_that_are_dictionaries_are_refused():
     """Their keys would be others than those that are looked at."""
     pairs = b"".join(b"}(" + number(PRIME * step) + b"NK\x00Nu" for step in range(1, 9))
-    with pytest.raises(MalformedError, match="an OrderedDict of what are no pairs"):
+    with pytest.raises(MalformedError, match=r"OrderedDict .* no pairs"):
         unpickled(b"\x80\x02ccollections\nOrderedDict\n](" + pairs + b"e\x85R.")
 
 
@@ -638,7 +641,7 @@ def test_a_value_of_numpys_that_is_built_often_is_refused():
     state = b"(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x010"
     unpickled(b"\x80\x02" + made + state + b"h\x00h\x01b.")
     often = b"h\x00" * 3 + b"h\x01b0" * 3
-    with pytest.raises(MalformedError, match="builds a value of numpy's twice"):
+    with pytest.raises(MalformedError, match="numpy's twice"):
         unpickled(b"\x80\x02" + made + state + often + b".")
 
 
@@ -656,7 +659,7 @@ def test_many_containers_may_have_keys_of_the_same_hash():
 )
 def test_a_long_key_that_is_set_often_is_refused(key):
     data = b"\x80\x02}" + key + b"r\x00\x00\x01\x00Ns" + b"j\x00\x00\x01\x00Ns" * 5000 + b"."
-    with pytest.raises(MalformedError, match="far more than it holds"):
+    with pytest.raises(OverBudgetError):
         unpickled(data)
 
 
@@ -681,14 +684,14 @@ def test_arguments_that_are_nested_deeply_do_not_crash_python(data):
 def test_a_record_of_ours_whose_place_is_no_text_is_refused(place, module):
     module = b"distlaunch.toolkit.checkpoint" + {"parts": b".parts"}.get(module, b"_parts")
     data = b"\x80\x02c" + module + b"\nElsewhere\n)\x81](" + place + b"eb."
-    with pytest.raises(MalformedError, match="place of a Elsewhere is another type"):
+    with pytest.raises(MalformedError, match=r"place .* Elsewhere .* type"):
         unpickled(data)
 
 
 def test_attributes_of_a_dictionary_that_are_set_often_are_refused():
     names = b"".join(b"X\x04\x00\x00\x00%04dN" % number for number in range(5000))
     data = b"\x80\x02}(" + names + b"uq\x00ccollections\nOrderedDict\n)R" + b"h\x00b" * 5000 + b"."
-    with pytest.raises(MalformedError, match="far more than it holds"):
+    with pytest.raises(OverBudgetError):
         unpickled(data)
 
 
@@ -697,14 +700,14 @@ def test_long_arguments_that_are_used_often_are_refused(tmp_path):
     arguments = b"X\x02\x00\x00\x00f4" + b"N" * 5000
     often = b"".join((b"cnumpy\ndtype\nj\x00\x00\x01\x00R") for _ in range(5000))
     data = b"\x80\x02(" + arguments + b"tr\x00\x00\x01\x00](" + often + b"e."
-    with pytest.raises(MalformedError, match="far more than it holds"):
+    with pytest.raises(OverBudgetError):
         unpickled(data)
     folder = save(tmp_path, model=nn.Linear(2, 1))
     often = b"".join(b"cpathlib\nPosixPath\nj\x00\x00\x01\x00R" for _ in range(5000))
     data = b"\x80\x02(" + arguments + b"tr\x00\x00\x01\x00](" + often + b"e."
     (folder / ".metadata").write_bytes(data)
     seal(folder)
-    with pytest.raises(CheckpointError, match="far more than it holds"):
+    with pytest.raises(CheckpointError, match="far more"):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -717,7 +720,7 @@ def test_copies_of_a_long_text_do_not_fill_the_memory():
         + b"h\x00h\x01R" * 1000
         + b"t."
     )
-    with pytest.raises(MalformedError, match="far more than it holds"):
+    with pytest.raises(OverBudgetError):
         Unpickler(data, state_names()).load()
 
 
@@ -789,7 +792,7 @@ def test_a_tensor_larger_than_its_storage_is_refused(old, new):
 def test_a_tensor_whose_attributes_lead_back_to_it_is_refused_at_the_save_with_its_key():
     tensor = torch.ones(2)
     tensor.owner = {"of": [tensor]}
-    with pytest.raises(ConfigError, match=r"a\.owner\.of\.0 is a tensor whose attributes lead"):
+    with pytest.raises(ConfigError, match=r"a\.owner\.of\.0 .* attributes"):
         check_saved(tensor, "a")
 
 
@@ -798,7 +801,7 @@ def test_attributes_of_a_tensor_that_repeat_are_refused():
     tensor.doubled = []
     for _ in range(40):
         tensor.doubled = [tensor.doubled, tensor.doubled]
-    with pytest.raises(MalformedError, match="repeats values too often"):
+    with pytest.raises(MalformedError, match="repeats values"):
         loaded_bytes(torch_saved(tensor))
 
 
@@ -807,7 +810,7 @@ def test_attributes_of_a_tensor_that_are_nested_deeply_are_refused():
     for _ in range(60):
         inner.more = [torch.ones(1)]
         inner = inner.more[0]
-    with pytest.raises(ConfigError, match="nested more than 100 levels deep"):
+    with pytest.raises(ConfigError, match="100 levels"):
         check_saved(tensor, "a")
 
 
@@ -819,7 +822,7 @@ def test_attributes_that_many_tensors_share_are_refused():
     data = construct[: arguments_at + 1] + b"r\x00\x00\x01\x00" + construct[arguments_at + 1 :]
     again = b"ctorch._tensor\n_rebuild_from_type_v2\nj\x00\x00\x01\x00R"
     many = b"\x80\x02(" + data + again * 3000 + b"t."
-    with pytest.raises(MalformedError, match="far more than it holds"):
+    with pytest.raises(OverBudgetError):
         loaded_bytes(rewritten(torch_saved(tensor), lambda _: many))
 
 
@@ -827,7 +830,7 @@ def test_attributes_that_many_tensors_share_are_refused():
 def test_an_attribute_of_a_tensor_in_the_place_of_a_method_is_refused(name):
     tensor = torch.ones(1)
     vars(tensor)[name] = 5
-    with pytest.raises(ConfigError, match="a has an attribute that each Tensor has"):
+    with pytest.raises(ConfigError, match=r"a .* attribute .* Tensor"):
         check_saved(tensor, "a")
     marked = torch.ones(1)
     vars(marked)["n" * len(name)] = 5
@@ -845,7 +848,7 @@ def test_an_attribute_of_an_ordered_dict_in_the_place_of_a_method_is_refused():
     with pytest.raises(MalformedError, match="gives a OrderedDict another items"):
         loaded_bytes(rewritten(data, lambda content: content.replace(b"itemz", b"items")))
     value.items = 5
-    with pytest.raises(ConfigError, match="a has an attribute that each OrderedDict has"):
+    with pytest.raises(ConfigError, match=r"a .* attribute .* OrderedDict"):
         check_saved(value, "a")
 
 
@@ -860,9 +863,9 @@ def test_many_tensors_that_share_their_numbers_are_refused_at_the_save_and_at_th
     tensor = torch.ones(1 << 20)
     check_saved([tensor] * 15, "a")
     assert len(loaded_bytes(torch_saved([tensor] * 15))) == 15
-    with pytest.raises(ConfigError, match=r"a\.\d+ is one of many tensors that share"):
+    with pytest.raises(ConfigError, match=r"a\.\d+ .* share"):
         check_saved([tensor] * 100, "a")
-    with pytest.raises(MalformedError, match="is one of many tensors that share"):
+    with pytest.raises(MalformedError, match="share"):
         loaded_bytes(torch_saved([tensor] * 100))
 
 
@@ -870,7 +873,7 @@ def test_the_room_for_shared_numbers_is_one_for_all_entries():
     room = Room(16 << 20)
     data = torch_saved([torch.ones(1).expand(1 << 20)] * 3)
     loaded(FilePart(io.BytesIO(data), 0, len(data)), room)
-    with pytest.raises(MalformedError, match="is one of many tensors that share"):
+    with pytest.raises(MalformedError, match="share"):
         loaded(FilePart(io.BytesIO(data), 0, len(data)), room)
 
 
@@ -884,9 +887,9 @@ def test_a_compressed_archive_is_refused():
 
 def test_an_expanded_tensor_is_refused_at_the_save_and_at_the_load():
     huge = torch.ones(1).expand(1 << 40)
-    with pytest.raises(ConfigError, match="is an expanded view"):
+    with pytest.raises(ConfigError, match="expanded"):
         check_saved(huge, "a")
-    with pytest.raises(MalformedError, match="is an expanded view"):
+    with pytest.raises(MalformedError, match="expanded"):
         loaded_bytes(torch_saved(huge))
 
 
@@ -910,7 +913,7 @@ def test_an_expanded_tensor_is_refused_at_the_save_and_at_the_load():
 def test_a_manifest_with_other_contents_is_damaged(tmp_path, fields):
     folder = save(tmp_path, model=nn.Linear(2, 1))
     change_manifest(folder, **fields)
-    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+    with pytest.raises(AllDamagedError):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -925,7 +928,7 @@ def test_a_manifest_without_an_end_is_damaged(tmp_path):
     folder = save(tmp_path, model=nn.Linear(2, 1))
     text = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text('{"x": ' + "[" * 1_000_000 + text[1:])
-    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+    with pytest.raises(AllDamagedError):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -1169,18 +1172,14 @@ def test_text_of_a_checkpoint_is_printed_without_control_characters(tmp_path):
 def test_a_tensor_that_is_not_what_the_metadata_describes_is_refused(tmp_path):
     folder = save(tmp_path, model=nn.Linear(2, 1))
     put_entry(folder, "model.weight", torch_saved(torch.ones(1, 2, dtype=torch.complex64)))
-    with pytest.raises(
-        CheckpointError, match=r"model\.weight is not loaded: it is not the tensor that \.metadata"
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.weight .* tensor .* \.metadata"):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
 def test_bytes_that_are_a_tensor_are_refused(tmp_path):
     folder = save(tmp_path, model=nn.Linear(2, 1))
     put_entry(folder, "tied", torch_saved(torch.ones(2)))
-    with pytest.raises(
-        CheckpointError, match=r"tied is not loaded: it is a tensor, and has to be bytes"
-    ):
+    with pytest.raises(CheckpointError, match=r"tied .* tensor, .* bytes"):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -1192,9 +1191,7 @@ def test_a_tensor_in_the_place_of_bytes_is_refused(tmp_path):
         metadata.storage_data[MetadataIndex("tied", index.offset)] = metadata.storage_data[
             MetadataIndex("tied")
         ]
-    with pytest.raises(
-        CheckpointError, match=r"\.metadata: tied is a tensor there, and has to be bytes"
-    ):
+    with pytest.raises(CheckpointError, match=r"\.metadata: tied .* tensor .* bytes"):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -1202,7 +1199,7 @@ def test_a_symbolic_link_in_a_checkpoint_is_damage(tmp_path):
     folder = save(tmp_path / "c", model=nn.Linear(2, 1))
     os.rename(folder / "__0_0.distcp", tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", folder / "__0_0.distcp")
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp: a symbolic link"):
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp: .* symbolic link"):
         resume(tmp_path / "c", model=nn.Linear(2, 1))
 
 
@@ -1222,9 +1219,7 @@ def test_a_random_state_that_numpy_would_read_behind_its_end_is_refused(tmp_path
     numbers = np.append(state[1], np.zeros(more, np.uint32))
     states = {**random_states(), "numpy": (state[0], numbers, position, *state[3:])}
     put_worker(folder, {"random": states, "parts": {}, "model": {}})
-    with pytest.raises(
-        CheckpointError, match=r"__0_0\.distcp: worker-0 .* random state of numpy's"
-    ):
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp: worker-0 .* numpy's"):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -1245,7 +1240,7 @@ def test_a_worker_s_entry_that_no_worker_writes_is_refused(tmp_path, own, text):
     if own:
         own = {"random": random_states(), "parts": {}, **own} if isinstance(own, dict) else own
     put_worker(folder, own)
-    with pytest.raises(CheckpointError, match=rf"__0_0\.distcp: worker-0 is not loaded: .*{text}"):
+    with pytest.raises(CheckpointError, match=rf"__0_0\.distcp: worker-0 .*{text}"):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -1271,9 +1266,7 @@ def test_names_that_are_none_are_refused(tmp_path, key, value):
 
     folder = save(tmp_path, **made())
     put_entry(folder, key, torch_saved(value))
-    with pytest.raises(
-        CheckpointError, match=rf"__0_0\.distcp: {key} is not .*: it holds no names"
-    ):
+    with pytest.raises(CheckpointError, match=rf"__0_0\.distcp: {key} .* no names"):
         resume(tmp_path, **made())
 
 

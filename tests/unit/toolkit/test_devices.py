@@ -29,16 +29,14 @@ def test_each_worker_gets_the_gpu_of_its_local_rank(gpus):
 
 def test_workers_share_gpus_only_on_request(gpus):
     gpus(2)
-    with pytest.raises(ToolkitError, match="local rank 2 has no device: torch sees 2 of cuda here"):
+    with pytest.raises(ToolkitError, match=r"rank 2 .* 2 of cuda"):
         choose_device(None, 2, shared=False, environ={})
     assert choose_device(None, 3, shared=True, environ={}) == torch.device("cuda", 1)
 
 
 def test_a_worker_that_sees_its_own_gpu_alone_has_local_rank_0(gpus):
     gpus(1)
-    with pytest.raises(
-        ToolkitError, match="local rank 3 has no device: torch sees one of cuda here"
-    ):
+    with pytest.raises(ToolkitError, match=r"rank 3 .* one of cuda"):
         choose_device(None, 3, shared=False, environ={})
     assert choose_device(None, 3, shared=True, environ={}) == torch.device("cuda", 0)
 
@@ -49,7 +47,7 @@ def test_the_script_chooses_the_device_type_and_local_rank_its_number(gpus):
         "cuda", 1
     )
     assert choose_device(torch.device("cpu", 0), 1, shared=False, environ={}) == torch.device("cpu")
-    with pytest.raises(ToolkitError, match="the number of the device comes from LOCAL_RANK"):
+    with pytest.raises(ToolkitError, match="LOCAL_RANK"):
         choose_device("cuda:0", 1, shared=False, environ={})
 
 
@@ -62,7 +60,7 @@ def test_without_gpus_the_cpu_is_used_unless_the_launcher_assigned_gpus(gpus):
     assert choose_device(
         None, 3, shared=False, environ={"CUDA_VISIBLE_DEVICES": "0"}
     ) == torch.device("cpu")
-    with pytest.raises(ToolkitError, match="CUDA_VISIBLE_DEVICES=0, but torch"):
+    with pytest.raises(ToolkitError, match="CUDA_VISIBLE_DEVICES=0"):
         choose_device(None, 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "0"})
     assert choose_device(
         "cpu", 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "0"}

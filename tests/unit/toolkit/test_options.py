@@ -64,5 +64,5 @@ def test_the_launchers_options_override_the_scripts():
 def test_options_that_the_toolkit_does_not_know_are_ignored_under_a_launcher():
     given = {BACKEND_OPTIONS: '{"nccl-debug": "info", "bucket-mb": 8}'}
     assert launched_options(given | JOB) == {"bucket-mb": 8}
-    with pytest.raises(ToolkitError, match="nccl-debug: no such option"):
+    with pytest.raises(ToolkitError, match="nccl-debug: "):
         launched_options(given)
