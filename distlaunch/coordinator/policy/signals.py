@@ -1,4 +1,4 @@
-"""Decide which signals reported by launchers, agents and spawners count. No clock, no I/O."""
+"""Decide which signals reported by launchers, agents and spawners count. No I/O."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Limits for the messages on one connection: their number, and their size by phase and type.
 
-No clock, no I/O. Output is not counted here. ``message_checks`` limits it by credit.
+No I/O. Output is not counted here. ``message_checks`` limits it by credit.
 """
 
 from __future__ import annotations

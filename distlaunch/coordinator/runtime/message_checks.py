@@ -1,4 +1,4 @@
-"""Check received messages against the state of the job. No clock, no I/O.
+"""Check received messages against the state of the job. No I/O.
 
 A node may report only the ranks that it was given, and send no more output than was granted. Any
 other message did not come from an agent of this release that works correctly. Such a message must
