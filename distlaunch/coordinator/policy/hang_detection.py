@@ -22,22 +22,24 @@ if TYPE_CHECKING:
     from distlaunch.diagnosis.hang import HangDiagnosis
 
 SLACK_S = 0.3
+"""Seconds added to --hang-timeout, because signs of life arrive a little late."""
 ANSWER_S = 3.0
-"""How long the nodes may take to send the stacks of their workers."""
+"""How many seconds the nodes may take to send the stacks of their workers."""
 STOP_ANSWER_S = 2.0
-"""The same limit after Ctrl-C. It is shorter because the workers are asked to stop only
+"""The same limit in seconds after Ctrl-C. It is shorter because the workers are asked to stop only
 afterwards."""
 ALONE_S = 60.0
-"""If other workers still run this long after a worker has ended with 0, the user gets a notice,
-once in a job."""
+"""If other workers still run this many seconds after a worker has ended with 0, the user gets a
+notice, once in a job."""
 SAMPLES = 3
-"""How many samples without a change count as a hang."""
+"""The number of samples of all workers' stacks that must show no progress for a hang."""
 POSTPONED = 10
-"""A job that works without a sign of life is ended after this multiple of --hang-timeout."""
+"""If a silent job makes progress, it is ended after this multiple of --hang-timeout."""
 _GAP_SHARE = 0.1
+"""The time between two samples, as a share of the silence after which the first is taken. It is
+kept within ``_GAP_S``."""
 _GAP_S = (0.5, 5.0)
-"""Smallest and largest number of seconds between two samples. Within these bounds, it is
-``_GAP_SHARE`` of --hang-timeout."""
+"""The smallest and the largest number of seconds between two samples."""
 
 
 class HangDetector:
@@ -46,61 +48,83 @@ class HangDetector:
     With --hang-timeout, workers that are silent for that long are sampled. Then the attempt counts
     as hung, or the decision is postponed. Without the option, workers are sampled after
     ``hang_notice_s``, and one notice in a job names the places at which they are.
+
+    A sign of life is a heartbeat of a worker, or output of a worker that has never sent a heartbeat.
+    A sample is the stacks of all workers. Times are seconds on the job's clock.
     """
 
     def __init__(self, settings: PolicySettings, run: Attempt) -> None:
         timeout_s = settings.hang_timeout_s
         self._timeout_s = None if timeout_s is None else timeout_s + SLACK_S
+        """After this many seconds of silence, workers are sampled to find a hang. None: without
+        --hang-timeout."""
         self._notice_s = settings.hang_notice_s if timeout_s is None else None
+        """After this many seconds of silence, workers are sampled for the notice. None: no
+        notice."""
         self._settings = settings
         self._run = run
-        self._mentioned = False
-        self._noticed = False
-        self._postponed = False
-        """The user has been told that a silent job continues."""
+        self._alone_notice_shown = False
+        """The user has got the notice about workers that run longer than others."""
+        self._silence_notice_shown = False
+        """The user has got the notice about a silent job without --hang-timeout."""
+        self._postponed_notice_shown = False
+        """The user has got the notice that a silent job continues in spite of --hang-timeout."""
         self.ended: list[int] = []
-        """The ranks that have ended with 0."""
+        """The ranks of this attempt that have ended with 0, in the order of their ends."""
         self.silent_s = 0.0
-        """How long the job had been silent when the nodes were asked for stacks."""
+        """The number of seconds from the last sign of life to the latest sample."""
         self.lived_s = 0.0
-        """How long the job had shown signs of life before that silence."""
+        """The number of seconds from the start of all workers to the last sign of life before the
+        latest sample."""
         self.stacks: list[m.Stack] = []
+        """The stacks of the latest sample that have arrived so far."""
+        self._heartbeat_ranks: set[int] = set()
+        """The ranks that have sent a heartbeat in this attempt. Their output is no sign of life."""
+        self._output_at: float | None = None
+        """When workers in ``_heartbeat_ranks`` last wrote output. None: not since the last sign of
+        life."""
         self.at_failure: list[m.Stack] = []
         """The stacks of the workers that ran when the first failure looked like a consequence."""
-        self._reporting: set[int] = set()
-        self._wrote: float | None = None
-        """When workers that send heartbeats last wrote output, after the last sign of life."""
         self._asked_at_failure = False
+        """This attempt has failed, and the workers were asked for their stacks because of that."""
         self._serial = 0
-        self._since = 0.0
-        self._last: float | None = None  # None: not watching
-        self._check_at: float | None = None
+        """The serial number of the latest request for stacks, in the whole job."""
+        self._started_at = 0.0
+        """When all workers of this attempt had been started."""
+        self._sign_at: float | None = None
+        """When the last sign of life came. None: silence is not measured now."""
+        self._sample_at: float | None = None
         """When the next sample is due. None while one is being taken, or if none is needed."""
-        self._before: list[m.Stack] | None = None
-        """The last sample of this silence."""
+        self._previous_stacks: list[m.Stack] | None = None
+        """The sample before the latest one, of the same silence. None: there is none."""
         self._samples = 0
-        """How many samples of this silence have been taken."""
-        self._unanswered: set[int] = set()  # nodes that were asked for stacks
-        self._until: float | None = None
-        self._stop: list[Action] | None = None
-        """The actions that stop the workers once their stacks have arrived."""
-        self._alone_at: float | None = None
-        self._over = False
+        """The number of samples that were taken since the last sign of life."""
+        self._unanswered: set[int] = set()
+        """The nodes that have not answered the latest request for stacks."""
+        self._answers_due_at: float | None = None
+        """When the latest request for stacks times out. None: no sample is being taken."""
+        self._stop_actions: list[Action] | None = None
+        """The actions that stop the workers once their stacks have arrived. None: the sample is not
+        taken because of a stop."""
+        self._alone_notice_at: float | None = None
+        """When the notice about workers that run longer than others is due. None: not due."""
+        self._is_stopped = False
+        """The attempt ends, so nothing is measured any more."""
 
     def begin(self, run: Attempt) -> None:
         """Prepare for a new attempt."""
         self._run = run
         self.ended, self.stacks, self.at_failure = [], [], []
         self._asked_at_failure = False
-        self._reporting = set()
+        self._heartbeat_ranks = set()
         self.stop()
-        self._over = False
+        self._is_stopped = False
 
     def all_started(self, now: float) -> None:
         """Start watching: all workers have been started."""
-        self._since = now
+        self._started_at = now
         if self._limit_s is not None:
-            self._last = now
+            self._sign_at = now
             self._reset_samples(now + self._limit_s)
 
     @property
@@ -113,30 +137,32 @@ class HangDetector:
 
     def _reset_samples(self, check_at: float | None) -> None:
         """Drop all samples. Take the next sample at ``check_at``; None: take none."""
-        self._check_at = None if self._timeout_s is None and self._noticed else check_at
-        self._before, self._samples = None, 0
+        self._sample_at = (
+            None if self._timeout_s is None and self._silence_notice_shown else check_at
+        )
+        self._previous_stacks, self._samples = None, 0
 
     def stop(self) -> None:
         """Stop watching, because the attempt ends."""
-        self._last = self._until = self._alone_at = self._stop = None
+        self._sign_at = self._answers_due_at = self._alone_notice_at = self._stop_actions = None
         self._unanswered = set()
         self._reset_samples(None)
-        self._over = True
+        self._is_stopped = True
 
     def silent_since(self, now: float) -> float | None:
         """Return when the last sign of life came. Return None if it is too recent for a notice."""
-        if self._notice_s is None or self._last is None or self._run.nodes.world_size < 2:
+        if self._notice_s is None or self._sign_at is None or self._run.nodes.world_size < 2:
             return None
-        return self._last if now >= self._last + self._notice_s else None
+        return self._sign_at if now >= self._sign_at + self._notice_s else None
 
     @property
     def has_all_stacks(self) -> bool:
         """Return whether all nodes that were asked have sent their stacks, or are late or lost."""
-        return self._until is not None and not self._unanswered
+        return self._answers_due_at is not None and not self._unanswered
 
     def deadline(self) -> float | None:
         """Return when ``tick`` is due."""
-        times = [self._until, self._alone_at, self._check_at]
+        times = [self._answers_due_at, self._alone_notice_at, self._sample_at]
         return min((time for time in times if time is not None), default=None)
 
     def on_worker_finished(self, rank: int, now: float) -> list[Action]:
@@ -145,8 +171,8 @@ class HangDetector:
         The end is a sign of life. Other workers may wait for this one.
         """
         self.ended.append(rank)
-        if not self._over and not self._mentioned and self._alone_at is None:
-            self._alone_at = now + ALONE_S
+        if not self._is_stopped and not self._alone_notice_shown and self._alone_notice_at is None:
+            self._alone_notice_at = now + ALONE_S
         return self._on_sign_of_life(now)
 
     def on_alive(self, message: m.Alive, now: float) -> list[Action]:
@@ -155,28 +181,28 @@ class HangDetector:
         Heartbeats count, and output of workers that have never sent a heartbeat. Without
         --hang-timeout, all output counts.
         """
-        self._reporting.update(heartbeat.rank for heartbeat in message.heartbeats)
+        self._heartbeat_ranks.update(heartbeat.rank for heartbeat in message.heartbeats)
         if (
             message.heartbeats
             or message.held
-            or any(rank not in self._reporting for rank in message.wrote)
+            or any(rank not in self._heartbeat_ranks for rank in message.wrote)
         ):
             return self._on_sign_of_life(now)
         if message.wrote and self._timeout_s is None:
             return self._on_sign_of_life(now)
         if message.wrote:
-            self._wrote = now
+            self._output_at = now
         return []
 
     def _on_sign_of_life(self, now: float) -> list[Action]:
-        self._wrote = None
-        if self._last is None or self._limit_s is None or self._stop is not None:
+        self._output_at = None
+        if self._sign_at is None or self._limit_s is None or self._stop_actions is not None:
             return []
-        self._last = now
+        self._sign_at = now
         self._reset_samples(now + self._limit_s)
-        if self._until is None:
+        if self._answers_due_at is None:
             return []
-        self._until, self._unanswered, self.stacks = None, set(), []
+        self._answers_due_at, self._unanswered, self.stacks = None, set(), []
         if self._timeout_s is None:
             return []
         text = (
@@ -204,31 +230,31 @@ class HangDetector:
     def tick(self, now: float) -> list[Action]:
         """Return the actions that are due."""
         actions: list[Action] = []
-        if self._alone_at is not None and now >= self._alone_at:
-            self._alone_at, self._mentioned = None, True
+        if self._alone_notice_at is not None and now >= self._alone_notice_at:
+            self._alone_notice_at, self._alone_notice_shown = None, True
             running = self._run.up - self._run.ended
             text = (
                 f"{name_ranks(self.ended)} ended with 0 {ALONE_S:g} s ago; "
                 f"{counted(running, 'worker')} still running"
             )
             actions.append(ShowMessage(text=text))
-        if self._until is not None:
-            if now >= self._until:
+        if self._answers_due_at is not None:
+            if now >= self._answers_due_at:
                 self._unanswered.clear()
-        elif self._check_at is not None and now >= self._check_at and self._last is not None:
-            if self._before is None and now > self._check_at + m.LATE_S:
+        elif self._sample_at is not None and now >= self._sample_at and self._sign_at is not None:
+            if self._previous_stacks is None and now > self._sample_at + m.LATE_S:
                 # This process was suspended, so signs of life may still be unread.
-                self._last += now + m.LATE_S - self._check_at
-                self._check_at = now + m.LATE_S
+                self._sign_at += now + m.LATE_S - self._sample_at
+                self._sample_at = now + m.LATE_S
                 return actions
-            actions += self._collect_stacks(self._last, now, answer_s=ANSWER_S)
+            actions += self._collect_stacks(self._sign_at, now, answer_s=ANSWER_S)
         return actions
 
     def _collect_stacks(self, last: float, now: float, *, answer_s: float) -> list[Action]:
         nodes = sorted(self._run.owing)  # the others have no workers left
-        self.silent_s, self.lived_s = now - last, last - self._since
+        self.silent_s, self.lived_s = now - last, last - self._started_at
         self.stacks = []
-        self._unanswered, self._until, self._check_at = set(nodes), now + answer_s, None
+        self._unanswered, self._answers_due_at, self._sample_at = set(nodes), now + answer_s, None
         self._serial += 1
         question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
         return [SendToNode(node=node, message=question) for node in nodes]
@@ -249,11 +275,11 @@ class HangDetector:
 
         Called once ``has_all_stacks`` is True.
         """
-        self._until = None
-        stop, self._stop = self._stop, None
+        self._answers_due_at = None
+        stop, self._stop_actions = self._stop_actions, None
         if stop is not None:
             return [*self._report_places(progress), *stop]
-        previous, self._before = self._before, self.stacks
+        previous, self._previous_stacks = self._previous_stacks, self.stacks
         self._samples += 1
         activity = self._activity(previous)
         timeout_s = self._settings.hang_timeout_s
@@ -263,7 +289,7 @@ class HangDetector:
                 if activity is None and self._samples < SAMPLES
                 else self._notice(progress, activity)
             )
-        if self._reporting or self.silent_s >= POSTPONED * timeout_s:
+        if self._heartbeat_ranks or self.silent_s >= POSTPONED * timeout_s:
             return self.diagnose(progress)
         if activity is not None:
             return self._postpone(activity, timeout_s, now)
@@ -271,7 +297,7 @@ class HangDetector:
 
     def _schedule_sample(self, now: float) -> list[Action]:
         shortest, longest = _GAP_S
-        self._check_at = now + min(max((self._limit_s or 0.0) * _GAP_SHARE, shortest), longest)
+        self._sample_at = now + min(max((self._limit_s or 0.0) * _GAP_SHARE, shortest), longest)
         return []
 
     def _activity(self, previous: list[m.Stack] | None) -> Activity | None:
@@ -294,8 +320,8 @@ class HangDetector:
         actions: list[Action] = [RecordEvent(type="hang_postponed", fields=fields)]
         most_s = POSTPONED * timeout_s
         self._reset_samples(now + min(timeout_s, max(0.0, most_s - self.silent_s)))
-        if not self._postponed:
-            self._postponed = True
+        if not self._postponed_notice_shown:
+            self._postponed_notice_shown = True
             text = (
                 f"no sign of life for {_seconds(self.silent_s)} s, but {activity.words}: the job "
                 "goes on;"
@@ -310,7 +336,7 @@ class HangDetector:
 
         Returned once in a job.
         """
-        self._noticed = True
+        self._silence_notice_shown = True
         self._reset_samples(None)
         hang = self.diagnose(progress)
         working = ""
@@ -340,7 +366,7 @@ class HangDetector:
 
         ``decide`` returns ``stop`` when all nodes have answered, or after ``STOP_ANSWER_S``.
         """
-        self._stop = stop
+        self._stop_actions = stop
         return self._collect_stacks(silent_since, now, answer_s=STOP_ANSWER_S)
 
     def _report_places(self, progress: Progress) -> list[Action]:
@@ -364,8 +390,8 @@ class HangDetector:
             self.stacks,
             world_size=nodes.world_size,
             silent_s=round(self.silent_s, 1),
-            output_came=self._wrote is not None
-            and self._wrote > self._since + self.lived_s + self.silent_s / 2,
+            output_came=self._output_at is not None
+            and self._output_at > self._started_at + self.lived_s + self.silent_s / 2,
             heartbeats=progress.latest,
             ended=self.ended,
             hosts=nodes.host_of,

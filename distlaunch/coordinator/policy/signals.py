@@ -9,38 +9,43 @@ from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.core.model.record import replace
 
 ECHO_S = 30.0
-"""A signal that comes later than this after the last one that counted is a new one. A scheduler may
-need this time to signal all processes."""
+"""Seconds during which reports of a signal by other processes belong to the one that counted. A
+scheduler may need this time to signal all processes of a job. A later report is a new signal."""
 HOLD_S = 0.1
-"""How long to wait after the first report of a signal for other reports. They show that the workers
-got it, too."""
+"""How many seconds the first report of a signal is held back. If another process reports the signal
+within this time, the scheduler has signalled the workers as well."""
 _HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals whose first report is held back for ``HOLD_S``: a scheduler may send them to all
+processes of a job."""
 MERGE_S = 0.1
-"""Signals closer together than this count as one. A terminal signals a whole process group, and a
-wrapper passes Ctrl-C on."""
+"""Stop signals that come within this many seconds of each other count as one. A terminal signals a
+whole process group, and a wrapper passes Ctrl-C on."""
 SECOND_S = 1.0
-"""A second signal sooner than this after the first does not count. Notebooks send INT twice within
-0.5 s, and uv repeats a Ctrl-C after 0.2 s."""
+"""A second stop signal within this many seconds of the first is ignored. Notebooks send INT twice
+within 0.5 s, and uv repeats a Ctrl-C after 0.2 s."""
 
 
 class StopSignal(Enum):
-    """The meaning of a signal that ends a job."""
+    """What a signal that asks to stop the job means, considering those before it."""
 
     MERGED = auto()
-    """The signal is the same as the one before it."""
+    """It came within ``MERGE_S`` of the one before and is part of the same request. Ignored."""
     EARLY = auto()
-    """The second signal within ``SECOND_S``. It changes nothing."""
+    """It is the second request and came within ``SECOND_S`` of the first. Ignored."""
     FIRST = auto()
+    """It is the first request: stop the workers."""
     AGAIN = auto()
-    """A repeated request."""
+    """It is a later request: the user or the scheduler is impatient."""
 
 
 class StopSignalCounter:
-    """Counts signals that end a job. Times are seconds on any monotonic clock."""
+    """Classifies signals that ask to stop the job. Times are seconds on any monotonic clock."""
 
     def __init__(self) -> None:
         self._first = self._last = 0.0
+        """The times of the first and of the latest signal that was not ``MERGED``."""
         self._seen = 0
+        """How many signals came that were not ``MERGED``."""
 
     def classify(self, now: float) -> StopSignal:
         """Return the meaning of a signal received at ``now``.
@@ -59,27 +64,31 @@ class StopSignalCounter:
 
 
 class _Count:
-    """How often each launcher, agent or spawner has reported a signal, and how often it counted."""
+    """The reports of one signal number. Times are seconds on the job's clock."""
 
     __slots__ = ("acted", "at", "senders")
 
     def __init__(self) -> None:
         self.acted = 0
+        """How often a report of the signal has counted."""
         self.at = 0.0
-        """When the signal last counted, in seconds."""
+        """When a report last counted. Without meaning while ``acted`` is 0."""
         self.senders: dict[tuple[int | None, bool], int] = {}
+        """How often each process has reported the signal, by ``Signalled.sender``."""
 
     def at_time(self, now: float) -> _Count:
-        """Reset the count if it is too old."""
+        """Reset the counts if the last report that counted is older than ``ECHO_S``."""
         if self.acted and now - self.at >= ECHO_S:
             self.acted, self.senders = 0, {}
         return self
 
     def add(self, sender: tuple[int | None, bool]) -> int:
+        """Count a report of this process. Return how many reports it has made."""
         self.senders[sender] = self.senders.get(sender, 0) + 1
         return self.senders[sender]
 
     def act(self, now: float) -> None:
+        """Record that a report counted at ``now``."""
         self.acted, self.at = self.acted + 1, now
 
 
@@ -97,8 +106,11 @@ class Signals:
 
     def __init__(self, *, holds: bool) -> None:
         self._holds = holds
-        self._counts: dict[int, _Count] = {}  # by signal
+        self._counts: dict[int, _Count] = {}
+        """By signal number."""
         self._held: dict[int, tuple[float, Signalled]] = {}
+        """By signal number: the report that is held back, and when it is due (seconds on the job's
+        clock)."""
 
     def on_signal(self, event: Signalled, now: float) -> Signalled | None:
         """Return the event if it counts now. Return None otherwise."""

@@ -27,36 +27,48 @@ from distlaunch.core.protocol.spawner_messages import Leftovers
 from distlaunch.planning.joined_checks import MOST_SLOTS, is_address
 
 _LEFT_BYTES = 5 << 20
-"""Bytes per worker that an agent may send beyond its credit when the worker ends. They are two full
-pipes, and the output that processes write meanwhile. It counts twice, because the streams of
-processes that still run are read again after all workers have ended."""
+"""How many bytes of output an agent may send beyond its credit for each worker of an attempt.
+
+When a worker ends, the agent sends all output that is left in its pipes, without waiting for
+credit: two full pipes, and the bytes that processes write meanwhile. The agent does this once at
+the end of the worker, and once more at the end of the attempt for processes that still run.
+"""
 _CHUNK_BYTES = 1 << 20
+"""How many bytes an agent may send beyond its credit at any time: one ``Output`` message."""
 _LAST_PORT = 65535
-_STATUSES = range(-128, 256)
+_RETURNCODES = range(-128, 256)
+"""Possible return codes of a worker: an exit code, or a signal number as a negative number."""
 
 
 class NodeMessageCheck:
     """Checks the messages of one node, from its first message until it is disconnected."""
 
     def __init__(self, granted: int, *, reports_signals: bool = False) -> None:
-        """``granted`` is the first credit for output. ``reports_signals``: the node reports Slurm's
-        signals."""
+        """``granted`` is the node's first credit: how many bytes of output it may send.
+        ``reports_signals``: the agent reports signals that a scheduler sends to it."""
         self._signals = FOR_THE_JOB if reports_signals else frozenset()
+        """The signals that an ``AgentSignalled`` of this node may name."""
         self._attempt = -1
+        """The number of the latest attempt that the node was asked to start; -1: none."""
         self._prepared_attempt = -1
-        """The latest attempt that the node was asked to prepare."""
+        """The number of the latest attempt that the node was asked to prepare; -1: none."""
         self._ports = 0
-        """The number of ports that the node was asked to reserve for that attempt, besides the
-        master port."""
+        """How many ports for workers the node was asked to reserve for ``_prepared_attempt``. The
+        master port is not among them."""
         self._ranks: frozenset[int] = frozenset()
+        """The ranks of the node's workers in ``_attempt``."""
         self._ranks_with_open_output: set[int] = set()
-        """The ranks whose output is written."""
+        """The ranks whose output is written to files: those of the current attempt that have not
+        sent ``RankEnded``. Output of other ranks is dropped."""
         self._ranks_ever: set[int] = set()
-        """All ranks that the node has had. The last output of an attempt may arrive late."""
+        """The ranks that the node has had in any attempt. Output of an earlier attempt may arrive
+        late; output of a rank that is not in this set is an error."""
         self._granted = granted
+        """How many bytes of output the node may have sent in all, apart from ``_LEFT_BYTES``."""
         self._sent = 0
+        """How many bytes of output the node has sent in all."""
         self._lowest_credit = -_CHUNK_BYTES
-        """The lowest value that the node's credit may have (negative)."""
+        """The lowest allowed value of ``_granted - _sent``, in bytes. It is negative."""
 
     def on_send(self, message: object) -> None:
         """Record a message that is sent to the node."""
@@ -119,7 +131,7 @@ class NodeMessageCheck:
             case WorkerExit():
                 if (
                     self._is_current(message.attempt, (message.rank,))
-                    and message.returncode not in _STATUSES
+                    and message.returncode not in _RETURNCODES
                 ):
                     raise ProtocolError(f"no process ends with {str(message.returncode)[:20]}")
             case m.Started():
@@ -190,8 +202,11 @@ ASKING = frozenset(
 """Signals that stop workers. 0: the workers have been signalled already, for example by Slurm,
 which signals all processes of a step."""
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+"""Signals that the coordinator may forward to the workers."""
 _LONGEST_TOKEN = 256
+"""Largest number of characters of the token of a ``Reach``."""
 _LONGEST_REACH_S = 600.0
+"""Largest number of seconds of ``Reach.bound_s``."""
 
 
 class CoordinatorMessageCheck:
@@ -199,8 +214,10 @@ class CoordinatorMessageCheck:
 
     def __init__(self) -> None:
         self.attempt = -1
-        """The latest attempt that was started on this node; -1: none."""
+        """The number of the latest attempt that was started on this node; -1: none."""
         self._prepared = -1
+        """The number of the latest attempt that the coordinator has had prepared on this node; -1:
+        none. Attempts must be prepared in ascending order."""
 
     def joined(self) -> None:
         """Record that the launcher has joined again.

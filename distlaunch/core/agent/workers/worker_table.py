@@ -1,5 +1,4 @@
-"""The worker table of one node, a state machine without I/O: ``step(event, now) ->
-actions``.
+"""The worker table of one node, a state machine without I/O: ``step(event, now) -> actions``.
 
 An action is a message for the coordinator or the spawner, or an order for the agent itself: open,
 drain or close a worker's streams.
