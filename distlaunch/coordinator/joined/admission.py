@@ -1,4 +1,4 @@
-"""The rendezvous port of the coordinator, and how the other launchers connect to it."""
+"""The coordinator's rendezvous port, and how a joined launcher connects to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distlaunch.transport.tcp_connection import TcpConnection
 from distlaunch.transport.tcp_listener import Listener
 
 _NOTICE_S = 5.0
-"""Seconds without an answer after which the user gets a notice that names the awaited host."""
+"""Seconds without an answer after which the user gets a notice with the awaited host."""
 _NEXT_NOTICE_S = 60.0
 _REFUSE_S = 2.0
 """How long other launchers may connect to get the reason why there is no job. A launcher that waits
@@ -31,7 +31,8 @@ for the port connects more often than that."""
 class RendezvousPort:
     """The port to which the other launchers connect.
 
-    It is opened before the plan is made. Launchers that connect wait until ``open`` is called.
+    It is opened before the plan is made. Launchers that connect before ``open`` is called have to
+    wait.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class RendezvousPort:
     ) -> None:
         """Listen for ``num_launchers`` launchers. Raises ConfigError if no port can be opened.
 
-        ``say`` shows a notice to the user.
+        ``say`` is called with notices for the user.
         """
         self._joined_launchers: JoinedLaunchers
         """Admits launchers and polls the listener. Set by `open`."""
@@ -68,12 +69,12 @@ class RendezvousPort:
         return not self._job_identity.has_secret and self.listener.is_reachable
 
     def open(self, joined_launchers: JoinedLaunchers) -> None:
-        """Start to admit launchers. ``joined_launchers`` decides on each of them."""
+        """Start to admit launchers. ``joined_launchers`` decides whether a launcher is admitted."""
         self._joined_launchers = joined_launchers
         joined_launchers.listen(self.listener)
 
     def refuse(self, why: LaunchError) -> None:
-        """Reject the launchers that connect within 2 s, because the job does not start. Then close
+        """Reject all launchers that connect within 2 s, because the job does not start. Then close
         the port.
 
         The launchers get ``why`` as the reason.
@@ -106,10 +107,11 @@ class CoordinatorConnector:
         signals: SignalPipe,
         other_addresses: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """``signals``: connecting is aborted only by a signal that ends the launcher.
+        """``signals``: the attempt to connect ends at a signal that ends the launcher, and at no
+        other signal.
 
-        ``other_addresses`` returns other addresses of the coordinator. It is called if the coordinator's
-        name cannot be resolved; see ``connect.connect_to_listener``.
+        ``other_addresses`` returns other addresses of the coordinator. It is called if the
+        coordinator's name cannot be resolved.
         """
         self._joiner, self._job_identity, self._join_timeout_s = (
             joiner,
@@ -165,7 +167,7 @@ class CoordinatorConnector:
         return TcpConnection(connection, self.coordinator), welcome
 
     def _is_ended(self) -> bool:
-        """Read pending signals. Return whether one of them ends the launcher."""
+        """Read pending signals. Return whether they include one that ends the launcher."""
         self.ended_by = next((number for number in self._signals.read() if number in ENDING), None)
         return self.ended_by is not None
 

@@ -1,6 +1,7 @@
-"""Consoles of jobs with one launcher per node.
+"""Sinks for the output of jobs with one launcher per node.
 
-Warnings are shown on all nodes. Ranks may be shown as they are counted on this node.
+Warnings are shown on all nodes. The ranks of a node's workers may be shown as they are counted on
+this node.
 """
 
 from __future__ import annotations
@@ -19,47 +20,48 @@ class ForwardingSink(Sink):
         self._sink = sink
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show messages of distlaunch; see ``Sink``."""
+        """Show messages of distlaunch."""
         self._sink.say(text, level=level)
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Show a chunk; see ``Sink``."""
+        """Show a chunk of a rank's output."""
         self._sink.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show the rest of a rank's output; see ``Sink``."""
+        """Show the remaining output of a rank."""
         self._sink.rank_ended(rank, now)
 
     def tick(self, now: float) -> float | None:
-        """Show the lines that have been held long enough; see ``Sink``."""
+        """Show the lines that have been held long enough. Return the time of the next call, or
+        None."""
         return self._sink.tick(now)
 
     def has_room(self) -> bool:
-        """Return whether the pump may continue; see ``Sink``."""
+        """Return whether the pump may continue reading."""
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when there is room again; see ``Sink``."""
+        """Set the function that is called when ``has_room`` returns True again."""
         self._sink.on_room(wake)
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Show an event; see ``Sink``."""
+        """Show a job event."""
         self._sink.event(record)
 
     def status(self, view: StatusView) -> None:
-        """Update the status line; see ``Sink``."""
+        """Update the status line."""
         self._sink.status(view)
 
     def suspend(self) -> None:
-        """Clear the status line; see ``Sink``."""
+        """Clear the status line."""
         self._sink.suspend()
 
     def resume(self) -> None:
-        """Draw the status line again; see ``Sink``."""
+        """Draw the status line again."""
         self._sink.resume()
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Flush everything; see ``Sink``."""
+        """Write everything. Return the number of bytes that could not be shown."""
         return self._sink.close(timeout_s=timeout_s, hurried=hurried)
 
 
@@ -71,34 +73,35 @@ class LocalRanks(ForwardingSink):
         self.first_rank = 0
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Show a chunk; see ``Sink``."""
+        """Show a chunk of output under the rank counted on this node."""
         self._sink.output(rank - self.first_rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show the rest of a rank's output; see ``Sink``."""
+        """Show the remaining output of a rank."""
         self._sink.rank_ended(rank - self.first_rank, now)
 
 
 class OuterRanks(ForwardingSink):
-    """Console that shows the only worker with the rank that an outer launcher has given to it."""
+    """Sink that shows the only worker under its rank in the job of an outer launcher."""
 
     def __init__(self, sink: Sink, *, first_rank: int) -> None:
         super().__init__(sink)
         self._first_rank = first_rank
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Show a chunk; see ``Sink``."""
+        """Show a chunk of output under the worker's rank in the outer job."""
         self._sink.output(self._first_rank + rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show the rest of a rank's output; see ``Sink``."""
+        """Show the remaining output of the worker."""
         self._sink.rank_ended(self._first_rank + rank, now)
 
 
 class CoordinatorConsole(ForwardingSink):
-    """Passes every call on to ``sink``, and warnings also to ``send``.
+    """Forwards every call to ``sink``, and warnings also to ``send``, which shows them on all
+    nodes.
 
-    It keeps the errors and the last message for the job's result, which the other launchers print.
+    It stores errors and the last message for the job's result, which the other launchers print.
     """
 
     def __init__(self, sink: Sink, send: Callable[[str, str], None]) -> None:
@@ -110,7 +113,7 @@ class CoordinatorConsole(ForwardingSink):
     def verdict(self, exit_code: int, summary: str) -> p.ExitLauncher:
         """Return the message that ends the other launchers.
 
-        It carries the errors of a job that failed, or the last line of a job that was stopped.
+        If the job failed, the message has the errors; if it was stopped, the last line of output.
         """
         text = ("\n".join(self._errors) or self._last) if exit_code else ""
         return p.ExitLauncher(
@@ -118,7 +121,8 @@ class CoordinatorConsole(ForwardingSink):
         )
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show messages of distlaunch; see ``Sink``."""
+        """Show messages of distlaunch. Store errors and the last message; send warnings to all
+        nodes."""
         self._sink.say(text, level=level)
         if level == "error":
             self._errors.append(text)

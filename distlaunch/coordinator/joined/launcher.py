@@ -1,9 +1,10 @@
 """Joined launcher: a launcher that carries out the coordinator's decisions on its node.
 
-It plans its workers from its own command line, writes and shows their output, reports their events
-to the coordinator, and exits with the job's result. If the coordinator is lost, the launcher stops
-its workers. It then connects again as long as restarts are left. A launcher that cannot take part
-reports the reason to the coordinator (``decline``), so that the other launchers do not wait for it.
+The launcher plans its workers from its own command line, writes and shows their output, reports
+their events to the coordinator, and exits with the job's result. If the coordinator is lost, the
+launcher stops its workers. It then connects again, as long as the job has restarts left. A launcher
+that cannot take part reports the reason to the coordinator (``decline``), so that the other
+launchers do not wait for it.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ _LONGEST_TEXT = 1 << 18
 END_S = 10.0
 """How long workers may take to end beyond their grace."""
 SIGNALS_LEAVE = 4
-"""The first signal asks all workers to end, and the second kills them. After this many signals,
-this launcher ends without the coordinator."""
+"""The first signal asks all workers to end, and the second kills them. After this number of
+signals, the launcher ends without the coordinator."""
 AGAIN_S = 0.5
-"""Shortest time between joining a coordinator and connecting again after it was lost."""
+"""Shortest time between joining a coordinator and connecting again after the coordinator was
+lost."""
 _LAST_S = 2.0
 """Longest time for sending the last messages."""
 BOUND_S = 2.0
@@ -81,18 +83,18 @@ class JoinedSettings(Record):
     lost_after_s: float
     """How long the coordinator may be silent, unless its pings set another limit."""
     flexible: bool
-    """The job continues without a lost node, and accepts it again later."""
+    """Whether the job continues without a lost node, and accepts the node again later."""
     leaves: bool = False
     """TERM ends only this launcher, because its node is drained. If False, a scheduler signals all
     launchers to end the job."""
     grace_s: float = 25.0
-    """How long workers may take to end after that TERM."""
+    """How long workers may take to end after TERM."""
     speaks: bool = True
-    """This launcher shows the coordinator's notices."""
+    """Whether this launcher shows the coordinator's notices."""
 
 
 class LauncherPlanner(Protocol):
-    """Plans the workers of this launcher; see ``planning.joined_plan``."""
+    """Plans the workers of this launcher. ``planning.joined_plan`` implements it."""
 
     def survey(self, serial: int) -> m.Survey:
         """Return the survey of the launcher's own node."""
@@ -100,7 +102,8 @@ class LauncherPlanner(Protocol):
     def launcher_info(
         self, *, clock: float, wall: float, attempt: int, restarts: int
     ) -> p.LauncherInfo:
-        """Return the settings that this launcher was started with."""
+        """Return the message that describes this launcher's options and state to the
+        coordinator."""
 
     def set_job_id(self, job_id: str) -> None:
         """Use this job id from now on."""
@@ -113,8 +116,10 @@ class LauncherPlanner(Protocol):
 
 
 Call = Callable[[], tuple[Connection, p.Welcome]]
-"""Connects to the coordinator and waits until it admits this launcher. Raises LaunchError and
-ConnectInterrupted."""
+"""Connects to the coordinator and waits until the coordinator admits this launcher.
+
+Raises LaunchError if that fails, and ConnectInterrupted after a signal that ends the launcher.
+"""
 
 
 class JoinedRunner:
@@ -154,21 +159,21 @@ class JoinedRunner:
         self._silence = SilenceMonitor(settings.lost_after_s)
         self._joined_at = 0.0
         self._loss = ""
-        """Why the coordinator is lost, or why this launcher leaves it. Empty if neither is the
+        """Why the coordinator is lost, or why this launcher leaves the job. Empty if neither is the
         case."""
         self._is_odd = False
         """The coordinator has sent an invalid message. Connecting again would not help."""
         self._is_coordinator_silent = False
         """The coordinator has been silent for too long."""
         self._leaves = False
-        """The coordinator is not lost, but this launcher leaves the job."""
+        """Whether this launcher leaves the job although the coordinator is not lost."""
         self._exit_code: int | None = None
         self._message_check = CoordinatorMessageCheck()
         self._restart_rule = RestartRule(allowed=settings.max_restarts)
         self._running: int | None = None
         """The attempt whose workers run on this node."""
         self._asked = False
-        """These workers have been asked to end."""
+        """Whether the current workers have been asked to end."""
         self._stop_signal: int | None = None
         """The first signal that ends this launcher."""
         self._stop_count = 0
@@ -176,10 +181,10 @@ class JoinedRunner:
         self._noted: set[str] = set()
 
     def run(self, connection: Connection) -> int:
-        """Run the workers. Return the exit code once the coordinator has sent it or is lost for
-        good.
+        """Run the workers. Return the exit code that the coordinator has sent, or after a final
+        loss of the coordinator.
 
-        Raises LaunchError and all errors of ``connect_to_listener``.
+        Raises LaunchError if the workers cannot be run, and all errors of ``connect_to_listener``.
         """
         self._use_connection(connection)
         try:
@@ -207,7 +212,7 @@ class JoinedRunner:
             self._on_rejoin(welcome)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all processes of this node. Then disconnect."""
+        """End all processes of this node, then disconnect from the coordinator."""
         self._own.close(hurried)
         self._coordinator.close()
 
@@ -216,9 +221,10 @@ class JoinedRunner:
         return self._exit_code is not None or bool(self._loss)
 
     def _end_of_job(self) -> int | None:
-        """Return the exit code if this launcher does not connect to the lost coordinator again.
+        """Return the exit code if this launcher does not connect again after the coordinator was
+        lost.
 
-        Otherwise wait until it may connect, and return None.
+        Otherwise wait until it may connect again, and return None.
         """
         decision = self._restart_rule.after_coordinator_loss(
             has_begun=self._message_check.attempt >= 0, flexible=self._settings.flexible
@@ -243,7 +249,8 @@ class JoinedRunner:
     # --- the coordinator
 
     def _use_connection(self, connection: Connection) -> None:
-        """Use the connection. Raises ConfigError if no thread can be started for it."""
+        """Use a new connection to the coordinator. Raises ConfigError if no thread can be started
+        for it."""
         self._loss = ""
         self._is_coordinator_silent = False
         self._joined_at = time.monotonic()
@@ -260,10 +267,10 @@ class JoinedRunner:
         )
 
     def _on_rejoin(self, welcome: p.Welcome) -> None:
-        """Continue after this launcher has reconnected.
+        """Continue after this launcher has connected again.
 
-        The coordinator may be another process with another job id. The run directory stays the
-        same.
+        The coordinator may be another process with another job id. The run directory does not
+        change.
         """
         self._events.write("rejoined", {"job_id": welcome.job_id})
         if welcome.job_id != self._job_id:
@@ -323,10 +330,10 @@ class JoinedRunner:
             self._is_odd, self._loss = True, exc.message
 
     def _own_fault(self) -> str:
-        """Return a clause if this launcher was suspended and the coordinator therefore considered
-        it lost.
+        """Return a clause if the coordinator considered this launcher lost because this launcher
+        was suspended.
 
-        Return an empty string otherwise.
+        Otherwise return an empty string.
         """
         polled_s = self._silence.polled_s
         if polled_s < self._settings.lost_after_s - m.LATE_S:
@@ -568,9 +575,9 @@ class JoinedRunner:
             self._note(message)
 
     def _wait_before_connecting(self) -> None:
-        """Wait before this launcher connects again, unless a signal ends it.
+        """Wait before this launcher connects again. A signal ends the wait.
 
-        A coordinator that was lost soon after the launcher joined may be lost again.
+        A coordinator that was lost soon after this launcher joined may be lost again soon.
         """
         until = self._joined_at + AGAIN_S
         while (
@@ -588,15 +595,16 @@ class CoordinatorConnection:
     def __init__(self) -> None:
         self._node_connection: NodeConnection[p.ToLauncher] | None = None
         self.has_unread = False
-        """Messages may have arrived that were not read. No descriptor shows them."""
+        """Whether messages may be left that were received but not processed. No descriptor becomes
+        readable for them."""
 
     @property
     def connection(self) -> Connection | None:
-        """Return the open connection, if there is one."""
+        """The open connection; None if there is none."""
         return None if self._node_connection is None else self._node_connection.connection
 
     def open(self, connection: Connection) -> None:
-        """Use a connection. Raises ConfigError if no thread can be started for it."""
+        """Use a new connection. Raises ConfigError if no thread can be started for it."""
         budget = CoordinatorBudget(time.monotonic())
         self._node_connection = node_connection = NodeConnection[p.ToLauncher](
             0, p.TO_LAUNCHER, m.REMOTE_NESTED_TYPES, budget
@@ -613,7 +621,8 @@ class CoordinatorConnection:
     def receive(self) -> Iterator[p.ToLauncher | ReadEnd]:
         """Yield the messages of one turn, then the reason why the turn ends.
 
-        Raises ProtocolError for an invalid message, after it has yielded the messages before it.
+        A turn is limited in messages and time. Raises ProtocolError for an invalid message, after
+        the messages before it.
         """
         if self._node_connection is None:
             return
@@ -655,10 +664,11 @@ def decline(
     why: str,
     other_addresses: Callable[[], Sequence[str]] | None = None,
 ) -> None:
-    """Report to node 0 why this launcher, on ``host``, ends. Give up after ``BOUND_S``.
+    """Report to node 0 that this launcher, on ``host``, ends, with the reason ``why``. Give up
+    after ``BOUND_S``.
 
-    Does nothing in node 0 itself, and in a launcher without a rank. ``other_addresses`` returns other
-    addresses of node 0; see ``connect.connect_to_listener``.
+    Does nothing on node 0 itself, and in a launcher without a rank. ``other_addresses`` returns
+    other addresses of node 0; it is called if node 0's name cannot be resolved.
     """
     if not rendezvous.rank:
         return
@@ -679,7 +689,7 @@ def decline(
 
 
 def leave(connection: Connection, why: str) -> None:
-    """Report to node 0 why an admitted launcher ends.
+    """Report to node 0 that this launcher, which was admitted, ends, with the reason ``why``.
 
     Closes the connection when node 0 has read the message, or after ``BOUND_S``.
     """

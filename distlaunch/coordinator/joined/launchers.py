@@ -1,8 +1,8 @@
 """The coordinator's transport if each node runs its own launcher, as with torchrun.
 
-It connects the policy to the launchers of the other nodes and to the agent of this node. A launcher
-gets a node rank only if no live launcher holds that rank. The policy learns of a launcher only
-after it has called ``connect`` for its node.
+The transport connects the policy to the launchers of the other nodes and to the agent of this node.
+A launcher gets a node rank only if no live launcher holds that rank. A launcher is reported to the
+policy only after the policy has called ``connect`` for its node.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from distlaunch.transport.tcp_listener import RepeatedNotices
 HURRIED_LEAVE_S = 0.5
 """How long the other launchers may take to end after the user has asked for a quick end."""
 LEAVE_S = 9.0
-"""How long the other launchers may take to end after the verdict was sent, including the processes
-on their nodes."""
+"""How long the other launchers, and the processes on their nodes, may take to end after they got
+the job's result."""
 PING_TIMEOUT_S = 3.0
-"""How long the launcher of a node may take to answer a ping, if another one asks for its node
+"""How long the launcher of a node may take to answer a ping if another launcher asks for its node
 rank."""
 _REQUEST_S = 15.0
 """A rejected launcher asks again within this time, or not at all."""
@@ -61,7 +61,7 @@ class _NoteKind(Enum):
 
 
 class RendezvousListener(Protocol):
-    """The listener on the rendezvous port; see ``transport.tcp_listener``."""
+    """The listener on the rendezvous port. ``transport.tcp_listener`` implements it."""
 
     def descriptors(self) -> dict[int, int]:
         """Return the descriptors to poll, with the poll events."""
@@ -77,7 +77,7 @@ class RendezvousListener(Protocol):
 
 
 class Liveness(Enum):
-    """Whether the connected launcher of a node still answers."""
+    """Result of checking whether the connected launcher of a node still answers."""
 
     PING = auto()
     """Unknown: send a ping to the launcher."""
@@ -88,7 +88,7 @@ class Liveness(Enum):
 
 
 class Rules(Protocol):
-    """Checks that the launchers of a job agree; see ``planning.joined_plan``."""
+    """Checks that the launchers of a job agree. ``planning.joined_plan`` implements it."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -99,14 +99,14 @@ class Rules(Protocol):
         """How many restarts the job may have."""
 
     def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
-        """Return how the options of a launcher differ from the coordinator's. Return None if they
+        """Return how the options of launcher ``number`` differ from the coordinator's; None if they
         agree."""
 
     def clock_note(
         self, number: int, host: str, info: p.LauncherInfo, *, wall: float
     ) -> str | None:
-        """Return a notice if the clock of a node differs much from the coordinator's. Return None
-        otherwise."""
+        """Return a notice if the clock of launcher ``number`` differs much from the coordinator's;
+        otherwise None."""
 
 
 class JoinedLauncher:
@@ -134,8 +134,8 @@ class JoinedLauncher:
         self.host = ""
         self.instance = ""
         self.report_at: float | None = None
-        """When the policy is to be told of the launcher. None: the policy has not asked, or has
-        been told."""
+        """When to report the launcher to the policy. None if the policy has not called ``connect``,
+        or the launcher has been reported."""
         self.joined = False
         self.start = StartBound()
         self.on_connect(None)
@@ -148,7 +148,7 @@ class JoinedLauncher:
         self.node_connection = node_connection
         self.info: p.LauncherInfo | None = None
         self.refused = False
-        """The launcher cannot take part. Its messages are ignored."""
+        """Whether the launcher cannot take part. Its messages are then ignored."""
         self.message_check = NodeMessageCheck(0)
         """Checks the launcher's messages about attempts. The launcher writes its workers' output
         itself."""
@@ -158,14 +158,15 @@ class JoinedLauncher:
         self._pinged_at: float | None = None
 
     def on_disconnect(self) -> None:
-        """Forget the connection; keep the rest until another launcher connects."""
+        """Forget the connection. Keep host and instance until another launcher connects."""
         self.node_connection = None
         self.start.end()
 
     def unreachable(self, number: int, rank_name: str, why: str) -> a.Unreachable:
-        """Return the event for a launcher that has connected and cannot take part.
+        """Return the event for a launcher that has connected but cannot take part, with the reason
+        ``why``.
 
-        ``rank_name`` is ``node rank`` or ``rank``.
+        ``number`` is its rank, and ``rank_name`` is ``node rank`` or ``rank``.
         """
         failure = ConnectFailure(
             host=f"{rank_name} {number} ({self.host})", step="call", text=printable_short(why)
@@ -175,9 +176,9 @@ class JoinedLauncher:
     def check_alive(self, node_connection: NodeConnection[p.FromLauncher], now: float) -> Liveness:
         """Return whether the connected launcher still answers.
 
-        Called when another launcher has asked for its node rank. The first call returns ``PING``
-        (the caller sends one); later calls return ``WAIT``, ``ALIVE``, or ``DEAD`` if no answer
-        came within ``PING_TIMEOUT_S``.
+        Called when another launcher has asked for its node rank. The first call returns ``PING``,
+        and the caller sends a ping. Later calls return ``WAIT``; ``ALIVE`` after an answer; or
+        ``DEAD`` if no answer came within ``PING_TIMEOUT_S``.
         """
         pinged_at = self._pinged_at
         if pinged_at is None or now - pinged_at > _REQUEST_S:
@@ -197,11 +198,11 @@ class JoinedLauncher:
 def choose_node_rank(
     call: p.Call, launchers: Sequence[JoinedLauncher], admitted: Mapping[str, int]
 ) -> int | None:
-    """Choose the node rank for a launcher that was started without one.
+    """Choose the node rank for a launcher that was started without a rank.
 
-    In order of preference: the rank it had, a free rank on the same host, a rank never used, any
-    free rank. Returns None if all ranks are taken. ``admitted``: ranks of launchers whose
-    connections are not open yet, by instance.
+    In order of preference: the rank that it had before, a free rank on the same host, a rank never
+    used, any free rank. Return None if all ranks are in use. ``admitted`` has ranks of launchers
+    whose connections are not open yet, by instance.
     """
     others = list(enumerate(launchers))[1:]
     known = [number for number, launcher in others if launcher.instance == call.instance]
@@ -237,7 +238,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     ) -> None:
         """Create a record for each node.
 
-        ``rank_name`` is ``node rank`` or ``rank``. ``say`` shows a warning to the user.
+        ``rank_name`` is ``node rank`` or ``rank``. ``say`` is called with warnings for the user.
         """
         super().__init__(clock)
         self._own = own
@@ -259,10 +260,10 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             summary="the coordinator has failed",
             is_error=True,
         )
-        """The message that ends the other launchers."""
+        """The message with the job's result, which ends the other launchers."""
 
     def listen(self, listener: RendezvousListener) -> None:
-        """Use this listener, to which the other launchers connect."""
+        """Use this listener for connections of the other launchers."""
         self._listener = listener
 
     @property
@@ -281,7 +282,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         self._own.start()
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Report the launcher of a node to the policy once it has joined, but not before
+        """Report the launcher of a node to the policy once the launcher has joined, but not before
         ``delay_s``."""
         if node == 0:
             self._events.append(a.Joined(node=0, host=self._host))
@@ -294,7 +295,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         self._report_if_due(node)
 
     def disconnect(self, node: int) -> None:
-        """Disconnect a launcher. It may connect again."""
+        """Disconnect the launcher of a node. It may connect again."""
         launcher = self._launchers[node]
         launcher.joined, launcher.report_at = False, None
         launcher.on_disconnect()
@@ -328,7 +329,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._send_to(node, message)
 
     def notice(self, text: str, level: str) -> None:
-        """Show a line on all other nodes. ``level`` is its level."""
+        """Show ``text`` on all other nodes, with this level."""
         for node in list(self._node_connections):
             self._send_to(node, p.Notice(text=text, level=level))
 
@@ -381,8 +382,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Send the job's result to the other launchers and stop this node's agent.
 
-        Then wait at most ``LEAVE_S`` for the other launchers to disconnect. ``hurried`` returns
-        True if the user wants a quick end. The wait then ends after at most ``HURRIED_LEAVE_S``.
+        Then wait at most ``LEAVE_S`` for the other launchers to disconnect. If ``hurried`` returns
+        True, the user wants a quick end, and the wait ends after at most ``HURRIED_LEAVE_S``.
         """
         for node in list(self._node_connections):
             self._send_to(node, self.verdict)
@@ -401,7 +402,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     # --- callers
 
     def admit(self, call: p.Call) -> p.Welcome | p.Rejected:
-        """Return the answer to a launcher that wants to join: its node rank, or a rejection."""
+        """Return the answer to a launcher that wants to join: ``Welcome`` with its node rank, or a
+        rejection."""
         number = (
             call.rank
             if call.rank is not None
@@ -436,7 +438,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def _reject_if_alive(
         self, number: int, launcher: JoinedLauncher, who: str
     ) -> p.Rejected | None:
-        """Return the rejection of a second launcher for a node. Return None if the first one is
+        """Return the rejection of a second launcher for a node; None if the first launcher is
         dead."""
         if launcher.node_connection is None:
             return None
@@ -484,7 +486,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._use(node_connection, connection)
 
     def _report_if_due(self, number: int) -> None:
-        """Report a launcher to the policy if it has joined and the policy waits for it."""
+        """Report a launcher to the policy if the launcher has joined and the policy waits for
+        it."""
         launcher = self._launchers[number]
         awaited = launcher.report_at is not None and self._clock() >= launcher.report_at
         if awaited and launcher.node_connection is not None and launcher.info is not None:
@@ -541,10 +544,10 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         launcher: JoinedLauncher,
         message: p.FromLauncher,
     ) -> bool:
-        """Return whether a message concerns the current attempt.
+        """Return whether a message is about the current attempt.
 
         A message about an attempt of another coordinator is ignored. If a launcher sends an invalid
-        message about the current attempt, the launcher counts as lost.
+        message about the current attempt, the launcher is considered lost.
         """
         try:
             counts = launcher.message_check.check(message)
@@ -600,7 +603,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def _reject_unfit(
         self, node_connection: NodeConnection[p.FromLauncher], launcher: JoinedLauncher, why: str
     ) -> None:
-        """Record that a launcher failed before it sent its ``LauncherInfo``."""
+        """Record that a launcher failed before it had sent its ``LauncherInfo``."""
         text = (
             f"{self._rank_name} {node_connection.node} ({launcher.host}) cannot take part: "
             f"{printable(why[:_LONGEST_WHY])}"

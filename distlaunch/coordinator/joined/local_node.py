@@ -1,7 +1,7 @@
 """The agent of the launcher's own node, which runs in the launcher's process.
 
-Used if each node has a launcher. It handles the same messages as a remote agent, except those for
-output and stdin. Output goes directly to the log files, as in a job on one machine.
+Used if each node has a launcher. The agent handles the same messages as a remote agent, except
+those for output and stdin. Output goes directly to the log files, as in a job on one machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LocalNode:
     """Handles the coordinator's messages for this node. ``receive`` returns the node's messages.
 
     ``nofile`` is the limit of open files for workers, unless this launcher has raised its own limit
-    before. ``gpus`` and ``cpus`` are the results of planning on this machine, so that no driver is
+    before. ``gpus`` and ``cpus`` were found during planning on this machine, so that no driver is
     queried twice.
     """
 
@@ -152,7 +152,7 @@ class LocalNode:
 class _SurveyThreads:
     """Surveys the node in a thread, because a process with threads should not fork.
 
-    A survey that hangs on a file server is abandoned, and the problem is sent as its answer.
+    A survey that hangs on a file server is abandoned, and the answer reports the problem.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class _SurveyThreads:
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Send the answers of finished surveys. Abandon a survey whose step has timed out."""
+        """Send the results of finished surveys. Abandon a survey whose step has timed out."""
         while self._found:
             order, found = self._found.popleft()
             if order is not self._order:

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from distlaunch.diagnosis.hang import HangDiagnosis
 
 CAUSE_S = 0.8
-"""How long the other workers run on if the first failure looks like a consequence, so that its
-cause can appear."""
+"""How long the other workers run on after a first failure that looks like a consequence, so that
+its cause can appear."""
 SAME_S = 0.15
 """How long the other workers run on after a failure with output on stderr, so that the same failure
-on all ranks counts as one."""
+on all ranks is reported as one."""
 SHORT_TAIL_BYTES = 2048
-"""Bytes at the end of a worker's stderr that suffice to tell a symptom from a cause."""
+"""Bytes at the end of a worker's stderr that are sufficient to distinguish a symptom from a
+cause."""
 TAILS_KEPT = 256
-"""For this many failed workers the whole end of stderr is kept. For further ones only
-``SHORT_TAIL_BYTES`` are."""
+"""Number of failed workers whose whole end of stderr is stored. For further ones, only
+``SHORT_TAIL_BYTES``."""
 
 
 class AttemptNodes(Record):
@@ -66,8 +67,7 @@ class AttemptNodes(Record):
 
     @staticmethod
     def of(attempt_plan: AttemptPlan) -> AttemptNodes:
-        """Return the nodes of a plan. Raises ValueError if the plan does not settle the ranks of
-        each node."""
+        """Return the nodes of a plan. Raises ValueError if the plan lacks the ranks of a node."""
         plan, numbers, places = attempt_plan.plan, attempt_plan.node_numbers, attempt_plan.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
@@ -117,14 +117,14 @@ class Verdict(Record):
 
     outcome: Outcome
     exit_code: int
-    """The job's exit code if it ends with this attempt."""
+    """The job's exit code if the job ends with this attempt."""
     report: Callable[..., ReportFailure | ReportHang]
     by_loss: bool = False
     """The attempt failed only because nodes were lost."""
 
 
 class Attempt:
-    """One attempt, from the preparation of its nodes until none of its processes is left."""
+    """One attempt, from the preparation of its nodes until none of its processes remains."""
 
     def __init__(self, number: int, nodes: AttemptNodes, *, began: float) -> None:
         self.number = number
@@ -133,28 +133,28 @@ class Attempt:
         self.alive = set(nodes.numbers)
         """Nodes that have not been lost."""
         self.owing = set(nodes.numbers)
-        """The nodes in ``alive`` that owe an answer: Prepared, then Reached, then
+        """The nodes in ``alive`` that have not answered yet: Prepared, then Reached, then
         AttemptEnded."""
         self.ports: dict[int, tuple[int, ...]] = {}
-        """By node: the ports that it has reserved for its workers."""
+        """By node: the ports that the node has reserved for its workers."""
         self.port_used: bool | None = None
-        """Whether a process has used rank 0's port. None if that is not known."""
+        """Whether a process has used rank 0's port; None if not known."""
         self.up = 0
         """Workers that have been started."""
         self.ended = 0
         self.failures: list[WorkerExit] = []
         self.finished: list[WorkerExit] = []
-        """The first workers that ended with 0. A worker that waits for one of them fails because
-        that one is gone."""
+        """The first workers that ended with 0. If another worker waits for such a worker, it fails
+        because that worker is gone."""
         self.losses: list[Loss] = []
         self.left: list[int] = []
         """Pids of processes that KILL did not end."""
         self.remaining: dict[int, Leftovers] = {}
-        """By node: the processes that its workers have left and that it waits for."""
+        """By node: processes that the node's workers have left, and whose end the node awaits."""
         self.ended_leftovers: dict[int, Leftovers] = {}
-        """By node: the leftover processes that it ended."""
+        """By node: the leftover processes that the node ended with TERM."""
         self.killed_leftovers: dict[int, Leftovers] = {}
-        """By node: the leftover processes that it killed."""
+        """By node: the leftover processes that the node killed."""
         self.notice_at: float | None = None
         """When to print the notice that names the leftovers for which the launcher waits."""
         self.has_notice = False
@@ -211,9 +211,9 @@ class Attempt:
         return rank in self.nodes.ranks(node) and rank not in self._ended[node]
 
     def exited(self, node: int, ended: WorkerExit) -> WorkerExit | None:
-        """Record that a worker has ended.
+        """Record that a worker has exited.
 
-        Return its exit, with host and local rank added, if it failed. Return None otherwise.
+        If it failed, return its exit with host and local rank added. Otherwise return None.
         """
         self.ended += 1
         self._ended[node].add(ended.rank)
@@ -228,7 +228,7 @@ class Attempt:
     def _placed(self, node: int, ended: WorkerExit) -> WorkerExit:
         """Return an exit with the worker's host and local rank.
 
-        If many workers have failed, keep only a short end of the worker's output.
+        If many workers have failed, the exit has only a short end of the worker's output.
         """
         whole = len(self.failures) < TAILS_KEPT
         return replace(
@@ -247,9 +247,11 @@ class Attempt:
         return self._seeks_cause and self.others_until is not None
 
     def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
-        """Return the effect of a failure on the other workers. Called while none was asked to stop.
+        """Return the effect of a failure on the other workers. Called while no worker was asked to
+        stop.
 
-        ``wait``: let them run for a moment. ``go on``: such a wait has begun before and continues.
+        ``wait``: they run for a moment longer. ``go on``: such a wait has begun before and
+        continues.
         """
         if self.first_failure is None:
             self.first_failure = now
@@ -274,7 +276,7 @@ class Attempt:
         return [rank for rank in self.nodes.ranks(node) if rank not in ended]
 
     def gone(self, node: int, message: m.AttemptEnded) -> None:
-        """Record that no process is left on a node, and which leftover processes it ended."""
+        """Record that no process remains on a node, and which leftover processes the node ended."""
         if message.port_used is not None:
             self.port_used = message.port_used
         self.left += message.left
@@ -289,7 +291,8 @@ class Attempt:
     ) -> Loss | None:
         """Record that a node is lost, together with its workers.
 
-        Return the loss. Return None if all of its workers had ended with 0.
+        Return the loss, with the reason ``why`` and its ``kind``; None if all workers of the node
+        had ended with 0.
         """
         from distlaunch.coordinator.policy.losses import Loss
 
@@ -390,8 +393,7 @@ class Attempt:
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)
 
     def killed_text(self, after_grace: str | None = None) -> str | None:
-        """Return a text that names the leftover processes that were killed. Return None if there
-        are none."""
+        """Return a text that names the leftover processes that were killed; None if none were."""
         if not self.killed_leftovers:
             return None
         from distlaunch.coordinator.policy.remaining_processes import killed_text
@@ -407,5 +409,6 @@ class Attempt:
         )
 
     def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
-        """Return leftover processes by the names of the hosts, in the order of the node ranks."""
+        """Return leftover processes, in ``found`` by node, by the names of the hosts, in the order
+        of the node ranks."""
         return {self.nodes.host(node): found[node] for node in self.nodes.numbers if node in found}

@@ -1,8 +1,8 @@
 """Choose the nodes and the master address of each attempt on several nodes. No I/O.
 
 ``AttemptStart`` lives as long as the job. ``Preparation`` lives for one attempt: rank 0's node
-reserves the master port, and every other node tries to connect to it at each of its addresses.
-Workers get an address that was reached in this test.
+reserves the master port, and every other node tries to connect to this port at each address of rank
+0's node. Workers get an address that all nodes have reached.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from distlaunch.planning.master_address import MasterChoice
 _RECORDED = 64
 """Largest number of hosts or ranks in one event."""
 _NOTICES = 200
-"""How many different notices from nodes a job shows. Thousands of nodes may each send one."""
+"""Largest number of different notices from nodes that a job shows. Thousands of nodes may each send
+one."""
 REACH_S = 5.0
 """How long nodes may take to connect to the node of rank 0."""
 PREPARE_S = 60.0
-"""How long nodes may take to prepare. They wait for GPU memory for up to 30 s."""
+"""How long nodes may take to prepare. This includes waiting for GPU memory for up to 30 s."""
 SLACK_S = 5.0
 
 
@@ -56,10 +57,11 @@ class AttemptStart:
         self._before: AttemptNodes | None = None
         self._said: set[str] = set()
         self.is_cut_off = False
-        """No node can be reached any more. Only Ray reports this; its jobs have a fixed size."""
+        """Whether no node can be reached any longer. Only Ray reports this; its jobs have a fixed
+        size."""
 
     def deadline(self) -> float:
-        """Return when ``tick`` is due, or when the answer of a node times out."""
+        """Return when ``tick`` must be called, or when the answer of a node times out."""
         return (
             self._preparation.deadline()
             if self._preparation is not None
@@ -73,9 +75,10 @@ class AttemptStart:
     # --- which nodes take part
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Connect nodes for an attempt.
+        """Begin to connect nodes for an attempt. Return the actions that follow.
 
-        Unless ``fresh``, the preparation before it failed, and its time limit still applies.
+        ``fresh`` is False if the previous preparation of this attempt failed; its time limit then
+        still applies.
         """
         self._preparation = None
         return self._node_setup.begin(now, fresh=fresh)
@@ -83,10 +86,10 @@ class AttemptStart:
     def settle(
         self, attempt: int, now: float
     ) -> tuple[AttemptNodes, list[Action]] | JobError | None:
-        """Return the nodes of the attempt with the actions to prepare it, or the error that there
-        is none.
+        """Return the nodes of the attempt with the actions to prepare it, or the error that it
+        cannot start.
 
-        Return None if neither is known yet.
+        Return None while this is not decided.
         """
         found = self._node_setup.settle(now)
         if found is None or isinstance(found, JobError):
@@ -134,7 +137,7 @@ class AttemptStart:
         self._node_setup.left = who_left(losses)
 
     def replaces(self) -> bool:
-        """Return whether the job continues without a lost node. That does not count as a
+        """Return whether the job continues without a lost node, which does not count as a
         restart."""
         fewest, most = self._settings.bounds
         return fewest < most or (self._settings.flexible and self._node_setup.here() >= fewest)
@@ -164,7 +167,7 @@ class AttemptStart:
         return self._node_setup.discovered(event, now)
 
     def surveyed(self, node: int, message: Surveyed, now: float) -> list[Action]:
-        """Record a node's answer to its survey. Return the actions that follow."""
+        """Record the survey of a node. Return the actions that follow."""
         return self._node_setup.surveyed(node, message, now)
 
     def lost(
@@ -172,8 +175,8 @@ class AttemptStart:
     ) -> list[Action]:
         """Record that a node is lost. Return the actions that follow; none if the loss was known.
 
-        ``run``: the attempt in which the node took part, and its ranks. ``reconnect``: see
-        ``NodeSetup.lost``.
+        ``run``: the attempt in which the node took part, and its ranks. ``reconnect``: the job
+        still runs, so the node may be connected again.
         """
         self.is_cut_off = self.is_cut_off or event.final
         node, why = self._node_setup.nodes[event.node], printable_short(event.why)
@@ -206,7 +209,7 @@ class AttemptStart:
 
     @staticmethod
     def refuse(event: Lost) -> JobError:
-        """Return the error that no node can be reached any more."""
+        """Return the error that no node can be reached any longer."""
         hint = hint_of_transport(event.kind)
         return JobError(
             exit_code=EXIT_UNAVAILABLE,
@@ -227,9 +230,9 @@ class AttemptStart:
         return self._node_setup.nodes[node].kind_lost
 
     def notice(self, node: int, text: str) -> str | None:
-        """Return a node's notice for the user.
+        """Return a node's notice (``text``) for the user, preceded by the node's host.
 
-        Return None if the user has seen the same text, or has seen ``_NOTICES`` other notices.
+        Return None if the same text was shown before, or ``_NOTICES`` other notices.
         """
         if text in self._said or len(self._said) >= _NOTICES:
             return None
@@ -237,7 +240,7 @@ class AttemptStart:
         return self.quote(node, text)
 
     def quote(self, node: int, text: str) -> str:
-        """Return a text from a node, preceded by the node's host."""
+        """Return ``text`` from a node, preceded by the node's host."""
         return f"{self.host(node)}: {printable_short(text)}"
 
     # --- preparing
@@ -258,25 +261,24 @@ class AttemptStart:
         return self._preparation is not None and self._preparation.reaches
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Return the actions that ask the other nodes to connect to the node of rank 0, or an
-        error."""
+        """Return the actions that ask the other nodes to connect to rank 0's node, or an error."""
         return [] if self._preparation is None else self._preparation.reach(port, now)
 
     def reached(self, node: int, message: Reached) -> None:
-        """Record the answer of a node."""
+        """Record which addresses of rank 0's node a node has reached."""
         if self._preparation is not None:
             self._preparation.reached(node, message)
 
     def late(self, owing: set[int]) -> JobError | None:
-        """Record that these nodes have not answered in time. Return the error if that ends the
-        job."""
+        """Record that these nodes have not answered in time. Return the error if the job cannot
+        continue."""
         return None if self._preparation is None else self._preparation.late(owing)
 
     def choose_master(self, now: float) -> MasterChoice | JobError | list[Action]:
         """Return the master address.
 
-        Return actions instead if the job continues without the nodes that cannot reach the master,
-        or an error if it cannot continue.
+        If some nodes cannot reach the master, return the actions to continue without them, or an
+        error if the job cannot continue without them.
         """
         preparation = self._preparation
         if preparation is None:
@@ -286,7 +288,7 @@ class AttemptStart:
 
 
 class Preparation:
-    """Prepares one attempt, after it is planned and before it is started."""
+    """Prepares one attempt after it was planned, until its workers can be started."""
 
     def __init__(
         self,
@@ -330,8 +332,7 @@ class Preparation:
         return self._until
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Return the actions that ask the other nodes to connect to the node of rank 0, or an
-        error."""
+        """Return the actions that ask the other nodes to connect to rank 0's node, or an error."""
         nodes = self._nodes
         self.reaches = True
         self._until = now + REACH_S + SLACK_S
@@ -349,13 +350,15 @@ class Preparation:
         return [SendToNode(node=node, message=question) for node in nodes.numbers[1:]]
 
     def reached(self, node: int, message: Reached) -> None:
-        """Record the answer of a node."""
+        """Record which addresses of rank 0's node a node has reached."""
         self._reached[self._nodes.node_ranks[node]] = message
 
     def late(self, owing: Iterable[int]) -> JobError | None:
-        """Record that these nodes have not answered in time. Return the error if that ends the job.
+        """Record that these nodes have not answered in time. Return the error if the job cannot
+        continue.
 
-        Nodes that were asked to connect to the node of rank 0 count as nodes that cannot reach it.
+        If the nodes had been asked to connect to rank 0's node, they are considered unable to reach
+        it.
         """
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
@@ -369,10 +372,10 @@ class Preparation:
         )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """Return the nodes that cannot reach the node of rank 0, each with the reason.
+        """Return the nodes that cannot reach rank 0's node, each with the reason.
 
         Return an empty list if the job cannot continue without them. ``may_leave`` returns whether
-        it can continue without a number of nodes.
+        the job can continue without a number of nodes.
         """
         lost = [
             (self._nodes.numbers[rank], answer.problem or "it has no way to rank 0's node")
@@ -382,8 +385,8 @@ class Preparation:
         return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
 
     def choose_master(self) -> MasterChoice | JobError:
-        """Return the master address after all nodes have tried to connect, or the error that there
-        is none."""
+        """Return the master address after all nodes have tried to connect, or an error if no
+        address was reached by all."""
         try:
             return self._settings.choose_master(self._surveys, self._reached)
         except LaunchError as exc:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AttemptPlan(Record):
-    """The nodes of an attempt and the plan for them.
+    """The nodes of an attempt and the plan for these nodes.
 
     The plan lacks the port, the master address and the number of the attempt.
     """
@@ -36,11 +36,11 @@ class AttemptPlan(Record):
 
 
 PlanAttempt = Callable[[Mapping[int, Surveyed]], AttemptPlan]
-"""Returns the plan for the surveyed nodes. They include spare nodes. It uses as many as the bounds
-allow.
+"""Returns the plan for the surveyed nodes. It uses as many of them as the bounds allow; the others
+are spares.
 
-Raises ConfigError if no plan will ever be possible, and ``NodesDifferError`` if a later survey may make
-one possible.
+Raises ConfigError if no plan will ever be possible, and ``NodesDifferError`` if a later survey may
+make one possible.
 """
 
 
@@ -59,7 +59,7 @@ class FromNode(Record):
 
 
 class Signalled(Record):
-    """A launcher, an agent or a spawner has received a signal, or the user has typed one.
+    """A launcher, an agent or a spawner has received a signal, or the user has typed Ctrl-C.
 
     ``kill``: the user has typed Ctrl-C repeatedly in the worker's terminal.
     """
@@ -67,19 +67,19 @@ class Signalled(Record):
     signum: int
     kill: bool = False
     node: int | None = None
-    """The node whose launcher or agent received the signal. None: this launcher."""
+    """The node whose launcher or agent received the signal; None for this launcher."""
     spawner: bool = False
     """The spawner on that node received the signal."""
     reached: bool = False
-    """The workers of that node have received the signal as well. Slurm sends it to all processes of
-    a step with the plugin linuxproc."""
+    """Whether the workers of that node have received the signal as well. With the plugin linuxproc,
+    Slurm signals all processes of a step."""
     came: float | None = None
-    """When the signal came, on the job's clock, if it was held back. None: just now."""
+    """When the signal was received, on the job's clock, if it was held back. None: just now."""
 
     @property
     def sender(self) -> tuple[int | None, bool]:
-        """Return the process that reported the signal: its node (None: this launcher) and whether
-        it is a spawner."""
+        """The process that reported the signal: its node (None: this launcher) and whether it is a
+        spawner."""
         return self.node, self.spawner
 
 
@@ -88,11 +88,11 @@ class Tick(Record):
 
 
 class Joined(Record):
-    """The agent of a node that ``Connect`` named has said ``Hello``."""
+    """The agent of a node, after ``Connect``, has sent ``Hello``."""
 
     node: int
     host: str | None = None
-    """The node's host, if it was not known before."""
+    """The node's host, if the host was not known before."""
 
 
 class LoggedIn(Record):
@@ -126,14 +126,14 @@ class Lost(Record):
     why: str
     """The reason as a clause: ``the connection was closed``."""
     final: bool = False
-    """The connection to all nodes has ended: none can be reached any more."""
+    """Whether the connection to all nodes has ended, so that none can be reached any longer."""
     kind: LossKind = LossKind.GONE
 
 
 class Discovered(Record):
-    """The command of --discover has been run again.
+    """The result of running the --discover command again.
 
-    Contains the names of the hosts as the source writes them, or the reason for a failure.
+    It has the names of the hosts as the command prints them, or the reason of a failure.
     """
 
     hosts: tuple[str, ...] | None
@@ -169,7 +169,7 @@ class LauncherFailed(Record):
 
     text: str
     without: int | None = None
-    """The node that the error has cut off. No message comes from it any more."""
+    """The node that the error has cut off. It sends no further messages."""
 
 
 Event = (
@@ -203,7 +203,7 @@ class Connect(Record):
 
 
 class Disconnect(Record):
-    """Disconnect a node. No event comes from it any more."""
+    """Disconnect a node. No further event of this node follows."""
 
     node: int
 
@@ -228,9 +228,9 @@ class StartAttempt(Record):
     attempt: int
     port: int | None
     attempt_plan: AttemptPlan | None = None
-    """The participating nodes. None on one machine."""
+    """The nodes and their plan; None if the job is on one machine."""
     master: MasterChoice | None = None
-    """The master address. None if there is one node."""
+    """The master address; None if the job has one node."""
     ports: tuple[int, ...] = ()
     """The ports reserved for workers, by rank. Each worker has the same number."""
 
@@ -255,7 +255,7 @@ class JobError(Record):
 
     @staticmethod
     def of(error: LaunchError) -> JobError:
-        """Return the report of an error in a job that has begun."""
+        """Return the JobError for an error of a job that has begun."""
         hints = () if error.hint is None else (error.hint,)
         return JobError(exit_code=error.exit_code, message=error.message, hints=hints)
 
@@ -283,7 +283,8 @@ class ReportFailure(Record):
     """The number of restarts before. The number of attempts may be higher, if nodes were
     replaced."""
     while_stopping: bool = False
-    """Workers failed after the job was told to stop. The exit code is that of the stop."""
+    """Whether workers failed after the job had been asked to stop. The exit code is then that of
+    the stop."""
 
     @property
     def final(self) -> bool:
@@ -296,11 +297,11 @@ class ReportHang(Record):
 
     diagnosis: HangDiagnosis
     killed: tuple[int, ...]
-    """Ranks that did not end when they were told to stop."""
+    """Ranks that did not end when they were asked to."""
     after_grace: str | None
     """Why they were killed. None: because of the user's signal."""
     leftovers: str | None
-    """A text that names the leftover processes that were killed. None if there are none."""
+    """A text that names the leftover processes that were killed; None if none were."""
     attempt: int
     decision: RestartDecision
     restarts: int = 0

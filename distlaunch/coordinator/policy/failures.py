@@ -49,7 +49,7 @@ def diagnose(
 def diagnose_stop(
     ends: Sequence[WorkerExit], settings: PolicySettings, *, world_size: int
 ) -> Diagnosis | None:
-    """Return how workers failed after the job was told to stop. Return None if none did."""
+    """Return how workers failed after the job had been asked to stop; None if none failed."""
     if all(end.returncode == 0 for end in ends):
         return None  # so that diagnosis need not be imported
     from distlaunch.diagnosis.first_cause import diagnose_stop as find
@@ -71,7 +71,7 @@ def doing(
 
 
 def looks_like_consequence(end: WorkerExit) -> bool:
-    """Return whether this failure is probably a symptom of another worker's failure."""
+    """Return whether a failure is probably a symptom of another worker's failure."""
     from distlaunch.diagnosis.first_cause import looks_like_consequence as looks
 
     return looks(end)

@@ -1,4 +1,8 @@
-"""Decide whether silent workers hang, and find the ranks that the others wait for. No I/O."""
+"""Decide whether silent workers hang, and find the ranks that the others wait for. No I/O.
+
+A worker is silent while it writes no output and reports no progress. A sample is one collection of
+all workers' stacks and processor times.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,15 @@ SLACK_S = 0.3
 ANSWER_S = 3.0
 """How many seconds the nodes may take to send the stacks of their workers."""
 STOP_ANSWER_S = 2.0
-"""The same limit in seconds after Ctrl-C. It is shorter because the workers are asked to stop only
-afterwards."""
+"""The same limit after Ctrl-C. It is shorter because the workers are asked to stop only after the
+stacks have been collected."""
 ALONE_S = 60.0
 """If other workers still run this many seconds after a worker has ended with 0, the user gets a
 notice, once in a job."""
 SAMPLES = 3
 """The number of samples of all workers' stacks that must show no progress for a hang."""
 POSTPONED = 10
-"""If a silent job makes progress, it is ended after this multiple of --hang-timeout."""
+"""A job that works but is silent is ended after this multiple of --hang-timeout."""
 _GAP_SHARE = 0.1
 """The time between two samples, as a share of the silence after which the first is taken. It is
 kept within ``_GAP_S``."""
@@ -45,12 +49,9 @@ _GAP_S = (0.5, 5.0)
 class HangDetector:
     """Detects hangs, one attempt at a time, from the start of all workers until the attempt ends.
 
-    With --hang-timeout, workers that are silent for that long are sampled. Then the attempt counts
-    as hung, or the decision is postponed. Without the option, workers are sampled after
-    ``hang_notice_s``, and one notice in a job names the places at which they are.
-
-    A sign of life is a heartbeat of a worker, or output of a worker that has never sent a heartbeat.
-    A sample is the stacks of all workers. Times are seconds on the job's clock.
+    With --hang-timeout, workers that are silent for that long are sampled. Then the attempt is
+    declared hung, or the decision is postponed. Without the option, workers are sampled after
+    ``hang_notice_s``, and once in a job a notice says where in their code they are.
     """
 
     def __init__(self, settings: PolicySettings, run: Attempt) -> None:
@@ -74,8 +75,7 @@ class HangDetector:
         self.silent_s = 0.0
         """The number of seconds from the last sign of life to the latest sample."""
         self.lived_s = 0.0
-        """The number of seconds from the start of all workers to the last sign of life before the
-        latest sample."""
+        """How long the job had shown signs of activity before the silence."""
         self.stacks: list[m.Stack] = []
         """The stacks of the latest sample that have arrived so far."""
         self._heartbeat_ranks: set[int] = set()
@@ -98,7 +98,7 @@ class HangDetector:
         self._previous_stacks: list[m.Stack] | None = None
         """The sample before the latest one, of the same silence. None: there is none."""
         self._samples = 0
-        """The number of samples that were taken since the last sign of life."""
+        """Number of samples taken during this silence."""
         self._unanswered: set[int] = set()
         """The nodes that have not answered the latest request for stacks."""
         self._answers_due_at: float | None = None
@@ -129,14 +129,14 @@ class HangDetector:
 
     @property
     def _limit_s(self) -> float | None:
-        """Return how long workers may be silent before they are sampled. Return None if they never
-        are."""
+        """How long workers may be silent before they are sampled; None if they are never
+        sampled."""
         if self._timeout_s is not None:
             return self._timeout_s
         return self._notice_s if self._run.nodes.world_size > 1 else None
 
     def _reset_samples(self, check_at: float | None) -> None:
-        """Drop all samples. Take the next sample at ``check_at``; None: take none."""
+        """Drop all samples. Take the next sample at ``check_at``; with None, take none."""
         self._sample_at = (
             None if self._timeout_s is None and self._silence_notice_shown else check_at
         )
@@ -150,7 +150,7 @@ class HangDetector:
         self._is_stopped = True
 
     def silent_since(self, now: float) -> float | None:
-        """Return when the last sign of life came. Return None if it is too recent for a notice."""
+        """Return the time of the last sign of activity; None if it is too recent for a notice."""
         if self._notice_s is None or self._sign_at is None or self._run.nodes.world_size < 2:
             return None
         return self._sign_at if now >= self._sign_at + self._notice_s else None
@@ -168,7 +168,7 @@ class HangDetector:
     def on_worker_finished(self, rank: int, now: float) -> list[Action]:
         """Record that a worker has ended with 0. Return the actions that follow.
 
-        The end is a sign of life. Other workers may wait for this one.
+        The end is a sign of activity. Other workers may wait for this worker forever.
         """
         self.ended.append(rank)
         if not self._is_stopped and not self._alone_notice_shown and self._alone_notice_at is None:
@@ -224,7 +224,7 @@ class HangDetector:
                 self.stacks += message.stacks
 
     def on_node_lost(self, node: int) -> None:
-        """Record that a node is lost, so that its stacks will not come."""
+        """Record that a node is lost, so that its stacks will not arrive."""
         self._unanswered.discard(node)
 
     def tick(self, now: float) -> list[Action]:
@@ -308,9 +308,9 @@ class HangDetector:
         return find_activity(previous, self.stacks, self._settings.script_dir)
 
     def _postpone(self, activity: Activity, timeout_s: float, now: float) -> list[Action]:
-        """Return the actions that let the job continue until the next sample.
+        """Return the actions after a decision to continue, with the next sample scheduled.
 
-        The job ends once it has been silent for ``POSTPONED`` times the timeout.
+        The job is ended once it has been silent for ``POSTPONED`` times the timeout.
         """
         fields = {
             "attempt": self._run.number,
@@ -331,8 +331,8 @@ class HangDetector:
         return actions
 
     def _notice(self, progress: Progress, activity: Activity | None) -> list[Action]:
-        """Return the notice that names the ranks that are behind and their places. The job
-        continues.
+        """Return the notice that names the ranks that are behind, and where in their code they are.
+        The job continues.
 
         Returned once in a job.
         """

@@ -1,8 +1,8 @@
 """The job policy, a state machine without clock and I/O: ``step(event, now) -> actions``.
 
-It decides which nodes take part in an attempt, when all workers are stopped, whether another
-attempt follows, and the exit code. The work per event does not depend on the number of workers,
-except when an attempt starts or stops.
+The policy decides which nodes take part in an attempt, when all workers are stopped, whether
+another attempt follows, and the exit code. The work per event does not depend on the number of
+workers, except when an attempt starts or stops.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from distlaunch.planning.master_address import MasterChoice
 
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
-"""The end of the line that answers the first Ctrl-C."""
+"""The end of the line that is printed after the first Ctrl-C."""
 KILLS_S = 5.0
-"""Workers that still run are killed this long before the scheduler's KILL, so that there is time
-for the report."""
+"""Workers that still run are killed this long before the scheduler's KILL, so that time is left for
+the report."""
 NOTICE_S = 1.0
 """How long after the end of the last worker the user gets a notice that the launcher waits for
 processes that workers have left."""
@@ -81,7 +81,8 @@ Phase = Literal[
     "ended",
 ]
 """``lingering``: all workers have ended with 0, and the launcher waits for processes that they have
-left. ``waiting``: an attempt has failed, and the delay before the next one has not passed."""
+left running. ``waiting``: an attempt has failed, and the delay before the next attempt has not
+passed."""
 _WITHOUT_ATTEMPT = ("new", "connecting", "waiting")
 """In these phases no node takes part in an attempt."""
 
@@ -101,7 +102,7 @@ class JobPolicy:
         """The last signal that was passed on to the workers. Schedulers use such signals to warn of
         a time limit."""
         self.since_warned_s = 0.0
-        """How long the last attempt ran after that signal."""
+        """How long the last attempt ran after the scheduler's warning signal."""
         self._attempt_start: AttemptStart | None = None
         """Sets up the nodes, if the job uses several nodes or another machine."""
         if settings.node_setup is not None:
@@ -109,7 +110,7 @@ class JobPolicy:
 
             self._attempt_start = AttemptStart(settings.node_setup, settings)
         self._run = Attempt(0, AttemptNodes.fixed(settings), began=0.0)
-        """The current attempt, or the one that has just ended."""
+        """The current attempt; between attempts, the last one."""
         self._hang_detector = HangDetector(settings, self._run)
         self._port: int | None = None
         """The master port of the current attempt."""
@@ -124,7 +125,7 @@ class JobPolicy:
             delay_s=settings.restart_delay_s,
         )
         self._restart_at: float | None = None
-        """When the delay before the next attempt ends. None: there is no delay."""
+        """When the delay before the next attempt ends; None if no attempt is delayed."""
         self._signals = Signals(
             holds=scheduler is not None
             and scheduler.signals_all
@@ -133,7 +134,7 @@ class JobPolicy:
         self._requests = StopSignalCounter()
         self._stop_signal_at = 0.0
         self._late_stop_signal: int | None = None
-        """The first signal that came after all workers had ended. It only prevents a restart."""
+        """The first signal received after all workers had ended. It only prevents a restart."""
         self._warned_at = 0.0
 
     @property
@@ -158,7 +159,7 @@ class JobPolicy:
         return self._restart_rule.count
 
     def deadline(self) -> float | None:
-        """Return the time at which ``Tick`` is due. Return None if it is not."""
+        """Return the time at which ``DeadlineReached`` is due; None if no deadline is set."""
         times = [
             self._run.others_until,
             self._run.notice_at,
@@ -264,7 +265,7 @@ class JobPolicy:
                 assert_never(message)
 
     def _is_current(self, node: int, attempt: int) -> bool:
-        """Return whether a message belongs to this attempt and its node still takes part."""
+        """Return whether a message is about this attempt, and its node still takes part."""
         return attempt == self.attempt == self._run.number and node in self._run.alive
 
     def _on_agent_notice(self, node: int, text: str, *, warning: bool) -> list[Action]:
@@ -327,10 +328,8 @@ class JobPolicy:
                 return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: AttemptsKnown, now: float) -> list[Action]:
-        """Continue the job of a lost coordinator. This counts as a restart.
-
-        Return the actions that follow.
-        """
+        """Continue the job of a lost coordinator, which counts as a restart. Return the actions
+        that follow."""
         if self.phase not in ("new", "connecting") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1
@@ -351,7 +350,8 @@ class JobPolicy:
     def _continue_node_setup(
         self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
-        """Return the actions, extended by those that prepare the attempt if its nodes are known."""
+        """Return ``actions``; if the attempt's nodes are decided now, with the actions that prepare
+        the attempt."""
         found = attempt_start.settle(self.attempt, now) if self.phase == "connecting" else None
         if found is None:
             return actions
@@ -515,9 +515,9 @@ class JobPolicy:
         return actions
 
     def _on_all_ended(self, now: float) -> list[Action]:
-        """Start the end of an attempt after all its workers have exited.
+        """Begin the end of an attempt after all its workers have exited.
 
-        If they exited with 0, have the nodes wait for leftover processes. Otherwise, stop these
+        If all exited with 0, the nodes wait for leftover processes. Otherwise they stop these
         processes.
         """
         run = self._run
@@ -575,10 +575,10 @@ class JobPolicy:
         return [SendToNode(node=node, message=stop) for node in self._run.live_nodes()]
 
     def _on_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
-        """Record that no process is left on a node. Return the actions that follow.
+        """Record that no process remains on a node. Return the actions that follow.
 
-        If the end of one of its workers is not known, the node counts as lost, unless it was asked
-        to stop.
+        If the node has not reported the exit of one of its workers, the node is considered lost,
+        unless it was asked to stop.
         """
         missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
         if not missing:
@@ -686,7 +686,7 @@ class JobPolicy:
     # --- processes that workers have left
 
     def _on_lingering(self, node: int, message: m.LeftoversRunning, now: float) -> list[Action]:
-        """Record the processes that workers have left on a node.
+        """Record the processes that workers have left running on a node.
 
         The user gets one notice per attempt, at the earliest ``NOTICE_S`` after the last worker's
         end.
@@ -719,10 +719,9 @@ class JobPolicy:
         return [ShowMessage(text=self.settings.dialect.spelt(text), level="warning")]
 
     def _report_ended_leftovers(self) -> list[Action]:
-        """Return the event that names the leftover processes that were ended, and a warning after a
-        success.
+        """Return the event that names the ended leftover processes, and after a success a warning.
 
-        After a stop or a failure, the last line or the report names them instead.
+        After a stop or a failure, the last line or the report names these processes instead.
         """
         from distlaunch.coordinator.policy.remaining_processes import ended_line, record_of
 
@@ -832,7 +831,7 @@ class JobPolicy:
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
-        """Return the actions that kill all workers and the processes that they have left."""
+        """Return the actions that kill all workers and their leftover processes."""
         self._hang_detector.stop()
         runs = self.ended < self.up or not self.up
         say = (
@@ -913,9 +912,9 @@ class JobPolicy:
         return [*warned, report, entry, wait]
 
     def _go_on_without(self, now: float) -> list[Action]:
-        """Begin an attempt with the remaining nodes and those that have connected meanwhile.
+        """Begin an attempt with the remaining nodes, and with nodes that have connected meanwhile.
 
-        It does not count as a restart, because no worker failed.
+        The attempt does not count as a restart, because no worker failed.
         """
         losses = self._run.losses
         self.attempt += 1

@@ -1,7 +1,8 @@
 """The nodes that a job may use: their states, their losses, and why they cannot take part. No I/O.
 
-A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for a while. The while doubles
-each time. The job never gives such a node up, because the node may only have been slow.
+A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for some time, which doubles
+with each further loss. The job never excludes such a node for good, because the node may only have
+been slow.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from distlaunch.transport.connect_errors import STARTUP_HINT, ConnectFailure, St
 from distlaunch.transport.unreachable import render
 
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
-"""First and longest delay before the job connects again to a node that it waits for. Delays
-double."""
+"""First and longest delay before the job connects again to a node that it waits for. The delay
+doubles with each try."""
 BACK_S, BACK_MOST_S = 5.0, 60.0
-"""The same delays for a node that the job runs without."""
+"""First and longest delay before the job connects again to a node without which it runs."""
 UNUSABLE_S, UNUSABLE_MOST_S = 60.0, 600.0
-"""The same delays for a node whose failure does not pass by itself."""
+"""First and longest delay before the job connects again to a node with a permanent failure."""
 LOSSES, LOSSES_S = 3, 600.0
 COOLING_S, COOLING_MOST_S = 60.0, 3600.0
 AFTER_S = 1.0
@@ -73,14 +74,14 @@ class JobNode:
         self.present = True
         """Whether the source of hosts still lists the node."""
         self.failure: ConnectFailure | None = None
-        """Why the node cannot take part. None if that is not known."""
+        """Why the node cannot take part; None if the reason is not known."""
         self.serial = 0
         """The serial number of the survey that the node has not answered; 0: none."""
         self.surveyed: Surveyed | None = None
         self.tries = 0
         """How often connecting has failed since the node was last connected."""
         self.why_lost: str | None = None
-        """Why the node was lost. Set until it is connected again."""
+        """Why the node was lost; None after it has been connected again."""
         self.kind_lost = LossKind.GONE
         self.logged_in = False
         """The node is being connected, and the login has succeeded."""
@@ -139,9 +140,9 @@ class JobNodes:
         return [RecordEvent(type="node_joined", fields=fields)]
 
     def unreachable(self, node: JobNode, failure: ConnectFailure) -> list[Action]:
-        """Record that a node could not be reached. Return the entry for the job's record.
+        """Record that a node could not be reached. Return an event for the job's record.
 
-        Return no entry if the failure is the same as the last one.
+        Return no event if the failure is the same as the previous one.
         """
         is_known = node.failure is not None and (node.failure.step, node.failure.text) == (
             failure.step,
@@ -164,10 +165,11 @@ class JobNodes:
     def lost(
         self, node: JobNode, why: str, now: float, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Record that a node is lost. Return the actions that follow.
+        """Record that a node is lost, with the reason ``why`` and its ``kind``. Return the actions
+        that follow.
 
-        If the job's size is fixed, there are none. If it may continue on fewer nodes, the actions
-        include a new attempt to connect to the node, so that it can rejoin.
+        If the job's size is fixed, no actions follow. If the job may continue on fewer nodes, the
+        actions include a new attempt to connect to the node, so that it can rejoin.
         """
         node.state, node.serial, node.surveyed, node.tries = "lost", 0, None, 0
         node.why_lost, node.kind_lost, node.failure = why, kind, None
@@ -199,7 +201,7 @@ class JobNodes:
     def discovered(self, hosts: Iterable[str]) -> tuple[list[JobNode], list[JobNode]]:
         """Record the hosts that exist now.
 
-        Return the nodes that are new or have returned, and those that are gone.
+        Return the nodes that are new or have returned, and the nodes that no longer exist.
         """
         named = dict.fromkeys(hosts)
         come: list[JobNode] = []
@@ -230,12 +232,12 @@ def _doubled(first_s: float, times: int, most_s: float) -> float:
 
 
 def printable_short(text: str) -> str:
-    """Return a text from a node, shortened and without control characters other than newlines."""
+    """Return ``text`` from a node, shortened and without control characters other than newlines."""
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
 
 def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
-    """Return why workers cannot run on a surveyed node. Return None if they can."""
+    """Return why workers cannot run on a surveyed node; None if they can."""
     hint = None
     if not answer.cpus.allowed:
         step: Step = "agent"
@@ -261,8 +263,7 @@ def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | 
 
 
 def same_machine(nodes: Sequence[JobNode]) -> tuple[JobNode, JobNode] | None:
-    """Return the first two of these nodes that are the same machine. Return None if there are
-    none."""
+    """Return the first two of these nodes that are the same machine; None if all are different."""
     by_machine: dict[str, JobNode] = {}
     for node in nodes:
         machine = "" if node.surveyed is None else node.surveyed.machine
@@ -304,7 +305,7 @@ def too_few(
     *,
     present: int,
 ) -> JobError:
-    """Return the error that there are too few nodes, with one row for each missing node."""
+    """Return the error that the job has too few nodes, with one row for each missing node."""
     if settings.flexible:
         there = "is" if len(inside) == 1 else "are"
         few = f"{len(inside)} of at least {counted(settings.bounds[0], 'node')} {there} there"
@@ -329,7 +330,8 @@ def too_few(
 
 
 def _launchers(nodes: Sequence[JobNode]) -> str:
-    """Return the hosts of launchers. If several are on one host, their numbers are added."""
+    """Return the hosts of launchers as text. If several launchers are on one host, their numbers
+    are added."""
     hosts = dict.fromkeys(node.host for node in nodes)
     if len(hosts) == len(nodes):
         return name_hosts(hosts)
@@ -337,7 +339,7 @@ def _launchers(nodes: Sequence[JobNode]) -> str:
 
 
 def without(failures: Sequence[ConnectFailure]) -> str:
-    """Return a hint that says how to run the job without the hosts that cannot be reached."""
+    """Return a hint how to run the job without the hosts that cannot be reached."""
     if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
         return ""
     hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
@@ -349,8 +351,8 @@ def without(failures: Sequence[ConnectFailure]) -> str:
 
 
 def _listed(hosts: Sequence[str]) -> tuple[str, int]:
-    """Return the hosts folded to one argument of a command line, and the number of hosts left
-    out."""
+    """Return the hosts folded to one command-line argument, and the number of hosts that did not
+    fit."""
     names = [f"[{host}]" if ":" in host else host for host in hosts]
     count = len(names)
     while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:
@@ -367,11 +369,11 @@ def waiting(
     left: str | None,
     launchers: bool = False,
 ) -> list[Action]:
-    """Return the notice that names the nodes for which the job waits, with the reason if it is
-    known.
+    """Return the notice that names the nodes for which the job waits, with the reason if known.
 
-    ``left``: the nodes that have just left. ``launchers``: the notice is a warning, so that the
-    other launchers show it.
+    ``here`` of ``present`` nodes are connected; the wait ends after ``within_s`` seconds. ``left``:
+    the nodes that have just left. ``launchers``: the notice is a warning, so that the other
+    launchers show it.
     """
     text = f"{here} of {counted(present, 'node')} {'is' if here == 1 else 'are'} here; waiting "
     text += "" if within_s is None else f"up to {within_s:.0f} s more "

@@ -15,7 +15,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 STEP = "step"
 RECORD_S = 10.0
-"""Shortest time between two ``progress`` events of an attempt, except before the last one."""
+"""Shortest time between two ``progress`` events of an attempt. The last event may follow sooner."""
 _SUM_S = 0.5
 _RATE_S = 10.0
 """The number of steps per second is an average over this time."""
@@ -28,14 +28,14 @@ class Summary(Record):
     ranks: int
     """Workers that have sent a heartbeat in this attempt."""
     step_min: float | None
-    """The lowest last step of all ranks. None if no rank reports steps."""
+    """The lowest last step of all ranks; None if no rank reports steps."""
     step_max: float | None
     steps_per_s: float | None
-    """The rate at which the lowest step has grown over the last 10 s. None until it is known."""
+    """The rate at which the lowest step has grown over the last 10 s; None until known."""
     rank: int
     """The lowest rank that has sent a heartbeat."""
     values: Mapping[str, float]
-    """That rank's newest numbers."""
+    """The newest numbers of rank ``rank``."""
 
 
 class Progress:
@@ -43,10 +43,11 @@ class Progress:
 
     def __init__(self) -> None:
         self.latest: dict[int, Mapping[str, float]] = {}
-        """The newest heartbeat of each rank. A heartbeat without a step keeps the previous step."""
+        """The newest heartbeat of each rank. If a heartbeat has no step, the previous step is
+        kept."""
         self.summary: Summary | None = None
         self.heartbeat_at = 0.0
-        """When the newest heartbeat came."""
+        """When the newest heartbeat arrived."""
         self._best: float | None = None
         self._best_before: float | None = None
         self._samples: deque[tuple[float, float]] = deque()
@@ -54,7 +55,7 @@ class Progress:
         self._unrecorded = False
 
     def begin(self) -> None:
-        """Prepare for a new attempt. Keep only the highest step of the earlier ones."""
+        """Prepare for a new attempt. Only the highest step of earlier attempts is kept."""
         if self._best is not None and (self._best_before is None or self._best > self._best_before):
             self._best_before = self._best
         self._best = None
@@ -65,7 +66,7 @@ class Progress:
         self._unrecorded = False
 
     def has_advanced(self) -> bool | None:
-        """Return whether this attempt has reached a higher step than all attempts before.
+        """Return whether this attempt has reached a higher step than all earlier attempts.
 
         Return None if no worker has ever reported a step.
         """
@@ -96,7 +97,8 @@ class Progress:
         return []
 
     def end(self, *, attempt: int, now: float) -> list[Action]:
-        """Return the last event of an attempt, if heartbeats have come since the previous one."""
+        """Return the last event of an attempt, if heartbeats have arrived since the previous
+        event."""
         return self._record(attempt, now) if self._unrecorded else []
 
     def _record(self, attempt: int, now: float) -> list[Action]:

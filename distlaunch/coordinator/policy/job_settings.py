@@ -28,24 +28,25 @@ class NodeSetupSettings(Record):
     """Returns the survey of a node with this serial number."""
     plan_attempt: PlanAttempt
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
-    """Returns the addresses of the master, best first, from its survey and its name in the list of
-    hosts. Raises LaunchError."""
+    """Returns the addresses of the master, best first, from the master's survey and its name in the
+    list of hosts. Raises LaunchError if it has no usable address."""
     choose_master: Callable[[Sequence[Surveyed], Mapping[int, Reached]], MasterChoice]
     """Returns the master address from the surveys of all nodes, by node rank, and from the
-    addresses that the other nodes have reached. Raises LaunchError."""
+    addresses that the other nodes have reached. Raises LaunchError if no address was reached by
+    all."""
     token: Callable[[int], str]
-    """Returns the word that the master port sends in an attempt, so that other nodes recognise
-    it."""
+    """Returns the word that rank 0's node sends on the master port in an attempt, by which other
+    nodes recognise it."""
     join_timeout_s: float = 60.0
     retry_timeout_s: float | None = None
-    """How long failed nodes are tried again at the first start of a job of fixed size. None: until
-    the join timeout."""
+    """How long failed connections are retried at the first start of a job of fixed size. None:
+    until the join timeout."""
     discover: bool = False
     """The --discover command lists the hosts, which may change."""
     launchers: bool = False
-    """Each node has its own launcher, which connects to this one."""
+    """Whether each node has its own launcher, which connects to this one."""
     named_once: bool = False
-    """The user named the hosts, so two of them must not be the same machine."""
+    """Whether the user named the hosts, so that two of the names must not mean the same machine."""
     alone: str | None = None
     """A hint how to run on this machine only, if a scheduler's environment named the nodes."""
     may_have_bounds: bool = True
@@ -58,7 +59,7 @@ class NodeSetupSettings(Record):
 
 
 class Scheduler(Record):
-    """The actions that the job's scheduler takes by itself. Times are seconds."""
+    """Settings of the scheduler under which the job runs. Times are seconds."""
 
     kill_after_s: float = 30.0
     """Seconds from the scheduler's TERM to its KILL."""
@@ -72,7 +73,7 @@ class PolicySettings(Record):
     """Settings that do not change during a job. Times are seconds."""
 
     hosts: tuple[str, ...] = ()
-    """Hosts by node rank. This field and the next two are not used with ``node_setup``."""
+    """Hosts by node rank. With ``node_setup``, this field and the next two are not used."""
     first_ranks: tuple[int, ...] = ()
     """The lowest rank of each node, by node rank."""
     world_size: int = 0
@@ -80,13 +81,14 @@ class PolicySettings(Record):
     node_setup: NodeSetupSettings | None = None
     """The node setup, for a job on several nodes or on another machine."""
     python: str | None = None
-    """The workers' interpreter, for hints. None if the workers do not run Python."""
+    """The workers' interpreter, for hints; None if the workers do not run Python."""
     adds_local_rank: bool = False
-    """The launcher gives the script ``--local_rank=N``. Also used for hints."""
+    """Whether the launcher passes ``--local_rank=N`` to the script. Used for hints."""
     dashes_first: bool = False
     """The first argument of the script is ``--``. Used for hints."""
     script_dir: str = ""
-    """The directory of the script. It tells the user's code from libraries in stacks."""
+    """The directory of the script, by which stack frames of the user's code are distinguished from
+    those of libraries."""
     master_port: int = 0
     worker_ports: int = 0
     """The number of ports that a node reserves for each of its workers."""
@@ -103,12 +105,13 @@ class PolicySettings(Record):
     linger_s: float = 5.0
     """How long leftover processes may run on after the last worker has ended with 0."""
     hang_timeout_s: float | None = None
-    """End an attempt whose workers show no sign of life for this long. None: never."""
+    """An attempt ends if its workers show no sign of activity for this long. None: never."""
     hang_notice_s: float | None = None
-    """Without ``hang_timeout_s``: after this much silence the user gets one notice that says where
-    the workers of a job of several workers are."""
+    """Used without ``hang_timeout_s`` and with several workers: after this much silence the user
+    gets one notice, which says where in their code the workers are."""
     terminal: bool = False
-    """The only worker has a pseudo-terminal. Ctrl-C reaches it directly and shows in its exit."""
+    """Whether the only worker has a pseudo-terminal. Ctrl-C then reaches the worker directly, and
+    the launcher notices it by the worker's exit."""
     dialect: Dialect = Dialect()
     """The names of options, for hints."""
     repeated_term_kills: bool = True

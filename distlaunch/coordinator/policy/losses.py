@@ -69,7 +69,8 @@ class Loss(Record):
 
 
 def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Sequence[Loss]) -> bool:
-    """Return whether a worker's own failure, which came before the losses, ended the attempt."""
+    """Return whether a worker's own failure ended the attempt, because it happened before the
+    losses."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
     end = next((end for end in failures if end.rank == first), None)
     if (
@@ -140,7 +141,8 @@ def diagnosis_of(
 
 
 def hint_of_transport(kind: LossKind) -> str | None:
-    """Return the hint for a loss that only one transport reports. Return None for other losses."""
+    """Return the hint for a ``kind`` of loss that only one transport reports; None for other
+    kinds."""
     return _OF_RAY.get(kind)
 
 

@@ -1,8 +1,8 @@
 """Connect and survey the nodes of an attempt, and plan for those that can take part. No I/O.
 
 A job of fixed size waits for all its nodes, and reports all failures together. A job that may run
-on fewer nodes, or has spare nodes, waits ``ELASTIC_WAIT_S`` for the remaining nodes once it has
-enough. It never waits for a node that it has just lost.
+on fewer nodes, or has spare nodes, waits ``ELASTIC_WAIT_S`` for the remaining nodes once enough
+nodes are connected. Such a job does not wait for a node that it has just lost.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from distlaunch.core.protocol.agent_messages import Survey, Surveyed
 from distlaunch.transport.connect_errors import ConnectFailure
 
 ELASTIC_WAIT_S = 10.0
-"""How long a job that has enough nodes waits for the remaining ones."""
+"""How long a job with enough nodes waits for the remaining ones."""
 LOOK_AGAIN_S = 0.5
 LOOK_S, LATER_LOOK_S = 5.0, 60.0
 """How long a node that lacks something, or differs from the others, is surveyed again: NFS caches
 are outdated for a while. A job that has run waits for the second time, because its script may have
 been edited."""
 DISCOVER_S = 30.0
-"""Period of --discover while there are too few nodes."""
+"""Period of running --discover while the job has too few nodes."""
 WAITING_S = 5.0
-"""The user gets a notice that names the missing nodes after this time."""
+"""Time after which the user gets a notice with the missing nodes."""
 _LATE_SHOWN = 8
 """Largest number of nodes that connect between two attempts and are named."""
 
 
 class NodeSetup:
-    """Sets up the nodes of each attempt, and tracks between attempts which nodes could take part in
-    the next."""
+    """Sets up the nodes of each attempt. Between attempts, tracks which nodes could take part in
+    the next attempt."""
 
     def __init__(self, settings: NodeSetupSettings, *, failure_grace_s: float) -> None:
         self._settings = settings
@@ -61,17 +61,17 @@ class NodeSetup:
         )
         self.active = False
         self.left: str | None = None
-        """The nodes that left the previous attempt, with reasons. None once the user has been
-        told."""
+        """The nodes that left the previous attempt, with reasons; None after the user has been
+        notified."""
         self._first = True
         self._until = 0.0
         self._hope_until: float | None = None
-        """How long failed nodes are tried again. None: until the join timeout."""
+        """Until when failed connections are retried. None: until the join timeout."""
         self._late = 0
         self._extended = False
         self._enough_since: float | None = None
         self._in: set[int] = set()
-        """Nodes that were surveyed and can take part."""
+        """Nodes that have been surveyed and can take part."""
         self._unanswered: set[int] = set()
         """Nodes that may still join this attempt and have not answered the survey."""
         self._retrying: set[int] = set()
@@ -93,7 +93,7 @@ class NodeSetup:
         self._discovery_until: float | None = None
         self._said_problem: str | None = None
         self._unreported: set[int] = set()
-        """Lost nodes that the user has not been told of."""
+        """Lost nodes of which the user has not been notified."""
         self._left_out: set[int] = set()
         """Nodes that the user knows to be the same machine as another node."""
         self._waiting_at: float | None = None
@@ -161,9 +161,9 @@ class NodeSetup:
         return [self.nodes.connect(node, now)]
 
     def settle(self, now: float) -> AttemptPlan | JobError | None:
-        """Return the nodes and the plan of the attempt, or the error that there is none.
+        """Return the nodes and the plan of the attempt, or the error that the attempt cannot start.
 
-        Return None if neither is known yet.
+        Return None while this is not decided.
         """
         if not self.active or (
             self._discovery_until is not None and now < min(self._discovery_until, self._until)
@@ -185,8 +185,8 @@ class NodeSetup:
         return self._plan_attempt(now)
 
     def _has_first(self, count: int) -> bool:
-        """Return whether the first ``count`` hosts of the list are connected. The other hosts are
-        spares."""
+        """Return whether the first ``count`` hosts of the list are connected, so that no spare is
+        needed."""
         for node in self.nodes.all_nodes:
             if node.present:
                 if node.number not in self._in:
@@ -240,7 +240,7 @@ class NodeSetup:
         return min(time for time in times if time is not None)
 
     def tick(self, now: float) -> list[Action]:
-        """Return the actions that are due. Call ``settle`` afterwards."""
+        """Return the actions that are due. The caller must call ``settle`` afterwards."""
         if not self.active:
             return []
         actions: list[Action] = []
@@ -286,7 +286,7 @@ class NodeSetup:
         )
 
     def absent(self, count: int) -> list[JobNode]:
-        """Return the missing nodes, if ``count`` nodes take part. Spare nodes do not count as
+        """Return the missing nodes of an attempt with ``count`` nodes. Spare nodes do not count as
         missing."""
         late = self._unanswered if count < self._settings.bounds[1] else set()
         return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
@@ -296,18 +296,19 @@ class NodeSetup:
         return sum(node.present and node.state == "joined" for node in self.nodes.all_nodes)
 
     def on_losses_reported(self) -> None:
-        """Record that the user has been told which nodes left."""
+        """Record that the user has been notified which nodes left."""
         self.left = None
         self._unreported.clear()
 
     # --- what happens to nodes
 
     def logged_in(self, number: int) -> None:
-        """Record that the login on a node has succeeded; its agent is being started."""
+        """Record that the login on node ``number`` has succeeded, and that its agent is being
+        started."""
         self.nodes[number].logged_in = self.nodes[number].state == "connecting"
 
     def joined(self, number: int, now: float) -> list[Action]:
-        """Record that an agent has connected.
+        """Record that the agent of node ``number`` has connected.
 
         Return the actions that follow, such as the survey of the node.
         """
@@ -337,7 +338,7 @@ class NodeSetup:
         return actions
 
     def unreachable(self, number: int, failure: ConnectFailure, now: float) -> list[Action]:
-        """Record that a node could not be reached. Return the actions that follow."""
+        """Record that node ``number`` could not be reached. Return the actions that follow."""
         node = self.nodes[number]
         if node.state != "connecting":
             return []
@@ -355,10 +356,11 @@ class NodeSetup:
     def lost(
         self, number: int, why: str, now: float, *, reconnect: bool, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Record that a connected node is lost, and return the actions that follow.
+        """Record that node ``number``, which was connected, is lost, with the reason ``why`` and
+        its ``kind``. Return the actions that follow.
 
-        ``reconnect``: the job still runs, so the node may be connected again. It is False while the
-        job is being stopped or has failed.
+        ``reconnect``: the job still runs, so the node may be connected again. False while the job
+        is being stopped, or after it has failed.
         """
         node = self.nodes[number]
         if node.state != "joined":
@@ -413,8 +415,8 @@ class NodeSetup:
     # --- surveys
 
     def _ask_anew(self) -> None:
-        """Create a new survey. Its serial number tells late answers to the previous survey
-        apart."""
+        """Create a new survey, with a new serial number by which late answers to the previous
+        survey are recognised."""
         self._serial += 1
         self._question = self._settings.survey(self._serial)
 
@@ -426,7 +428,7 @@ class NodeSetup:
         return [SendToNode(node=node.number, message=self._question)]
 
     def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
-        """Use a node's answer to its survey. Return the actions that follow."""
+        """Record the survey of node ``number``. Return the actions that follow."""
         node = self.nodes[number]
         if not self.active or node.state != "joined" or answer.serial != node.serial:
             return []
@@ -455,8 +457,8 @@ class NodeSetup:
         self._again.append((now + LOOK_AGAIN_S, number))
 
     def _leave_out_twin(self) -> list[Action]:
-        """Leave out one of two hosts that are the same machine, if the job may run on fewer
-        nodes."""
+        """If two hosts are the same machine and the job may run on fewer nodes, leave out the
+        second."""
         if not self._settings.flexible or (twice := self._twins()) is None:
             return []
         first, second = twice
@@ -472,7 +474,7 @@ class NodeSetup:
         return actions
 
     def _twins(self) -> tuple[JobNode, JobNode] | None:
-        """Return two nodes that are the same machine. Return None if there are none."""
+        """Return two nodes that are the same machine; None if all are different."""
         if not self._settings.named_once:
             return None
         return job_nodes.same_machine([self.nodes[number] for number in sorted(self._in)])
@@ -493,7 +495,7 @@ _answers = attrgetter(*(field for field in fields_of(Surveyed) if field != "seri
 
 
 class AttemptPlanCache:
-    """A ``PlanAttempt`` function that returns its last plan as long as the surveys stay the same."""
+    """A ``PlanAttempt`` function that returns its last plan while the surveys do not change."""
 
     def __init__(self, plan_attempt: PlanAttempt) -> None:
         self._plan_attempt = plan_attempt
@@ -511,7 +513,7 @@ class AttemptPlanCache:
         return self._attempt_plan
 
     def _is_same(self, surveys: Mapping[int, Surveyed]) -> bool:
-        """Return whether the nodes and their answers are the same as for the last plan."""
+        """Return whether nodes and surveys are the same as for the last plan."""
         before = self._surveys
         return before.keys() == surveys.keys() and all(
             _answers(before[number]) == _answers(surveyed) for number, surveyed in surveys.items()

@@ -9,7 +9,7 @@ from distlaunch.core.model.text import counted, name_ranks, printable
 from distlaunch.core.protocol.spawner_messages import Leftovers
 
 _NAMED = 3
-"""Largest number of processes that a line names. The others are counted."""
+"""Largest number of processes that a line names. Further processes are counted."""
 _COMMAND_CHARS = 80
 
 ByHost = Mapping[str, Leftovers]
@@ -17,12 +17,13 @@ ByHost = Mapping[str, Leftovers]
 
 
 def count_of(found: ByHost) -> int:
-    """Return the number of processes on all hosts."""
+    """Return the number of processes in ``found``, on all hosts."""
     return sum(leftovers.count for leftovers in found.values())
 
 
 def waiting_line(found: ByHost, *, linger_s: float, many_hosts: bool) -> str:
-    """Return the notice that names the leftover processes for which the launcher waits."""
+    """Return the notice that names the leftover processes in ``found``, for which the launcher
+    waits."""
     return f"waiting up to {linger_s:,.10g} s (--linger) for {_named(found, many_hosts=many_hosts)}"
 
 

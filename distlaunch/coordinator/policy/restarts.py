@@ -1,7 +1,7 @@
 """The restart rule: whether a job gets another attempt, and if not, why. No I/O.
 
-The job policy uses it after a failed attempt. A joined launcher uses it after the coordinator was
-lost.
+The job policy uses the rule after a failed attempt, a joined launcher after it has lost the
+coordinator.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class FinalReason(Enum):
     """The failure would certainly repeat."""
     USED_UP = auto()
     NO_PROGRESS = auto()
-    """The same failure came twice without progress in between."""
+    """The same failure happened twice without progress between the two."""
     NO_NODE = auto()
-    """No node can be reached any more."""
+    """No node can be reached any longer."""
     PROCESSES_LEFT = auto()
     """Processes of the attempt are left that KILL did not end."""
     STOPPED = auto()
-    """The job was told to stop."""
+    """The job was asked to stop."""
     COORDINATOR_LOST = auto()
     """A joined launcher has lost the coordinator, and all restarts are used up."""
 
@@ -50,7 +50,8 @@ class Final(Record):
     window_s: float | None = None
     """The number of seconds within which restarts count."""
     retried_s: float | None = None
-    """The same failure has been retried before, because the attempt had run for this long."""
+    """How long the previous attempt ran, if it had the same failure and was retried because this
+    time counted as progress; otherwise None."""
     repeats: RepeatKind | None = None
     """For ``WOULD_REPEAT``."""
     by_steps: bool = False
@@ -68,12 +69,12 @@ class Outcome(Record):
     signature: tuple[str, str] | None
     repeats: RepeatKind | None
     progressed: bool
-    """The attempt reached a step beyond the best one before. Without steps: it ran for
-    --min-uptime."""
+    """Whether the attempt reached a higher step than all earlier attempts. If no steps are
+    reported: whether it ran for --min-uptime."""
     by_steps: bool = False
     """Workers report steps."""
     enough_s: float | None = None
-    """How long the attempt ran, if that counted as progress."""
+    """How long the attempt ran, if this counts as progress; otherwise None."""
 
     @staticmethod
     def of(
@@ -85,7 +86,7 @@ class Outcome(Record):
     ) -> Outcome:
         """Return the outcome of an attempt in which workers failed.
 
-        ``has_advanced``: whether heartbeats show progress. None if there were no heartbeats.
+        ``has_advanced``: whether heartbeats show progress; None without heartbeats.
         """
         first = diagnosis.cause.ranks[0]
         uptimes = {end.rank: end.uptime_s for end in failures}
@@ -115,14 +116,14 @@ class Outcome(Record):
 
     @property
     def ends_row(self) -> bool:
-        """Whether the count of successive restarts begins anew after this attempt.
+        """Whether the count of successive restarts begins again after this attempt.
 
-        It does if the attempt made progress. With --min-uptime 0, only heartbeats show progress.
+        True if the attempt made progress. With --min-uptime 0, only heartbeats show progress.
         """
         return self.progressed and (self.by_steps or self.enough_s is not None)
 
     def is_same(self, other: Outcome | None) -> bool:
-        """Return whether both attempts failed at the same place in the same way."""
+        """Return whether both attempts failed in the same way at the same line of code."""
         return (
             other is not None and self.signature is not None and self.signature == other.signature
         )
@@ -145,7 +146,7 @@ class RestartRule:
         self._in_row = 0
         """Restarts since the last attempt that made progress."""
         self.count = 0
-        """The number of restarts so far."""
+        """The number of restarts up to now."""
         self._times: deque[float] = deque()
         """The times of the restarts that count against ``allowed``."""
         self._previous: Outcome | None = None
@@ -157,7 +158,7 @@ class RestartRule:
     ) -> RestartDecision:
         """Return the decision after a failed attempt.
 
-        ``cut_off``: no node can be reached any more. ``processes_left``: some processes of the
+        ``cut_off``: no node can be reached any longer. ``processes_left``: some processes of the
         attempt still run.
         """
         while self._window_s is not None and self._times and now - self._times[0] > self._window_s:
@@ -183,16 +184,16 @@ class RestartRule:
         return Restart(delay_s=self._delay_s(outcome))
 
     def _delay_s(self, outcome: Outcome) -> float:
-        """Return the delay before the next restart. It doubles with each successive restart."""
+        """Return the delay before the next restart, which doubles with each successive restart."""
         in_row = 0 if outcome.ends_row else min(self._in_row, _MOST_DOUBLED)
         return min(self._first_delay_s * 2.0**in_row, self._longest_delay_s)
 
     def after_coordinator_loss(self, *, has_begun: bool, flexible: bool) -> RestartDecision:
-        """Return whether a joined launcher connects to the lost coordinator again.
+        """Return whether a joined launcher connects again after it has lost the coordinator.
 
-        ``has_begun``: the launcher knows of an attempt. A connection before the first attempt does
-        not count as a restart. ``flexible``: the job continues without a node and accepts it again
-        later.
+        ``has_begun``: the launcher has taken part in an attempt. Without an attempt, connecting
+        again does not count as a restart. ``flexible``: the job continues without a node and
+        accepts it again later.
         """
         if not has_begun or flexible or self.count < self._allowed:
             return Restart()

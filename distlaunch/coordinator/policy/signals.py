@@ -1,4 +1,7 @@
-"""Decide which signals reported by launchers, agents and spawners count. No I/O."""
+"""Decide which signals reported by launchers, agents and spawners count. No clock, no I/O.
+
+One signal of a scheduler or user may be reported by several of these processes.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.core.model.record import replace
 
 ECHO_S = 30.0
-"""Seconds during which reports of a signal by other processes belong to the one that counted. A
-scheduler may need this time to signal all processes of a job. A later report is a new signal."""
+"""If a signal arrives later than this after the last one that counted, it is a new one. A scheduler
+may need this time to signal all processes."""
 HOLD_S = 0.1
-"""How many seconds the first report of a signal is held back. If another process reports the signal
-within this time, the scheduler has signalled the workers as well."""
+"""How long to wait after the first report of a signal for further reports, which show whether the
+workers received it, too."""
 _HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals whose first report is held back for ``HOLD_S``: a scheduler may send them to all
 processes of a job."""
 MERGE_S = 0.1
-"""Stop signals that come within this many seconds of each other count as one. A terminal signals a
-whole process group, and a wrapper passes Ctrl-C on."""
+"""Signals closer together than this are considered one. A terminal signals a whole process group,
+and a wrapper passes Ctrl-C on."""
 SECOND_S = 1.0
 """A second stop signal within this many seconds of the first is ignored. Notebooks send INT twice
 within 0.5 s, and uv repeats a Ctrl-C after 0.2 s."""
@@ -29,9 +32,9 @@ class StopSignal(Enum):
     """What a signal that asks to stop the job means, considering those before it."""
 
     MERGED = auto()
-    """It came within ``MERGE_S`` of the one before and is part of the same request. Ignored."""
+    """The signal is a repetition of the one just before."""
     EARLY = auto()
-    """It is the second request and came within ``SECOND_S`` of the first. Ignored."""
+    """The second signal within ``SECOND_S``, which is ignored."""
     FIRST = auto()
     """It is the first request: stop the workers."""
     AGAIN = auto()
@@ -50,7 +53,7 @@ class StopSignalCounter:
     def classify(self, now: float) -> StopSignal:
         """Return the meaning of a signal received at ``now``.
 
-        The third signal always counts, however soon it comes.
+        The third signal always counts, even within ``SECOND_S``.
         """
         if not self._seen:
             self._seen, self._first, self._last = 1, now, now
@@ -77,7 +80,7 @@ class _Count:
         """How often each process has reported the signal, by ``Signalled.sender``."""
 
     def at_time(self, now: float) -> _Count:
-        """Reset the counts if the last report that counted is older than ``ECHO_S``."""
+        """Reset the count if the last signal that counted is too long ago."""
         if self.acted and now - self.at >= ECHO_S:
             self.acted, self.senders = 0, {}
         return self
@@ -95,13 +98,13 @@ class _Count:
 class Signals:
     """Counts a signal once, even if several launchers, agents and spawners report it.
 
-    A sender may signal all of them, or only one. Therefore the n-th report of one launcher, agent
-    or spawner counts unless the n-th report of another one has counted. A signal with ``kill``
+    The sender may have signalled all of these processes, or only one. Therefore the n-th report of
+    one process counts unless the n-th report of another process has counted. A signal with ``kill``
     always counts.
 
     ``holds``: the scheduler may signal the workers as well. The first report of a signal is then
-    held for a moment. If an agent reports that its workers have the signal, or a second launcher
-    reports it, the workers do not get it again.
+    held for a moment. If meanwhile an agent reports that its workers have the signal, or a second
+    launcher reports the signal, it is not sent to the workers.
     """
 
     def __init__(self, *, holds: bool) -> None:
@@ -113,7 +116,7 @@ class Signals:
         clock)."""
 
     def on_signal(self, event: Signalled, now: float) -> Signalled | None:
-        """Return the event if it counts now. Return None otherwise."""
+        """Return the event if it counts now; otherwise None."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
         if not event.kill and count.senders.get(event.sender, 0) < count.acted:
             count.add(event.sender)

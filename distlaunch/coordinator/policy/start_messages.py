@@ -1,7 +1,7 @@
 """The messages that start the workers of an attempt on its nodes. No I/O.
 
 If each node has a launcher, the agent of the coordinator's node gets the plan. The other launchers
-get the values from which they plan their workers with their own command lines.
+get only values, and plan their workers from these and their own command lines.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Streams(NamedTuple):
     """The agents run in their own processes, even on this machine."""
     node_logs: str = ""
     orphan_grace_s: float | None = None
-    """How long workers may take to end if their agent or the launcher vanishes. None: as set when
-    the spawner was started."""
+    """How long workers may take to end if their agent or the launcher vanishes. None: the value set
+    when the spawner was started."""
 
 
 def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
@@ -128,8 +128,8 @@ def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
 
 
 def _output_period_s(plan: LaunchPlan) -> float:
-    """Return the period with which a node reports which ranks wrote output. It is long if only the
-    notice needs the reports."""
+    """Return the period in which a node reports which ranks wrote output. It is longer if only the
+    hang notice needs the reports."""
     if plan.hang_timeout_s is not None or plan.hang_notice_s is None:
         return 1.0
     return max(1.0, plan.hang_notice_s * _PERIOD_SHARE)

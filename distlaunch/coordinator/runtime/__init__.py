@@ -1,1 +1,2 @@
-"""The main loop of the coordinator and its parts: agents, connections, output, run directory."""
+"""The main loop of the coordinator, and the objects that it uses: agents, connections, output, run
+directory."""

@@ -1,9 +1,9 @@
 """Connections to the other nodes: reading, pings, silence and clock offsets.
 
-``Connections`` reads all of them in the main loop. Its subclasses interpret the messages. ``NodeConnection``
-is one connection with its decoder and clock offset. Each connection has a ``SendThread`` thread, so
-that ``send`` never waits for the network. ``StartBound`` finds nodes that answer pings but do not
-start their workers.
+``Connections`` reads all connections in the main loop; its subclasses handle the messages.
+``NodeConnection`` is one connection with its decoder and clock offset. Each connection has a
+``SendThread``, so that ``send`` never waits for the network. ``StartBound`` finds nodes that answer
+pings but do not start their workers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connection import Connection, ConnectionEnd, EndKind
 
 START_S = 60.0
-"""How long a node may take to start its workers, or to report a step that takes longer (an import
-of --preload)."""
+"""How long a node may take to start its workers, or to report a longer step (an import of
+--preload)."""
 
 
 class StartBound:
@@ -42,7 +42,7 @@ class StartBound:
 
     def __init__(self) -> None:
         self.until: float | None = None
-        """When the start times out. None: no workers are starting."""
+        """When the start times out; None if no workers are being started."""
         self._awaited = 0
         self._began = 0.0
 
@@ -96,7 +96,7 @@ def loss_kind(end: ConnectionEnd) -> a.LossKind:
 
 
 _ROUND_S = 0.05
-"""After this time the main loop handles signals and deadlines before it reads the remaining
+"""After this time the main loop handles signals and deadlines, before it reads the remaining
 connections."""
 M = TypeVar("M", bound=Record)
 
@@ -120,8 +120,8 @@ class Connections(ABC, Generic[M]):
         self._ping_at: float | None = None
         self._serial = 0
         self.silence_s = m.SILENCE_S
-        """A connection that is silent for this long counts as lost. The other side uses the same
-        timeout."""
+        """A connection that is silent for this long is considered lost. The other side uses the
+        same timeout."""
 
     @abstractmethod
     def _on_message(self, node_connection: NodeConnection[M], message: M) -> None:
@@ -168,10 +168,10 @@ class Connections(ABC, Generic[M]):
                 os.write(self._wake_end, b"\0")
 
     def _read_all(self, within_s: float = 0.0) -> None:
-        """Read each connection that has data for one turn. The one that has waited longest comes
-        first.
+        """Read each connection that has data, for one turn each. The connection that has waited
+        longest is read first.
 
-        If the time is used up, the remaining connections are read by the next call.
+        If the time is used up, the next call reads the remaining connections.
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._unread else within_s):
             if descriptor == self._wake:
@@ -202,7 +202,7 @@ class Connections(ABC, Generic[M]):
         self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _read(self, node_connection: NodeConnection[M]) -> bool:
-        """Read a node's messages for one turn. Return whether there may be more."""
+        """Read a node's messages for one turn. Return whether more messages may be left."""
         node_connection.begin_turn(self._clock())
         try:
             while True:
@@ -258,7 +258,8 @@ class Connections(ABC, Generic[M]):
     # --- time
 
     def _tick(self) -> None:
-        """Ping all nodes if that is due. Drop the nodes that have been silent for too long."""
+        """Send pings to all nodes if they are due. Drop nodes that have been silent for too
+        long."""
         now = self._clock()
         if self._ping_at is None:
             if any(node_connection.greeted for node_connection in self._node_connections.values()):
@@ -304,7 +305,7 @@ drift apart."""
 
 TURN_MESSAGES = 1024
 TURN_S = 0.01
-"""One connection is read for at most this long before the next one is read."""
+"""Longest time for reading one connection before the next one is read."""
 
 
 class ReadEnd(Enum):
@@ -316,7 +317,8 @@ class ReadEnd(Enum):
 
 
 class NodeConnection(Generic[M]):
-    """A node that is connected or being connected. Only ``write`` may be called from any thread."""
+    """The connection to a node, open or being opened. Only ``write`` may be called from any
+    thread."""
 
     def __init__(
         self,
@@ -325,8 +327,8 @@ class NodeConnection(Generic[M]):
         nested_types: tuple[type[Record], ...],
         budget: Budget,
     ) -> None:
-        """``types`` and ``nested_types`` are the messages that the other side may send; see
-        ``Decoder``."""
+        """``types`` and ``nested_types`` are the messages, and the records in messages, that the
+        other side may send."""
         self.node = node
         self.budget = budget
         self.is_closed = threading.Event()
@@ -350,17 +352,17 @@ class NodeConnection(Generic[M]):
         self.received_at = now
 
     def begin_turn(self, now: float) -> None:
-        """Start a turn, which limits how long one node delays the others.
+        """Start a turn, which limits how long this node delays the other nodes.
 
-        Until the next turn, ``next_message`` returns at most ``TURN_MESSAGES`` messages and for at
-        most ``TURN_S``. ``now`` is on the job's clock.
+        During a turn, ``next_message`` returns at most ``TURN_MESSAGES`` messages, and for at most
+        ``TURN_S``. ``now`` is on the job's clock.
         """
         self._turn_at = now
         self._turn_left = TURN_MESSAGES
         self._turn_until = time.monotonic() + TURN_S
 
     def next_message(self) -> M | ReadEnd:
-        """Return the next message, without waiting. Return the reason if there is none.
+        """Return the next message without waiting; if there is none, the reason.
 
         Raises ProtocolError for an invalid message.
         """
@@ -390,14 +392,15 @@ class NodeConnection(Generic[M]):
         return not self._out.empty()
 
     def next_out(self) -> bytes | None:
-        """Return the next bytes to send. Return None when the connection is closed.
+        """Return the next bytes to send; None when the connection is closed. Blocks until either is
+        the case.
 
-        Only the writer thread calls it.
+        Called only by the connection's ``SendThread``.
         """
         return self._out.get()
 
     def on_greeting(self, clock: float, now: float) -> None:
-        """Use the first message of the other side, which carries the time of its clock."""
+        """Handle the first message of the other side, which has the time of its clock."""
         self.greeted = True
         self.budget.on_greeting()
         self.clock_offset_s = now - clock
@@ -429,7 +432,8 @@ class NodeConnection(Generic[M]):
 
 
 class SendThread(threading.Thread, Generic[M]):
-    """Thread that opens the connection to a node and sends the queued bytes until it is closed."""
+    """Thread that opens the connection to a node, and sends the queued bytes until the connection
+    is closed."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 The program that started the launcher reads the file. torch's ``@record`` writes ``{"message":
 {"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. torchrun
 copies the file of the first failed worker to its own TORCHELASTIC_ERROR_FILE, and adds
-``errorCode`` beside the inner ``message``. In Kubernetes the file is the pod's termination log, of
-which 4096 bytes are kept.
+``errorCode`` beside the inner ``message``. In Kubernetes the file is the pod's termination log,
+which is limited to 4096 bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def error_file_path(
     of_a_script: bool,
     termination_log: str = TERMINATION_LOG,
 ) -> str | None:
-    """Return the path of the launcher's error file. Return None if no option or variable requests
-    one.
+    """Return the path of the launcher's error file; None if no option or variable requests one.
 
     ``option``: the value of ``--error-file``. ``of_a_script``: a worker's script started this
     launcher, so TORCHELASTIC_ERROR_FILE is the worker's file. Raises ConfigError if the file of the
@@ -61,7 +60,7 @@ def error_file_path(
 class ErrorFile:
     """The error file of one launcher.
 
-    Only the first failure of a job is written. ``say`` gets a message if writing fails.
+    Only the first failure of a job is written. ``say`` is called with a message if writing fails.
     """
 
     def __init__(self, path: str | None, say: Callable[[str], None] = lambda _: None) -> None:
@@ -72,9 +71,9 @@ class ErrorFile:
     def write(
         self, message: str, details: str, exit_code: int, *, recorded: str | None = None
     ) -> None:
-        """Write a failure, unless one has been written.
+        """Write a failure, unless a failure has been written before.
 
-        ``details`` is written in place of the traceback. ``recorded`` is the path of the failed
+        ``details`` is written instead of a traceback. ``recorded`` is the path of the failed
         worker's error file. If that file exists and has torch's format, its content is copied.
         """
         if self._path is None or self._written:
@@ -95,7 +94,7 @@ class ErrorFile:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """Return the content of a worker's error file. Return None if it is missing or has another
+    """Return the content of a worker's error file; None if the file is missing or has another
     format."""
     with suppress(OSError, ValueError, RecursionError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -134,7 +133,7 @@ def _fitting(record: dict[str, Any], path: str) -> bytes:
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """Overwrite the content of a file in place.
+    """Overwrite the content of a file, without replacing the file.
 
     A termination log is a mount point, so no other file can replace it. If the file is the
     launcher's own output (/dev/stderr), the data is appended.

@@ -13,7 +13,8 @@ from distlaunch.core.protocol import agent_messages as m
 
 INTERRUPTS_KILL = 3
 INTERRUPTS_S = 1.5
-"""With a pseudo-terminal, Ctrl-C goes to the worker. This many within this many seconds kill it."""
+"""With a pseudo-terminal, Ctrl-C is sent to the worker. If it is typed INTERRUPTS_KILL times within
+this time, the worker is killed."""
 _INTERRUPT = b"\x03"
 
 
@@ -56,17 +57,17 @@ class Keyboard:
         return self._terminal is not None
 
     def size(self) -> tuple[int, int] | None:
-        """Return the number of rows and columns. Return None if there is no terminal."""
+        """Return the number of rows and columns; None without a terminal."""
         return None if self._terminal is None else self._terminal.size()
 
     def fileno(self) -> int:
-        """Return the descriptor to poll. Return -1 if there is none."""
+        """Return the descriptor to poll; -1 if keys are not read."""
         return self._terminal.fileno() if self._is_raw and self._terminal is not None else -1
 
     def start(self) -> None:
         """Start to read keys, if this launcher is the terminal's foreground job.
 
-        A background process that changes the modes of the terminal would be stopped by the kernel.
+        The kernel would stop a background process that changes the modes of the terminal.
         """
         if self._terminal is not None and not self._is_raw and self._terminal.is_foreground():
             self._terminal.enter_raw_mode()
@@ -86,10 +87,10 @@ class Keyboard:
             self._is_raw = False
 
     def read(self, *, has_reader: bool) -> a.Signalled | None:
-        """Send the typed keys to the worker. Return the signal that they mean for the launcher, if
-        any.
+        """Send the typed keys to the worker. Return a signal for the launcher, if the keys stand
+        for one.
 
-        ``has_reader``: a worker runs that can read them.
+        ``has_reader``: a worker runs that can read the keys.
         """
         if self._terminal is None:
             return None

@@ -1,6 +1,6 @@
 """Limits for the messages on one connection: their number, and their size by phase and type.
 
-No I/O. Output is not counted here. ``message_checks`` limits it by credit.
+No clock, no I/O. Output is not counted here; ``message_checks`` limits it by credit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES, FrameSize
 
 _BURST = 64
-"""Number of messages that a connection may send without a request when it opens."""
+"""Number of messages that a new connection may send without having been asked."""
 _PER_S = 4.0
 """Messages per second. An agent sends ``Alive`` once a second, and now and then a warning."""
 _MOST_SAVED = 1 << 16
@@ -29,7 +29,7 @@ _NONE = FrameSize(object_bytes=0, raw_bytes=0)
 _USUAL_BYTES = 64 << 10
 _SURVEY_BYTES = 4 << 20
 _ESCAPED = 6
-r"""JSON may write one byte of text as six (``\u00e9``)."""
+r"""JSON may write one byte of text as six bytes (``\u00e9``)."""
 _ERROR_FILE_BYTES = _ESCAPED * (256 << 10)
 _TAIL_BYTES = 64 << 10
 _STDOUT_TAIL_BYTES = _ESCAPED * (8 << 10)
@@ -72,8 +72,8 @@ NODE_SIZES: dict[type, FrameSize] = {
     p.LauncherInfo: _USUAL,
     p.LauncherSignalled: _USUAL,
 }
-"""Sizes of the messages of a node that has sent its first message. ``NodeBudget.size_of`` adapts
-some of them."""
+"""Largest sizes of messages of a node that has sent its first message. ``NodeBudget.size_of``
+adapts some of these sizes."""
 COORDINATOR_SIZES: dict[type, FrameSize] = {
     m.Prepare: _USUAL,
     m.Stop: _USUAL,
@@ -101,8 +101,8 @@ _COORDINATOR_BURST, _COORDINATOR_PER_S = 4096, 64.0
 class Budget(ABC):
     """The number of messages that a connection may still send.
 
-    It grows with time and with each request to the other side. Times are seconds of any monotonic
-    clock.
+    The number grows with time, and with each request to the other side. Times are seconds of any
+    monotonic clock.
     """
 
     def __init__(self, now: float, *, burst: float = _BURST, per_s: float = _PER_S) -> None:
@@ -125,7 +125,7 @@ class Budget(ABC):
             )
 
     def on_sent(self, message: Record) -> None:  # noqa: B027 - most budgets do not depend on it
-        """Record a message to the other side, which may answer it."""
+        """Record a message to the other side, which may send an answer."""
 
     def on_greeting(self) -> None:  # noqa: B027 - same
         """Record that the other side has sent its first message."""
@@ -154,9 +154,9 @@ class NodeBudget(Budget):
         self._has_greeted = True
 
     def on_sent(self, message: Record) -> None:
-        """Record a message to the node, which may answer it.
+        """Record a message to the node, which may send an answer.
 
-        ``Credit`` changes nothing. Other threads send it.
+        ``Credit`` is not counted, because other threads send it.
         """
         match message:
             case m.Credit():
@@ -182,7 +182,7 @@ class NodeBudget(Budget):
         self.allow(_PER_WORKER * workers + _PER_START)
 
     def charge(self, message: Record, now: float) -> None:
-        """Count a message; see ``Budget``."""
+        """Count a received message. Raises ProtocolError if the node may not send it now."""
         match message:
             case m.Output() if self._has_greeted:
                 return
@@ -201,7 +201,7 @@ class NodeBudget(Budget):
         super().charge(message, now)
 
     def size_of(self, name: str) -> FrameSize:
-        """Return the largest size of a frame of this type at this moment; see ``Budget``."""
+        """Return the largest allowed size of a frame of this type at this moment."""
         if not self._has_greeted:
             if name == m.AgentEnding.__name__:
                 return _TEXT
@@ -237,5 +237,5 @@ class CoordinatorBudget(Budget):
         super().__init__(now, burst=_COORDINATOR_BURST, per_s=_COORDINATOR_PER_S)
 
     def size_of(self, name: str) -> FrameSize:
-        """Return the largest size of a frame of this type; see ``Budget``."""
+        """Return the largest allowed size of a frame of this type."""
         return _COORDINATOR_SIZES.get(name, _USUAL)

@@ -1,14 +1,14 @@
-"""Check received messages against the state of the job. No I/O.
+"""Check received messages against the state of the job. No clock, no I/O.
 
-A node may report only the ranks that it was given, and send no more output than was granted. Any
-other message did not come from an agent of this release that works correctly. Such a message must
-not be written to files, shown, or taken for an event of another node's workers.
+A node may report only on ranks that were assigned to it, and send no more output than it has credit
+for. A message that violates this is not from a correct agent of this release. It must not be
+written to files, shown, or treated as an event of another node's workers.
 
-The numbers in a coordinator's message to a joined launcher must be within their bounds, and its
-attempts must be in order. Otherwise the kernel, or a table of the launcher, would get an invalid
-number. No message names a program to run. The planner checks the nodes that ``StartWorkers`` lists.
-A ``StartWorkers`` without a ``Prepare`` before it is accepted, because it holds all values that a
-start needs.
+In a coordinator's message to a joined launcher, numbers must be within their bounds, and attempts
+must be in order. Otherwise the kernel, or a table of the launcher, would get an invalid number. No
+message names a program to run. The planner checks the nodes that ``StartWorkers`` lists. A
+``StartWorkers`` without a ``Prepare`` before it is accepted, because it has all values that a start
+needs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ from distlaunch.core.protocol.spawner_messages import Leftovers
 from distlaunch.planning.joined_checks import MOST_SLOTS, is_address
 
 _LEFT_BYTES = 5 << 20
-"""How many bytes of output an agent may send beyond its credit for each worker of an attempt.
-
-When a worker ends, the agent sends all output that is left in its pipes, without waiting for
-credit: two full pipes, and the bytes that processes write meanwhile. The agent does this once at
-the end of the worker, and once more at the end of the attempt for processes that still run.
-"""
+"""Bytes per worker that an agent may send beyond its credit when the worker ends: two full pipes,
+and the output that processes write meanwhile. The sum is doubled, because the streams of processes
+that still run are read again after all workers have ended."""
 _CHUNK_BYTES = 1 << 20
 """How many bytes an agent may send beyond its credit at any time: one ``Output`` message."""
 _LAST_PORT = 65535
@@ -41,7 +38,7 @@ _RETURNCODES = range(-128, 256)
 
 
 class NodeMessageCheck:
-    """Checks the messages of one node, from its first message until it is disconnected."""
+    """Checks the messages of one node, from its first message until the node is disconnected."""
 
     def __init__(self, granted: int, *, reports_signals: bool = False) -> None:
         """``granted`` is the node's first credit: how many bytes of output it may send.
@@ -98,7 +95,7 @@ class NodeMessageCheck:
     def grant(self, size: int) -> None:
         """Record new credit.
 
-        Only one thread may call this at a time. Another single thread may call ``check`` meanwhile.
+        Only one thread may call this method. One other thread may call ``check`` at the same time.
         """
         self._granted += size
 
@@ -222,7 +219,8 @@ class CoordinatorMessageCheck:
     def joined(self) -> None:
         """Record that the launcher has joined again.
 
-        The coordinator may be another one. It does not know an attempt that was only prepared.
+        The coordinator may be another process, which does not know an attempt that was only
+        prepared.
         """
         self._prepared = self.attempt
 

@@ -2,8 +2,8 @@
 
 A full disk never stops a job. ``LineFilter`` copies lines of several ranks into one file, as
 torchrun's --duplicate-stdout-filters does. ``DiskWork`` runs work that may wait for a disk. On one
-machine it runs in the main loop. With several nodes it runs in a thread, because a main loop that
-is blocked for a few seconds answers no pings and loses all nodes.
+machine the work runs in the main loop. With several nodes it runs in a thread: a main loop that is
+blocked for a few seconds answers no pings, and all nodes would be considered lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class EventLog:
         """Additional fields of the next event. Empty after the first event."""
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Write an event. An event that cannot be written is lost, and the job continues."""
+        """Write an event of type ``kind``. If it cannot be written, it is lost, and the job
+        continues."""
         shown = self._counted(fields) if self._first_rank else fields
         record = {"time": round(time.time(), 6), "type": kind, **self._schema, **shown}
         self._schema = {}
@@ -71,12 +72,12 @@ class EventLog:
 
 
 class OutputFiles:
-    """Writes output to the log files, then to the console. The output pump's thread calls it.
+    """Writes output to the log files, then to the console. Called by the output pump's thread.
 
     The main thread calls ``begin_attempt`` while no output arrives. ``on_error`` is called once,
     from the pump's thread, when log files can no longer be written. ``ranks``: the ranks whose
     directories are created, if the layout has directories. ``filters`` copy lines of a stream into
-    files of their own.
+    separate files.
     """
 
     def __init__(
@@ -139,15 +140,16 @@ class OutputFiles:
             lines.close()
 
     def tick(self, now: float) -> float | None:
-        """Let the console show the lines that have been held long enough; see ``Sink``."""
+        """Let the console show the lines that have been held long enough. Return the time of the
+        next call, or None."""
         return self._sink.tick(now)
 
     def has_room(self) -> bool:
-        """Return whether the console has room; see ``Sink``."""
+        """Return whether the pump may continue reading, because the console has room."""
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when the console has room again; see ``Sink``."""
+        """Set the function that is called when the console has room again."""
         self._sink.on_room(wake)
 
 
@@ -157,9 +159,9 @@ _LONGEST_LINE = 64 << 10
 class LineFilter:
     """Copies lines that contain one of ``needles``, with the prefix of their rank.
 
-    The output pump's thread calls it. ``prefixes`` holds the ranks whose lines are copied. A line
-    of more than 64 KiB is searched in parts. A line that cannot be written is missing only in this
-    copy.
+    Called by the output pump's thread. ``prefixes`` has the prefixes of the ranks whose lines are
+    copied. A line of more than 64 KiB is searched in pieces. If a line cannot be written, it is
+    missing only in this copy.
     """
 
     def __init__(self, needles: Sequence[bytes], prefixes: Mapping[int, bytes]) -> None:
@@ -170,8 +172,8 @@ class LineFilter:
         self.first_rank = 0
         """The rank that is number 0 in ``prefixes``."""
         self.suffix = ""
-        """Added to the file's name, so that it differs from the names of the other launchers'
-        files."""
+        """Suffix of the file's name, so that the files of several launchers have different
+        names."""
 
     def begin(self, path: str) -> None:
         """Write to this file from now on."""
@@ -197,7 +199,7 @@ class LineFilter:
             self._begun[rank] = rest
 
     def rank_ended(self, rank: int) -> None:
-        """Write the rank's last line if it matches and has no newline."""
+        """Write the rank's last line if the line matches and has no newline."""
         if rest := self._begun.pop(rank, b""):
             self._write(rank, [rest])
 
@@ -229,13 +231,14 @@ T = TypeVar("T")
 
 
 class DiskWork:
-    """Runs work that may wait for a disk. This class runs it at once, in the calling thread."""
+    """Runs work that may wait for a disk. This class runs the work at once, in the calling
+    thread."""
 
     def do(self, work: Callable[[], object]) -> None:
         """Run ``work`` after all earlier work. ``work`` must handle its OSErrors itself."""
         work()
 
     def ask(self, work: Callable[[], T]) -> T | None:
-        """Run ``work`` and return its result. Return None if it takes longer than the main loop may
+        """Run ``work`` and return its result; None if it takes longer than the main loop may
         wait."""
         return work()

@@ -1,9 +1,9 @@
 """The agents of other machines. Connections are opened in threads and read by the main loop.
 
-Each node has one thread. It opens the connection and then writes to it, so that ``send`` never
-waits for the network. The main loop reads all connections.
+Each node has one thread. The thread opens the connection and then writes to it, so that ``send``
+never waits for the network. The main loop reads all connections.
 
-``Feeder`` sends the launcher's stdin to rank 0 if that runs on another machine.
+``Feeder`` sends the launcher's stdin to rank 0 if rank 0 runs on another machine.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ from distlaunch.transport.connection import (
 LEAVE_S = 8.0
 """How long agents may take to end at the end of the job."""
 HURRIED_LEAVE_S = 0.5
-"""The same limit after the user has asked for a quick end. The remaining agents end because their
-connection closes."""
+"""How long agents may take to exit after the user has asked for a quick end. Agents that are left
+end because their connection closes."""
 _OUTPUT_S = 10.0
 
 
 class RemoteAgents(Connections[m.FromRemote]):
     """Connections to the agents on all remote nodes, as a ``Transport``.
 
-    ``targets`` holds the address of each node, by node number. ``clock`` is the job's clock.
-    ``find`` runs the --discover command in a thread and returns its output. ``read`` converts that
-    output to targets in the main loop. New hosts are added to ``targets``. Both raise LaunchError.
+    ``targets`` has the address of each node, by number. ``clock`` is the job's clock. ``find`` runs
+    the --discover command in a thread and returns its output. ``read`` converts the output to
+    targets in the main loop; new hosts are added to ``targets``. Both raise LaunchError if the
+    command or its output is wrong.
     """
 
     reports_signals = False
@@ -81,10 +82,10 @@ class RemoteAgents(Connections[m.FromRemote]):
         end_opening: Callable[[], None] | None = None,
         cut_off: Callable[[], ConnectionEnd | None] = lambda: None,
     ) -> None:
-        """``end_opening`` aborts the connections that ``open_connection`` has begun. It is called
+        """``end_opening`` aborts connections that ``open_connection`` is opening. It is called
         once, at the end.
 
-        ``cut_off`` returns how the connection to all nodes ended, and None until it has ended.
+        ``cut_off`` returns how the connection to all nodes ended; None while it is open.
         """
         super().__init__(clock)
         self.targets = list(targets)
@@ -117,7 +118,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         return self._output_thread
 
     def note(self, text: str) -> None:
-        """Show a notice to the user. May be called from any thread."""
+        """Show the notice ``text`` to the user. May be called from any thread."""
         self._noted.append(text)
         self._notify()
 
@@ -195,7 +196,7 @@ class RemoteAgents(Connections[m.FromRemote]):
             self.send(node, message)
 
     def descriptors(self) -> dict[int, int]:
-        """Return the descriptors to poll: one descriptor stands for all connections."""
+        """Return the descriptors to poll. One epoll descriptor covers all connections."""
         wanted = {self._epoll.fileno(): select.POLLIN}
         if self._feeder is not None and self._feeder.wants_more:
             wanted[self._feeder.fileno()] = select.POLLIN
@@ -367,7 +368,8 @@ class RemoteAgents(Connections[m.FromRemote]):
                 del self._starts[node]
 
     def _end_late_starts(self) -> None:
-        """Drop each node whose workers have not started in time, and report it as lost."""
+        """Disconnect each node whose workers have not started in time, and report the node as
+        lost."""
         now = self._clock()
         for node, start in list(self._starts.items()):
             if (why := start.why_late(now)) is not None:
@@ -439,9 +441,9 @@ class Feeder:
 
     @staticmethod
     def is_worth_it(descriptor: int = 0) -> bool:
-        """Return whether stdin can have data: it is a pipe, a file or a socket.
+        """Return whether stdin can have data: stdin is a pipe, a file or a socket.
 
-        A terminal is not passed on to another machine.
+        A terminal is not read for a worker on another machine.
         """
         try:
             mode = os.fstat(descriptor).st_mode

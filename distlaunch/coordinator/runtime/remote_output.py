@@ -1,8 +1,8 @@
 """The thread that writes and shows the output of workers on other machines.
 
-The main loop queues the output and never waits for a disk or the console. An agent sends no more
-than its credit. It gets new credit when this thread has written the output, so that memory is
-bounded.
+The main loop queues the output and never waits for a disk or the console. An agent may only send as
+many bytes as it has credit for. The agent gets new credit when this thread has written the output,
+so that memory is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALL_WINDOWS_BYTES = 64 << 20
 _WINDOW_BYTES = (256 << 10, 1 << 20)
 """The smallest and the largest number of output bytes of a node that may be queued."""
 _ANSWER_S = 1.0
-"""How long the main loop may wait. It is a fraction of the silence after which a node counts as
+"""How long the main loop may wait: a fraction of the silence after which a node is considered
 lost."""
 _GRANT_AT = 4
 """New credit is sent in units of the window divided by this number."""
@@ -41,7 +41,7 @@ class AttemptOutputSink(OutputSink, Protocol):
 class OutputThread(threading.Thread, DiskWork):
     """Writes output in the order of its arrival, and runs other work that may wait for a disk.
 
-    ``grant(node, size)`` sends new credit. This thread calls it.
+    The thread calls ``grant(node, size)`` to send new credit.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class OutputThread(threading.Thread, DiskWork):
         self._ending = False
         self._over = False
         self.fault: str | None = None
-        """The traceback of the internal error that ended the thread. None if there was none."""
+        """The traceback of the internal error that ended the thread; None if no error did."""
         files.on_room(self._nudge)
 
     # --- the main loop's
@@ -100,7 +100,7 @@ class OutputThread(threading.Thread, DiskWork):
             work()
 
     def ask(self, work: Callable[[], T]) -> T | None:
-        """Queue work and return its result. Return None if it takes longer than ``_ANSWER_S``."""
+        """Queue work and return its result; None if the work takes longer than ``_ANSWER_S``."""
         found: list[T] = []
         done = threading.Event()
 
@@ -115,7 +115,7 @@ class OutputThread(threading.Thread, DiskWork):
     def finish(self, *, bound_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
         """End the thread after the queued work. Return whether it ended in time.
 
-        The time is over after ``bound_s``, or when ``hurried`` returns True.
+        Time is up after ``bound_s``, or when ``hurried`` returns True.
         """
         with self._changed:
             self._ending = True

@@ -58,12 +58,13 @@ class Reporter:
         self._error_file = error_file or ErrorFile(None)
         self._error: a.JobError | None = None
         self.summary = ""
-        """Why the job has failed, in one sentence; empty if it has not."""
+        """Why the job has failed, in one sentence; empty if it has not failed."""
 
     def failed(self, action: a.ReportFailure, *, terminal: bool) -> None:
         """Report an attempt in which a worker failed.
 
-        ``terminal``: the worker had the user's terminal, so its stderr is part of its only stream.
+        ``terminal``: the worker had a pseudo-terminal, so its stderr is in the same stream as its
+        stdout.
         """
         from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 
@@ -133,10 +134,10 @@ class Reporter:
         )
 
     def _with_environment(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with a longer hint if a module is missing.
+        """Return the diagnosis, with a longer hint if a module is missing.
 
-        The hint then says whether the active environment has the module, if the workers use another
-        one.
+        If the workers do not use the active environment, the hint says whether that environment has
+        the module.
         """
         plan = self.plan
         prefix = other_environment(plan.base_env, plan.argv[0])
@@ -159,8 +160,7 @@ class Reporter:
         )
 
     def _filed_elsewhere(self, path: str, rank: int) -> str | None:
-        """Return the place of a log that another launcher writes. Return None if this launcher
-        writes it."""
+        """Return where a log is that another launcher writes; None if this launcher writes it."""
         plan = self.plan
         node_rank = plan.workers[rank].node_rank
         if not self._launchers or node_rank == 0:

@@ -1,7 +1,8 @@
 """Create the run directory of a job.
 
 The directory is private (0700). An existing directory is never overwritten: a new one gets the
-suffix ``-2``, ``-3`` and so on. In the default place, runs older than the newest 50 are deleted.
+suffix ``-2``, ``-3`` and so on. In the default log directory, all but the newest 50 runs are
+deleted.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from distlaunch.core.private_files import make_private_dir, make_private_dirs, o
 KEPT = 50
 LATEST = "latest"
 _SILENT_S = 30 * 86400.0
-"""A run of another host counts as ended if nothing in it has changed for this long."""
+"""A run of another host is considered ended if none of its files has changed for this long."""
 _EVENT_BYTES = 1 << 16
 _SHARED_NAMES = 9
-"""Number of predictable names that are tried in a temporary directory before a random one."""
+"""Number of predictable names that are tried in a temporary directory before a random name."""
 _SAFE = "._-:+@=,"
 _RUN_ID_BYTES = 90
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - tempfile has tried them, and the current directory
@@ -75,7 +76,7 @@ def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
 class RunDir:
     """The directory of one job.
 
-    Its event file stays locked while the job runs, so that no other job deletes the directory.
+    The event file remains locked while the job runs, so that no other job deletes the directory.
     """
 
     def __init__(
@@ -91,13 +92,14 @@ class RunDir:
     ) -> None:
         """Use a new directory.
 
-        ``node`` is the number of a joined launcher's node. Such a launcher may share the directory.
+        ``node`` is the number of a joined launcher's node, None for the coordinator. A joined
+        launcher may share the directory with the coordinator.
         """
         self.path = path
         self.temporary = temporary
         self.instead_of = instead_of
-        """For a temporary directory: the place that cannot be written, and why. None if there is
-        none."""
+        """For a temporary directory: the directory that cannot be written, and why; None if no
+        directory was tried."""
         self._base = base
         self._pruned = pruned
         how = _NEW if node is None else _NEW & ~os.O_EXCL
@@ -138,8 +140,8 @@ class RunDir:
                 os.unlink(fresh)
 
     def write_report(self, text: str) -> None:
-        """Write ``report.txt``. A file or link that a worker has put there is replaced and not
-        opened."""
+        """Write ``text`` to ``report.txt``. If a worker has created such a file or link, it is
+        replaced and not opened."""
         fresh = os.path.join(self.path, f"{REPORT}.new")
         with suppress(OSError):  # the console and the exit code still show it
             with open(
@@ -149,11 +151,11 @@ class RunDir:
             os.replace(fresh, os.path.join(self.path, REPORT))
 
     def prune(self) -> None:
-        """Delete all runs except the newest 50 in the default place.
+        """Delete all runs except the newest 50 in the default log directory.
 
         Only files with distlaunch's names are deleted, and directories that are then empty. The
-        time of a run is that of its last event. A run that may still be active stays, and so do
-        directories without distlaunch's marker. A directory given with --log-dir is never pruned.
+        time of a run is that of its last event. Runs that may still be active are not deleted, nor
+        directories without distlaunch's marker file. The directory of --log-dir is never pruned.
         """
         if not self._pruned:
             return
@@ -206,8 +208,8 @@ def _modified(path: str) -> float:
 def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
     """Return whether a run may still be active on another host that shares this home directory.
 
-    Locks of another host need not be visible here. A run counts as active if it has no end event,
-    its events do not name this host, and one of its files has changed recently.
+    Locks of another host may not be visible on this host. A run is considered active if it has no
+    end event, its events do not name this host, and one of its files has changed recently.
     """
     if not any(map(_is_open_elsewhere, events)):
         return False
@@ -216,7 +218,7 @@ def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
 
 
 def _is_open_elsewhere(events: str) -> bool:
-    """Return whether an event file lacks its end event, and is not known to come from this host."""
+    """Return whether an event file has no end event, and may be from another host."""
     try:
         descriptor = os.open(events, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -292,7 +294,7 @@ def make_run_dir(
     """Create ``<log dir>/<name>`` with mode 0700. If the name exists, append ``-2``, ``-3`` and so
     on.
 
-    ``job_id``: the id of the job, if it differs from ``name``. Raises ConfigError if the directory
+    ``job_id``: the id of the job if it differs from ``name``. Raises ConfigError if the directory
     of --log-dir cannot be written. If the default directory cannot be written, a temporary one is
     used.
     """
@@ -342,7 +344,7 @@ def make_run_dir(
 
 @contextmanager
 def _removed_if_it_fails(path: str) -> Iterator[None]:
-    """Remove a new run directory if writing to it fails."""
+    """Remove the new directory ``path`` if an OSError occurs in this context."""
     try:
         yield
     except OSError:
@@ -353,7 +355,7 @@ def _removed_if_it_fails(path: str) -> Iterator[None]:
 def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
     """Return the directory for temporary files.
 
-    If there is none, return None and the reasons why each of the usual ones cannot be used.
+    If no directory can be used, return None, and for each of the usual ones the reason.
     """
     import tempfile
 
@@ -382,11 +384,11 @@ def _why_unwritable(directory: str) -> str:
 def join_run_dir(
     log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int, job_id: str
 ) -> RunDir:
-    """Use the directory that the coordinator has created. If it is not visible here, create one
+    """Use the directory that the coordinator has created. If this node does not have it, create one
     with its name.
 
     A symbolic link is not followed, and the directory of another job is not used. Raises
-    ConfigError like ``make_run_dir``.
+    ConfigError if the directory of --log-dir cannot be written.
     """
     base = log_base(log_dir, environ)
     if base is not None:
@@ -403,7 +405,7 @@ def _is_of(path: str, job_id: str) -> bool:
     """Return whether a path is a directory (not a link) that this user's distlaunch created for
     this job.
 
-    Raises OSError if it does not exist.
+    Raises OSError if the path does not exist.
     """
     found = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -417,8 +419,8 @@ def _is_of(path: str, job_id: str) -> bool:
 
 
 def _keep_others_out(base: str) -> None:
-    """Remove write permissions of other users from the state directory. A umask of 0 may have set
-    them."""
+    """Remove write permissions of other users from the state directory, which may have them because
+    of a umask of 0."""
     for folder in (os.path.dirname(base), base):
         with suppress(OSError):
             found = os.stat(folder, follow_symlinks=False)
@@ -434,7 +436,8 @@ def _shared_base(first: str) -> str:
     """Return a private directory, created if needed, within a directory that all users may write
     to.
 
-    If another user has taken the name ``first``, another name is used. Raises OSError.
+    If the name ``first`` belongs to another user, another name is used. Raises OSError if no
+    directory can be created.
     """
     for base in (first, *(f"{first}-{number}" for number in range(2, _SHARED_NAMES + 1))):
         with suppress(FileExistsError):

@@ -1,6 +1,7 @@
-"""The main loop of the coordinator: it passes events to the policy and carries out its actions.
+"""The main loop of the coordinator: it passes events to the policy and executes the policy's
+actions.
 
-All waiting of a job is in ``run``.
+While a job runs, the coordinator waits only in ``run``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PAUSE_S = 1.0
 """How long the spawner may take to receive the request to suspend all workers (Ctrl-Z)."""
 _FLUSH_STEP_S = 0.02
 _EVENTS_S = 0.05
-"""After this time the loop handles signals and deadlines before it processes further events."""
+"""After this time the loop handles signals and deadlines, before it processes further events."""
 _TSTP = bytes([signal.SIGTSTP])
 _LONGEST_POLL_MS = 3_600_000  # poll takes a C int, so longer waits wake up in between
 
@@ -114,7 +115,7 @@ class JobClock:
 class Runner:
     """Runs one job and returns its exit code.
 
-    ``takes_typed``: with several workers, rank 0 reads the launcher's stdin even if that is a
+    ``takes_typed``: with several workers, rank 0 reads the launcher's stdin even if stdin is a
     terminal and the launcher is its foreground job. ``feeder`` sends stdin to rank 0 on another
     machine. ``launchers``: each other node has its own launcher. ``disk_work`` runs work that may
     wait for a disk. ``backend`` sets the variables for the addresses at which workers listen. The
@@ -179,7 +180,7 @@ class Runner:
 
     @property
     def summary(self) -> str:
-        """Return why the job has failed, in one sentence. Return an empty string if it has not."""
+        """Why the job has failed, in one sentence; empty if it has not failed."""
         return self._reporter.summary
 
     def run(self) -> int:
@@ -209,8 +210,8 @@ class Runner:
     def _receive(self) -> bool:
         """Process events for at most ``_EVENTS_S``. Return whether there were any.
 
-        An agent in the launcher's process answers at once, and no descriptor shows its answer.
-        Therefore the caller calls this again after an event before it waits.
+        An agent in the launcher's process answers at once, without a descriptor becoming readable.
+        Therefore the caller must call this method again after an event, before it waits.
         """
         if not self._received:
             self._received.extend(self._transport.receive())
@@ -302,8 +303,8 @@ class Runner:
                 self._exit_code = action.exit_code
 
     def _say_unread(self) -> None:
-        """Warn once if rank 0 has not read all of stdin. A shell loop that reads the same input
-        loses it."""
+        """Warn once if rank 0 has not read all of stdin. In a shell loop that reads the same input,
+        the unread lines are lost."""
         if self._feeder is None or not self._feeder.unread or self._has_said_unread:
             return
         self._has_said_unread = True
@@ -450,8 +451,8 @@ class Runner:
         self._on_signals(meanwhile.replace(_TSTP, b""))
 
     def _flush(self, *, until: float) -> None:
-        """Wait until all messages are sent, at most until ``until``. Called before this process is
-        suspended."""
+        """Wait until all messages have been sent, at most until ``until``. Called before this
+        process suspends itself."""
         while self._transport.has_unsent and (left_s := until - time.monotonic()) > 0:
             poll = select.poll()
             for number, wanted in self._transport.descriptors().items():
@@ -462,7 +463,7 @@ class Runner:
 
 
 def _what_where(plan: LaunchPlan) -> str:
-    """Return the number of workers and their hosts as text, as far as they are known."""
+    """Return the number of workers and their hosts as text, as far as known."""
     if not all(node.known for node in plan.nodes):
         where = counted(len(plan.nodes), "node")
     elif len(plan.nodes) == 1:

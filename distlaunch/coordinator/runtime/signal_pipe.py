@@ -11,14 +11,14 @@ from distlaunch.coordinator.policy.signals import StopSignal, StopSignalCounter
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 LOOK_S = 0.1
-"""Period at which waiting code looks for a signal after the job's end."""
+"""Period at which waiting code checks for a signal after the job's end."""
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 FOR_THE_JOB = frozenset((*ENDING, *_PASSED_ON))
-"""Signals for the job. They count if they reach this launcher, another launcher, or an agent of a
-scheduler's step."""
+"""Signals that are meant for the job, whether this launcher, another launcher, or an agent of a
+scheduler's step receives them."""
 _NEVER_IGNORED = frozenset((signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
-"""Signals that are handled even if they were ignored before. ``SignalPipe`` describes an
-exception."""
+"""Signals that are handled even if they were ignored when the launcher started. ``SignalPipe``
+describes an exception."""
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 
@@ -29,12 +29,13 @@ def _noted(signum: int, frame: FrameType | None) -> None:
 class SignalPipe:
     """The signals that this process receives, in order.
 
-    A HUP or a stop key's signal that was ignored when the launcher started stays ignored. INT and
-    QUIT stay ignored only if HUP was ignored as well (``nohup distlaunch ... &`` in a script). A
-    plain ``&`` in a script also makes the shell ignore them, but nobody has asked for that, and the
-    script may send INT on purpose. TERM is never ignored.
+    HUP, and signals of stop keys such as Ctrl-Z, remain ignored if they were ignored when the
+    launcher started. INT and QUIT remain ignored only if HUP was ignored as well (``nohup
+    distlaunch ... &`` in a script). A plain ``&`` in a script also makes the shell ignore INT and
+    QUIT, but not on the user's request, and the script may send INT on purpose. TERM is never
+    ignored.
 
-    The handlers stay after the job's end. A signal then only makes ``is_hurried`` return True.
+    The handlers remain after the job's end. A signal then only makes ``is_hurried`` return True.
     """
 
     def __init__(self) -> None:
@@ -66,10 +67,8 @@ class SignalPipe:
         return self._read
 
     def read(self) -> bytes:
-        """Return the numbers of the signals received since the last call, oldest first.
-
-        Return ``b""`` if there are none.
-        """
+        """Return the numbers of the signals received since the last call, oldest first; ``b""`` if
+        none were received."""
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:
@@ -82,9 +81,9 @@ class SignalPipe:
     def is_hurried(self) -> bool:
         """Return whether the user wants the launcher to exit without further waiting.
 
-        Called when the job's exit code is known. A signal then no longer stops the job. It only
-        shortens the waiting. A repetition of the signal that stopped the job does not count (see
-        ``StopSignalCounter``).
+        Called when the job's exit code is known. A signal then no longer stops the job; it only
+        shortens the waiting. A repetition of the signal that stopped the job does not count
+        (``StopSignalCounter``).
         """
         try:
             numbers = b"" if self._hurried else os.read(self._read, 4096)
@@ -100,12 +99,12 @@ class SignalPipe:
         return self._hurried
 
     def ignores(self, signum: int) -> bool:
-        """Return whether this signal was ignored when the launcher started, and stays ignored."""
+        """Return whether a signal was ignored when the launcher started, and remains ignored."""
         return signum not in self._taken
 
 
 def stop_self() -> None:
-    """Suspend this process until it is continued, with the default action of Ctrl-Z.
+    """Suspend this process, with the default action of Ctrl-Z, until it is continued.
 
     The kernel ignores the signal if no shell could continue the process.
     """

@@ -1,9 +1,8 @@
 """The interface for worker output and distlaunch's own messages.
 
-``console`` implements it. Tests use a list. The output pump's thread calls ``output``,
-``rank_ended`` and ``tick``. The main thread calls ``say``, ``event`` and ``status``. Both call
-``has_room``. None of these methods blocks: a sink buffers, and ``has_room`` returns False when the
-buffer is full.
+``console`` implements the interface. The output pump's thread calls ``output``, ``rank_ended`` and
+``tick``. The main thread calls ``say``, ``event`` and ``status``. Both call ``has_room``. None of
+these methods blocks: a sink buffers, and ``has_room`` returns False when the buffer is full.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class Sink(Protocol):
     def on_room(self, wake: Callable[[], None]) -> None:
         """Set the function to call, from any thread, when ``has_room`` returns True again.
 
-        It is also called if the next ``tick`` is due earlier than the last call returned, for
-        example because a status line has appeared.
+        The sink also calls the function if the next ``tick`` is due earlier than the last ``tick``
+        returned, for example because a status line has appeared.
         """
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
@@ -75,8 +74,8 @@ class Sink(Protocol):
         several lines."""
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Show a job event, which is also written to ``events.jsonl``. Only the jsonl format shows
-        it."""
+        """Show a job event. Only the jsonl format does. The event is also written to
+        ``events.jsonl``."""
 
     def status(self, view: StatusView) -> None:
         """Update the live status line, if the output is a terminal."""
@@ -93,8 +92,8 @@ class Sink(Protocol):
         shown.
 
         May be called again. If ``timeout_s`` is None, wait as long as the reader needs. Otherwise
-        the job has failed or was stopped. Lines of workers that are still queued after a moment may
-        then be dropped, so that distlaunch's own messages are shown. One line reports their number.
-        The wait ends after ``timeout_s`` without progress. Once ``hurried`` returns True, lines are
-        dropped in any case, and the wait ends within a second.
+        the job has failed or was stopped: lines of workers that are still queued after a moment may
+        be dropped, so that distlaunch's own messages are shown. One line reports the number of
+        dropped lines. The wait ends after ``timeout_s`` without progress. Once ``hurried`` returns
+        True, lines are dropped in any case, and the wait ends within a second.
         """

@@ -1,4 +1,4 @@
-"""The agents that srun has started. Slurm's actions on them are reported as events."""
+"""The agents that srun has started. What Slurm does to the agents is reported as events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SlurmAgents(RemoteAgents):
         self._busy: set[int] = set()
         """Nodes on which an attempt has not ended."""
         self._doomed: set[int] = set()
-        """Nodes whose agents Slurm is about to kill. They are lost once their workers have ended."""
+        """Nodes whose agents Slurm is about to kill. Each is lost once its workers have ended."""
         self._leaving = False
         srun.say = self._on_line
 
@@ -50,7 +50,7 @@ class SlurmAgents(RemoteAgents):
         self._notify()
 
     def receive(self) -> list[a.Event]:
-        """Return the events since the last call; see ``RemoteAgents``."""
+        """Return the events since the last call, including lines that srun has printed."""
         while self._said:
             line = self._said.popleft()
             self._much += 1
@@ -59,7 +59,7 @@ class SlurmAgents(RemoteAgents):
         return super().receive()
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
-        """Send a message to a node; see ``RemoteAgents``."""
+        """Send a message to a node."""
         if isinstance(message, m.Start):
             self._busy.add(node)
         super().send(node, message)
@@ -104,7 +104,7 @@ class SlurmAgents(RemoteAgents):
         super()._drop(node_connection)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all agents, then srun; see ``RemoteAgents``."""
+        """End all agents, then srun. ``hurried`` returns True if the user wants a quick end."""
         self._leaving = True
         super().close(hurried)
         self._srun.close()
