@@ -10,6 +10,7 @@ import pytest
 
 from distlaunch.diagnosis.evidence import read_error_file
 from distlaunch.diagnosis.first_cause import diagnose
+from tests.facts import mentions
 
 
 def one(end_of, tail="", **fields):
@@ -39,7 +40,7 @@ def test_signals_are_named_with_their_meaning(end_of, number, says, hint):
 
 def test_sigkill_with_an_oom_kill_is_the_kernels(end_of):
     diagnosis = one(end_of, returncode=-9, oom_kills=1)
-    assert "killed by the kernel, out of host memory" in diagnosis.cause.summary
+    assert mentions(diagnosis.cause.summary, "SIGKILL", "kernel")
     assert "memory" in (diagnosis.hint or "")
 
 
@@ -90,7 +91,7 @@ def test_abort_of_torchs_threads_at_exit_does_not_hide_the_exception(end_of, cra
     )
     diagnosis = one(end_of, tail + crash, returncode=-6)
     assert (diagnosis.cause.exception_type, diagnosis.cause.frame) == ("KeyError", "t.py:1 in f")
-    assert diagnosis.cause.summary == "killed by SIGABRT (abort) while it ended with an exception"
+    assert mentions(diagnosis.cause.summary, "SIGABRT (abort)", "exception")
     assert diagnosis.exit_code == 134
 
 
@@ -187,7 +188,7 @@ def test_text_of_sys_exit_is_found_before_warnings(end_of):
 
 
 def test_silent_end_says_so(end_of):
-    assert one(end_of, returncode=3).cause.summary == "exit code 3, and it wrote nothing to stderr"
+    assert mentions(one(end_of, returncode=3).cause.summary, "code 3", "nothing", "stderr")
 
 
 @pytest.mark.parametrize(
@@ -304,9 +305,8 @@ def test_dashes_behind_the_script_are_named_where_the_scripts_own_parser_refused
     end_of, said, code
 ):
     end = end_of(0, said, returncode=code)
-    assert "leave out the `--` behind SCRIPT" in (
-        diagnose([end], world_size=1, dashes_first=True).hint or ""
-    )
+    hint = diagnose([end], world_size=1, dashes_first=True).hint or ""
+    assert mentions(hint, "`--` behind SCRIPT")
     assert "behind SCRIPT" not in (diagnose([end], world_size=1).hint or "")
     other = end_of(0, "Traceback (most recent call last):\nValueError: no\n", returncode=1)
     assert diagnose([other], world_size=1, dashes_first=True).hint is None
@@ -322,9 +322,7 @@ def test_missing_module_names_the_interpreter(end_of):
     tail = "Traceback (most recent call last):\n  File \"/p/t.py\", line 1, in <module>\n    import X\nModuleNotFoundError: No module named 'X.y'\n"
     diagnosis = diagnose([end_of(0, tail)], world_size=1, python="/opt/py/bin/python3")
     assert diagnosis.hint is not None
-    assert diagnosis.hint.startswith(
-        "/opt/py/bin/python3 has no module X.y, nor has the script's folder: is the name right?"
-    )
+    assert mentions(diagnosis.hint, "/opt/py/bin/python3", "X.y", "the script's folder")
 
 
 @pytest.mark.parametrize(
@@ -446,7 +444,7 @@ def test_a_crash_while_horovod_starts_has_a_hint_of_its_own(end_of):
         "Fatal Python error: Segmentation fault\n\nThread 0x00007f0ef224ab80 (most recent call first):\n"
         '  File "/v/lib/python3.11/site-packages/horovod/common/basics.py", line 105 in init\n'
     )
-    assert "Horovod crashes where" in str(one(end_of, tail, returncode=-11).hint)
+    assert "getent hosts" in str(one(end_of, tail, returncode=-11).hint)
     assert "Horovod" not in str(
         one(end_of, tail.replace("in init", "in rank"), returncode=-11).hint
     )
@@ -460,9 +458,9 @@ def test_an_abort_of_horovod_has_that_hint_if_gloo_found_no_address(end_of):
         '  File "/v/lib/python3.11/site-packages/horovod/common/basics.py", line 105 in init\n'
     )
     no_address = tail.format("Unable to find address for: n1")
-    assert "Horovod crashes where" in str(one(end_of, no_address, returncode=-6).hint)
+    assert "getent hosts" in str(one(end_of, no_address, returncode=-6).hint)
     other = tail.format("Connection refused")
-    assert "Horovod crashes" not in str(one(end_of, other, returncode=-6).hint)
+    assert "getent hosts" not in str(one(end_of, other, returncode=-6).hint)
 
 
 def test_last_words_are_kept_apart_from_an_exceptions_own_lines(end_of):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.hang import HangDiagnosis, diagnose_hang
+from tests.facts import mentions
 
 RECORDED = Path(__file__).parent / "recorded_stacks"
 PROJECT = "/home/user/project"
@@ -107,8 +108,8 @@ def test_a_stopped_worker_comes_first_and_who_may_have_stopped_it_is_said(name):
     told = explain(recorded(name))
     assert told.behind == (3,)
     assert told.frame is None
-    assert told.text.splitlines()[1] == "  rank 3 is stopped (state T): somebody sent SIGSTOP"
-    assert "who stops it? A `kill -STOP`, a scheduler that suspends jobs" in told.text
+    assert mentions(told.text.splitlines()[1], "rank 3", "state T", "SIGSTOP")
+    assert mentions(told.text, "`kill -STOP`")
     [hint] = told.text.partition("hint: ")[2:]
     assert "4003" not in hint, "it has been killed when this is read"
 
@@ -116,7 +117,7 @@ def test_a_stopped_worker_comes_first_and_who_may_have_stopped_it_is_said(name):
 def test_a_worker_in_the_kernel_is_named_and_where_to_look():
     told = explain([stack(0, ALL_REDUCE), silent(1, "D")], heartbeats=steps(3, 4))
     assert told.behind == (1,)
-    assert "rank 1 is stuck in the kernel (state D)" in told.text
+    assert mentions(told.text, "rank 1", "kernel", "state D")
     assert "/proc/4001/stack" in told.text
 
 
@@ -148,7 +149,7 @@ def test_where_nobody_waits_the_lowest_step_is_behind():
     stacks = [stack(0, line=10), stack(1, line=20), stack(2, line=30), stack(3, line=30)]
     told = explain(stacks, heartbeats=steps(7, 8, 5, 5))
     assert told.behind == (2, 3)
-    assert "(at least at step 5, the others at 7-8)" in told.text
+    assert mentions(told.text, "step 5", "7-8")
 
 
 def test_where_nobody_waits_and_steps_tell_nothing_the_odd_rank_is_behind():
@@ -159,37 +160,35 @@ def test_where_nobody_waits_and_steps_tell_nothing_the_odd_rank_is_behind():
 def test_where_nobody_stands_out_nobody_is_blamed_but_all_places_are_shown():
     told = explain([stack(0, line=10, function="one"), stack(1, line=20, function="two")])
     assert told.behind == ()
-    assert "no rank stands out" in told.text
+    assert mentions(told.text, "no rank", "2 places")
     assert "train.py:10 in one" in told.text
     assert "train.py:20 in two" in told.text
 
 
 @pytest.mark.parametrize(
-    ("frames", "words"), [((ALL_REDUCE,), "in torch.distributed all_reduce"), ((), "")]
+    ("frames", "call"), [((ALL_REDUCE,), "torch.distributed all_reduce"), ((), "")]
 )
-def test_where_all_stand_at_the_same_place_nobody_is_blamed(frames, words):
+def test_where_all_stand_at_the_same_place_nobody_is_blamed(frames, call):
     told = explain([stack(rank, *frames) for rank in range(4)], heartbeats=steps(8, 8, 9, 8))
     assert told.behind == ()
     assert told.frame == "train.py:90 in main"
-    assert f"all 4 stand at the same place {words}".strip() in told.text
+    assert mentions(told.text, "all 4", call)
     assert told.signature == ("hang", "train.py:90 in main")
 
 
 def test_the_only_worker_is_the_one_that_hangs():
     told = explain([stack(0, LOADER)])
     assert told.behind == (0,)
-    assert told.text.startswith(
-        "hang: no sign of life from the only worker for 30 s\n  it stands at train.py:90 in main"
-    )
+    first, second = told.text.splitlines()[:2]
+    assert mentions(first, "only worker", "30 s")
+    assert mentions(second, "train.py:90 in main")
 
 
 def test_workers_that_compute_are_doubted_to_hang():
     stacks = [stack(rank, line=40 + rank, state="R") for rank in range(3)]
-    assert "they compute (state R): is --hang-timeout too short" in explain(stacks).text
-    assert (
-        "it computes (state R)"
-        in explain([stack(0, ALL_REDUCE), stack(1, line=57, state="R")]).text
-    )
+    assert mentions(explain(stacks).text, "they compute", "state R", "--hang-timeout")
+    one = explain([stack(0, ALL_REDUCE), stack(1, line=57, state="R")])
+    assert mentions(one.text, "it computes", "state R")
 
 
 @pytest.mark.parametrize("state", ["R", "S"])
@@ -201,12 +200,10 @@ def test_who_waits_or_sleeps_is_not_said_to_compute(state):
 
 def test_output_that_did_not_count_is_told_with_what_to_do_beside_the_hint_of_the_place():
     told = explain([stack(0, LOADER)], output_came=True)
-    assert told.text.startswith(
-        "hang: no heartbeat from the only worker for 30 s (output still came)\n"
-    )
+    assert mentions(told.text.splitlines()[0], "heartbeat", "only worker", "30 s", "output")
     flat = told.text.replace("\n    ", " ")
-    assert "hint: output does not count once a worker has sent a heartbeat" in flat
-    assert "hint: it waits for its DataLoader's workers" in flat
+    assert mentions(flat, "hint", "heartbeat", "evaluation")
+    assert mentions(flat, "hint", "DataLoader's workers")
     assert told.record["output_came"] is True
 
 
@@ -214,9 +211,7 @@ def test_ranks_that_wait_in_different_collectives_are_said_to():
     told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, BARRIER, line=80)])
     assert told.behind == (2,)
     first = " ".join(line.strip() for line in told.text.splitlines()[1:3])
-    assert first.startswith(
-        "rank 2 waits in torch.distributed barrier, at train.py:80 in main; the others in"
-    )
+    assert mentions(first, "rank 2", "torch.distributed barrier", "train.py:80 in main")
     assert "same order" in told.text
 
 
@@ -237,36 +232,34 @@ def test_ranks_that_look_for_each_other_without_torchs_own_call_are_said_to_form
     )
     assert told.behind == ()
     flat = " ".join(told.text.split())
-    assert "all 3 stand at the same place in torch.distributed init_process_group" in flat
-    assert "hint: all wait for the group to form" in flat
+    assert mentions(flat, "all 3", "torch.distributed init_process_group", "hint", "group")
 
 
 def test_ranks_that_ended_are_what_the_others_wait_for():
     told = explain([stack(rank, ALL_REDUCE) for rank in range(3)], ended=[3])
     assert told.behind == (3,)
-    assert "any of 3 workers that still run" in told.text
-    assert "rank 3 has ended with exit code 0, and the others wait for it" in told.text
-    assert "from the only worker that still runs for 30 s" in explain([stack(0)], ended=[1]).text
+    assert mentions(told.text, "3 workers", "still run")
+    assert mentions(told.text, "rank 3", "code 0", "wait")
+    assert mentions(explain([stack(0)], ended=[1]).text, "only worker", "still runs", "30 s")
     assert "rank 0 stands at train.py:90" in explain([stack(0)], ended=[1]).text
 
 
 def test_ranks_that_ended_are_only_mentioned_where_somebody_else_is_behind():
     told = explain([stack(0, ALL_REDUCE), stack(1, line=57)], ended=[2])
     assert told.behind == (1,)
-    assert "rank 2 ended before, with exit code 0" in told.text
+    assert mentions(told.text, "rank 2", "before", "code 0")
 
 
 def test_a_rank_without_a_stack_is_behind_when_all_others_wait():
     told = explain([stack(0, ALL_REDUCE), silent(1, "S"), stack(2, ALL_REDUCE)])
     assert told.behind == (1,)
-    assert "rank 1: no stack (state S, pid 4001): no Python started by us" in told.text
-    assert "or blocks our signal" in told.text.replace("\n    ", " ")
+    assert mentions(told.text, "rank 1", "no stack", "state S", "pid 4001")
 
 
 def test_a_node_that_does_not_answer_is_named():
     told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE)], world_size=4)
     assert told.behind == (2, 3)
-    assert "ranks 2-3: no answer from their nodes" in told.text
+    assert mentions(told.text, "ranks 2-3", "no answer")
 
 
 def test_of_no_stacks_at_all_the_report_is_honest():
@@ -324,14 +317,14 @@ def test_who_builds_an_extension_is_told_from_who_waits_for_that_and_its_lock_st
     assert told.behind == (1,)
     assert [group["ranks"] for group in told.record["groups"]] == [[1], [0, 2]]
     assert "communicate" not in json.dumps(told.record["groups"][1])
-    assert "ranks 0,2, in the lock of an extension that is built" in told.text
-    assert "it builds an extension" in told.text
+    assert mentions(told.text, "ranks 0,2", "lock", "extension")
+    assert mentions(told.record["hint"], "builds", "--hang-timeout")
     assert "remove" not in told.text
 
 
 def test_a_lock_that_nobody_holds_is_to_be_removed():
     told = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *WAITS_FOR_LOCK)])
-    assert "all 2 stand at the same place in the lock of an extension" in told.text
+    assert mentions(told.text, "all 2", "lock", "extension")
     assert "remove that" in told.text
 
 
@@ -340,7 +333,7 @@ def test_other_threads_of_the_users_code_are_shown_with_who_is_behind():
 
 
 def test_a_main_thread_that_is_not_shown_is_said_to_be_so():
-    assert "its main thread is not in the dump" in explain(recorded("many_threads.python311")).text
+    assert mentions(explain(recorded("many_threads.python311")).text, "main thread", "faulthandler")
 
 
 def test_a_thousand_ranks_make_a_short_report():

@@ -16,6 +16,7 @@ from distlaunch.diagnosis.evidence import read_error_file
 from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
 from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 from tests.examples import examples
+from tests.facts import mentions
 
 TAIL = """\
 Traceback (most recent call last):
@@ -91,12 +92,9 @@ def test_host_and_attempt_are_said_where_there_are_several(end_of):
 def test_a_log_that_another_nodes_launcher_files_is_not_said_to_be_missing(end_of):
     text = shown(
         diagnose([end_of(2, TAIL)], world_size=4),
-        filed="ab12/attempt-0/rank-2.log in the log directory of n2",
+        filed="ab12/attempt-0/rank-2.log of n2",
     )
-    assert (
-        "\n  log: ab12/attempt-0/rank-2.log in the log directory of n2, if rank 2 wrote any\n"
-        in text
-    )
+    assert mentions(text, "log", "ab12/attempt-0/rank-2.log", "n2", "rank 2")
     assert "wrote none" not in text
 
 
@@ -139,7 +137,7 @@ def test_missing_cause_is_the_first_thing_said(end_of):
         "RuntimeError: [/x/gloo/pair.cc:1] Connection closed by peer [::1]:3",
     )
     text = shown(diagnose([end_of(0, lost)], world_size=2), world_size=2)
-    assert text.startswith("rank 0 of 2 failed: exit code 1; no rank shows the original cause\n")
+    assert mentions(text.splitlines()[0], "rank 0", "code 1", "original cause")
 
 
 def test_record_is_json_and_names_the_cause(end_of):
@@ -177,9 +175,8 @@ def test_a_cause_fits_in_one_line(end_of):
     text = one_line(diagnose(both, world_size=4))
     assert text.startswith("ranks 0-1: ValueError: bbb")
     assert len(text) < 220
-    assert one_line(diagnose([end_of(1, returncode=-9)], world_size=4)).startswith(
-        "rank 1: killed by SIGKILL"
-    )
+    killed = one_line(diagnose([end_of(1, returncode=-9)], world_size=4))
+    assert mentions(killed, "rank 1", "SIGKILL")
 
 
 def test_escape_sequences_are_taken_out_whole():

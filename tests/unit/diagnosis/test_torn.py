@@ -13,6 +13,7 @@ import pytest
 
 from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
 from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
+from tests.facts import mentions
 
 CUT_OFF = "its traceback was cut off"
 TORCH = "/home/user/venv/lib/python3.11/site-packages/torch"
@@ -211,7 +212,7 @@ def test_exception_that_the_interpreter_dumped_before_the_frames_is_named(end_of
     assert cause.exception_type == "ConnectionResetError"
     assert cause.message == "104, 'Connection reset by peer'"
     assert cause.frame == (None if lines == 1 else "train.py:8 in <module>")
-    assert ("may have been killed" in (diagnosis.hint or "")) is (lines >= 4)
+    assert mentions(diagnosis.hint or "", "loader worker", "killed") is (lines >= 4)
     assert "object" not in said(diagnosis)
 
 
@@ -303,10 +304,7 @@ def test_error_file_names_the_exception_of_a_cut_traceback(end_of):
 
 def test_kill_while_a_traceback_was_printed_is_both_said(end_of):
     diagnosis = explained(end_of, PLAIN.partition("ValueError")[0], returncode=-9)
-    assert (
-        diagnosis.cause.summary
-        == f"killed by SIGKILL (from outside: no out-of-memory kill was counted); {CUT_OFF}"
-    )
+    assert mentions(diagnosis.cause.summary, "SIGKILL", "outside", CUT_OFF)
     assert diagnosis.cause.frame == "train.py:42 in step"
     assert diagnosis.exit_code == 137
 
@@ -322,14 +320,15 @@ def test_killed_loader_worker_is_possible_where_the_loader_waited(end_of, lines)
     end = end_of(2, "".join(WAITING.splitlines(keepends=True)[:lines]))
     diagnosis = diagnose([end], world_size=4)
     assert diagnosis.cause.frame == "train.py:8 in <module>"
-    assert "may have been killed" in diagnosis.hint
+    assert mentions(diagnosis.hint, "loader worker", "killed")
     assert "/dev/shm" in diagnosis.hint
     assert not looks_like_consequence(end)
 
 
 def test_killed_loader_worker_is_possible_where_the_hand_over_broke(end_of):
-    assert "may have been killed" in explained(end_of, WAITING).hint
-    assert "may have been killed" in explained(end_of, HANDED_OVER.partition("\nDuring")[0]).hint
+    assert mentions(explained(end_of, WAITING).hint, "loader worker", "killed")
+    cut = HANDED_OVER.partition("\nDuring")[0]
+    assert mentions(explained(end_of, cut).hint, "loader worker", "killed")
 
 
 @pytest.mark.parametrize(

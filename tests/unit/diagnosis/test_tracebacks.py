@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from distlaunch.diagnosis.first_cause import diagnose
+from tests.facts import mentions
 
 
 def explained(end_of, tail, **fields):
@@ -279,10 +280,8 @@ def test_ignored_exception_is_named_where_there_is_nothing_else(end_of):
 
 def test_child_process_of_multiprocessing_is_named_where_the_parent_says_nothing(end_of):
     cause = explained(end_of, "Process SpawnProcess-2:\n" + textwrap.dedent(PLAIN), returncode=4)
-    assert (cause.message, cause.summary) == (
-        "bad batch",
-        "exit code 4 (exception in a child process)",
-    )
+    assert cause.message == "bad batch"
+    assert mentions(cause.summary, "code 4", "child process")
 
 
 def test_exception_of_a_pool_worker_keeps_the_workers_frame(end_of):
