@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import distlaunch
-from distlaunch.cli.compat.accelerate.options import THEIRS as ACCELERATE
-from distlaunch.cli.compat.deepspeed.options import THEIRS as DEEPSPEED
-from distlaunch.cli.compat.horovodrun.options import THEIRS as HOROVODRUN
+from distlaunch.cli.compat.accelerate.options import COMMAND_OPTIONS as ACCELERATE
+from distlaunch.cli.compat.deepspeed.options import COMMAND_OPTIONS as DEEPSPEED
+from distlaunch.cli.compat.horovodrun.options import COMMAND_OPTIONS as HOROVODRUN
 from distlaunch.cli.help import ABOUT, PURPOSES, help_page
 from distlaunch.cli.help_layout import HelpPage, Row, Section, option_row
 from distlaunch.cli.pages import Block, file_topics, page_blocks, page_text, topics, with_topics

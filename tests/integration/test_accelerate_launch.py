@@ -17,7 +17,7 @@ from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.accelerate_config import read_config
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.config_file import read_document
-from distlaunch.cli.compat.accelerate.options import OPTIONS, OWN
+from distlaunch.cli.compat.accelerate.options import OPTIONS, OWN_OPTIONS
 from distlaunch.cli.compat.accelerate.translate import translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.model.topology import Node, Topology
@@ -165,7 +165,7 @@ def test_every_option_of_its_launcher_is_known_here_and_of_our_own_for_it_no_oth
     }
     assert "--num-processes" in written
     assert written - {flag for option in OPTIONS for flag in option.all_flags} == {"-h", "--help"}
-    assert {flag for option in OWN for flag in option.flags} - written == set()
+    assert {flag for option in OWN_OPTIONS for flag in option.flags} - written == set()
 
 
 # --- what a command line starts

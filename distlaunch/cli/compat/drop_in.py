@@ -26,21 +26,21 @@ class Translation(Record):
     notices: tuple[str, ...]
 
 
-def same(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 - named as the field that it fills
+def train_option(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 - named as the field that it fills
     """Return the row of an option that train has too, with another launcher's spelling."""
     option = _TRAIN[field]
     return replace(option, flags=tuple(flags.split()) or option.flags, help=help or option.help)
 
 
-def with_trains(theirs: Sequence[Option], place: Place) -> tuple[Option, ...]:
-    """Return the options of a drop-in command: its own rows (``theirs``), then those of train that
+def with_train_options(command_options: Sequence[Option], place: Place) -> tuple[Option, ...]:
+    """Return the options of a drop-in command: its own rows (``command_options``), then those of train that
     apply to it.
 
     ``place`` is the command.
     """
-    fields = {option.field for option in theirs}
+    fields = {option.field for option in command_options}
     return (
-        *theirs,
+        *command_options,
         *(
             option
             for option in TRAIN_OPTIONS
@@ -58,7 +58,7 @@ def spelling_of(place: Place) -> Iterator[tuple[str, str]]:
             yield option.name, absence.instead
 
 
-def row(
+def own_option(
     flags: str,
     kind: Kind,
     group: Group,
@@ -85,7 +85,7 @@ def row(
     )
 
 
-def take_apart(
+def scan_command_line(
     argv: Sequence[str],
     options: Iterable[Option],
     dialect: Dialect,
@@ -94,12 +94,12 @@ def take_apart(
     drops_dashes: bool = False,
 ) -> tuple[Given, tuple[str, ...]]:
     """Parse a command line with ``scan``. Errors use the spelling of ``dialect``."""
-    with in_words_of(dialect):
+    with with_option_names(dialect):
         return scan(argv, options, abbreviated=abbreviated, drops_dashes=drops_dashes)
 
 
 @contextmanager
-def in_words_of(dialect: Dialect) -> Iterator[None]:
+def with_option_names(dialect: Dialect) -> Iterator[None]:
     """Replace the names of options in a LaunchError by those of ``dialect``, and raise the same
     error again."""
     try:
@@ -133,5 +133,5 @@ def run_drop_in(
         print_warnings(
             [*unknown_variables(environ), *notices, *misplaced_options(options, names, environ)]
         )
-    with in_words_of(options.dialect), around or nullcontext():
+    with with_option_names(options.dialect), around or nullcontext():
         return train(options)

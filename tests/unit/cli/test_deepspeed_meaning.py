@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.cli.compat.deepspeed.command import deepspeed
-from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.deepspeed.options import COMMAND_OPTIONS, OPTIONS
 from distlaunch.cli.compat.deepspeed.translate import DeepspeedTranslation, translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, UsageError
@@ -16,7 +16,7 @@ NO_FILE = "/nowhere/hostfile"
 
 
 def meaning(*words: str, default_hostfile: str = NO_FILE, **environ: str) -> DeepspeedTranslation:
-    given, rest = scan([*words, "s.py", "a"], OPTIONS, abbreviated=THEIRS)
+    given, rest = scan([*words, "s.py", "a"], OPTIONS, abbreviated=COMMAND_OPTIONS)
     return translate(given, rest, environ, default_hostfile=default_hostfile)
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from distlaunch.cli.compat.drop_in import in_words_of
+from distlaunch.cli.compat.drop_in import with_option_names
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import scan, whole_name
 from distlaunch.core.agent.connect import RejectedError
@@ -29,7 +29,7 @@ DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
 )
 def test_an_error_is_put_into_other_words_and_stays_what_it_is(error):
     code = error.exit_code
-    with pytest.raises(LaunchError) as caught, in_words_of(DIALECT):
+    with pytest.raises(LaunchError) as caught, with_option_names(DIALECT):
         raise error
     assert caught.value is error
     assert (error.message, str(error), error.hint, error.exit_code) == (
@@ -41,7 +41,7 @@ def test_an_error_is_put_into_other_words_and_stays_what_it_is(error):
 
 
 def test_other_errors_pass_as_they_are():
-    with pytest.raises(ValueError, match="--job-id"), in_words_of(DIALECT):
+    with pytest.raises(ValueError, match="--job-id"), with_option_names(DIALECT):
         raise ValueError("--job-id")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.cli.compat.drop_in import Translation
 from distlaunch.cli.compat.horovodrun.command import horovodrun
-from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.horovodrun.options import COMMAND_OPTIONS, OPTIONS
 from distlaunch.cli.compat.horovodrun.translate import translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
@@ -21,7 +21,7 @@ COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
 
 
 def meaning(*words: str, command: tuple[str, ...] = COMMAND, **environ: str) -> Translation:
-    return translate(*scan([*words, *command], OPTIONS, abbreviated=THEIRS), environ)
+    return translate(*scan([*words, *command], OPTIONS, abbreviated=COMMAND_OPTIONS), environ)
 
 
 def options(*words: str, **more):

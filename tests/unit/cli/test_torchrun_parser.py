@@ -50,8 +50,10 @@ def test_every_option_of_torchrun_is_there_and_no_name_twice():
 def test_the_names_are_those_that_the_installed_torchrun_takes():
     from torch.distributed.run import get_args_parser
 
-    theirs = {flag for action in get_args_parser()._actions for flag in action.option_strings}
-    assert {flag.replace("_", "-") for flag in theirs} - {"-h", "--help"} <= {
+    command_options = {
+        flag for action in get_args_parser()._actions for flag in action.option_strings
+    }
+    assert {flag.replace("_", "-") for flag in command_options} - {"-h", "--help"} <= {
         f for o in OPTIONS for f in o.flags
     }
 

@@ -15,7 +15,7 @@ import pytest
 
 from distlaunch.cli.app import run_app
 from distlaunch.cli.commands.render import TARGETS, options_of
-from distlaunch.cli.compat.drop_in import take_apart
+from distlaunch.cli.compat.drop_in import scan_command_line
 from distlaunch.cli.compat.torchrun import command_line
 from distlaunch.cli.completions import SHELLS
 from distlaunch.cli.help import SUMMARIES
@@ -37,8 +37,8 @@ def parse(words: list[str]) -> None:
         rest = rest[1:] if command == "accelerate" else rest
         compat = f"distlaunch.cli.compat.{command}"
         options = importlib.import_module(f"{compat}.options").OPTIONS
-        dialect = importlib.import_module(f"{compat}.translate").PARSING
-        take_apart(rest, options, dialect)
+        dialect = importlib.import_module(f"{compat}.translate").PARSING_DIALECT
+        scan_command_line(rest, options, dialect)
     elif command == "completion":
         assert rest[0] in SHELLS, rest
     elif command == "help":
@@ -188,7 +188,7 @@ def test_every_event_is_documented():
     types = set()
     for source in (ROOT / "distlaunch" / "coordinator").glob("**/*.py"):
         text = source.read_text("utf-8")
-        types |= set(re.findall(r'Entry\(\s*type="(\w+)"', text))
+        types |= set(re.findall(r'RecordEvent\(\s*type="(\w+)"', text))
         types |= set(re.findall(r'vents\.write\(\s*"(\w+)"', text))
     assert len(types) > 20
     assert {kind for kind in types if f"| `{kind}` |" not in page} == set()

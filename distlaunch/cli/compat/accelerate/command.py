@@ -12,8 +12,8 @@ from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import read_document
 from distlaunch.backends.option_files import read_named_file
 from distlaunch.cli.compat.accelerate.options import OPTIONS
-from distlaunch.cli.compat.accelerate.translate import PARSING, own_command, translate
-from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
+from distlaunch.cli.compat.accelerate.translate import PARSING_DIALECT, own_command, translate
+from distlaunch.cli.compat.drop_in import run_drop_in, scan_command_line, with_option_names
 from distlaunch.cli.option_table import HELP_FLAGS
 from distlaunch.cli.parser import Given, HelpRequested
 from distlaunch.core.errors import UsageError
@@ -38,8 +38,8 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             f"accelerate {printable(word)}: there is launch alone here",
             hint=own_command(printable(word)),
         )
-    given, rest = take_apart(argv[1:], OPTIONS, PARSING, drops_dashes=True)
-    with in_words_of(PARSING):
+    given, rest = scan_command_line(argv[1:], OPTIONS, PARSING_DIALECT, drops_dashes=True)
+    with with_option_names(PARSING_DIALECT):
         config, texts = configuration(given, environ, os.getcwd())
         translation = translate(given, rest, environ, config)
     return run_drop_in(

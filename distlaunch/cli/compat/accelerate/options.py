@@ -15,18 +15,18 @@ from distlaunch.backends.accelerate_config import (
     PRECISIONS,
     SECTIONS,
 )
-from distlaunch.cli.compat.drop_in import row, same, with_trains
+from distlaunch.cli.compat.drop_in import own_option, train_option, with_train_options
 from distlaunch.cli.option import Option
 from distlaunch.core.model.record import Record
 
-WAYS = {
+TYPE_BY_OPTION = {
     "multi_gpu": "MULTI_GPU",
     "use_deepspeed": "DEEPSPEED",
     "use_fsdp": "FSDP",
     "use_megatron_lm": "MEGATRON_LM",
 }
 """By option, what a file calls ``distributed_type``."""
-BELONGS = {
+TYPE_OF_SECTION = {
     "fsdp_config": ("FSDP", "--use_fsdp"),
     "deepspeed_config": ("DEEPSPEED", "--use_deepspeed"),
     "megatron_lm_config": ("MEGATRON_LM", "--use_megatron_lm"),
@@ -61,7 +61,9 @@ class AccelerateSetting(Record):
 
 def _settings() -> Iterator[AccelerateSetting]:
     for name, section in SECTIONS.items():
-        whose = f"as in the file's {name}" + (f", of {BELONGS[name][1]}" if name in BELONGS else "")
+        whose = f"as in the file's {name}" + (
+            f", of {TYPE_OF_SECTION[name][1]}" if name in TYPE_OF_SECTION else ""
+        )
         keys = {
             key: each.variable
             for key, each in section.rows.items()
@@ -74,10 +76,10 @@ def _settings() -> Iterator[AccelerateSetting]:
             flag = f"--{field.replace('_', '-')}"
             about = f"{key}, {whose}."
             if key in _SWITCHES:
-                option = row(flag, "flag", "backend", about)
+                option = own_option(flag, "flag", "backend", about)
             else:
                 choices = _CHOICES.get(field, ())
-                option = row(
+                option = own_option(
                     flag,
                     "choice" if choices else "text",
                     "backend",
@@ -89,26 +91,28 @@ def _settings() -> Iterator[AccelerateSetting]:
 
 
 SETTINGS: tuple[AccelerateSetting, ...] = tuple(_settings())
-REFUSED: tuple[Option, ...] = (
-    row("--tpu", "flag", "refused", "TPUs are not supported."),
-    row("--tpu-cluster", "flag", "refused", "TPUs are not supported."),
-    row("--tpu-use-sudo", "flag", "refused", "TPUs are not supported."),
-    row("--vm", "text", "refused", "TPUs are not supported.", metavar="NAME", repeatable=True),
-    row(
+REFUSED_OPTIONS: tuple[Option, ...] = (
+    own_option("--tpu", "flag", "refused", "TPUs are not supported."),
+    own_option("--tpu-cluster", "flag", "refused", "TPUs are not supported."),
+    own_option("--tpu-use-sudo", "flag", "refused", "TPUs are not supported."),
+    own_option(
+        "--vm", "text", "refused", "TPUs are not supported.", metavar="NAME", repeatable=True
+    ),
+    own_option(
         "--aws-access-key-id",
         "text",
         "refused",
         "SageMaker is started by accelerate itself.",
         metavar="ID",
     ),
-    row(
+    own_option(
         "--aws-secret-access-key",
         "text",
         "refused",
         "SageMaker is started by accelerate itself.",
         metavar="KEY",
     ),
-    row(
+    own_option(
         "--mpirun-hostfile",
         "text",
         "refused",
@@ -116,56 +120,58 @@ REFUSED: tuple[Option, ...] = (
         metavar="FILE",
     ),
 )
-NEEDLESS: tuple[Option, ...] = (
-    row(
+IGNORED_OPTIONS: tuple[Option, ...] = (
+    own_option(
         "-t --tee",
         "text",
         "no effect",
         "All output is shown, and written to a file for each rank.",
         metavar="N",
     ),
-    row(
+    own_option(
         "--monitor-interval",
         "text",
         "no effect",
         "distlaunch notices the end of a worker at once.",
         metavar="S",
     ),
-    row(
+    own_option(
         "--rdzv-conf",
         "text",
         "no effect",
         "Use --join-timeout for the time that nodes have to join.",
         metavar="K=V",
     ),
-    row(
+    own_option(
         "--same-network",
         "flag",
         "no effect",
         "The launchers connect to --main-process-ip.",
     ),
-    row(
+    own_option(
         "--deepspeed-multinode-launcher",
         "text",
         "no effect",
         "Hosts of a list are reached by SSH.",
         metavar="NAME",
     ),
-    row("--main-training-function", "text", "no effect", "TPUs are not supported.", metavar="NAME"),
-    row("--downcast-bf16", "flag", "no effect", "TPUs are not supported."),
-    row("--no-tpu-cluster", "flag", "no effect", "TPUs are not supported."),
+    own_option(
+        "--main-training-function", "text", "no effect", "TPUs are not supported.", metavar="NAME"
+    ),
+    own_option("--downcast-bf16", "flag", "no effect", "TPUs are not supported."),
+    own_option("--no-tpu-cluster", "flag", "no effect", "TPUs are not supported."),
 )
 """Options that have no effect here. A notice says so once."""
 
-OWN: tuple[Option, ...] = (
-    row(
+OWN_OPTIONS: tuple[Option, ...] = (
+    own_option(
         "--config-file",
         "text",
         "backend",
         ("Configuration file of accelerate. Default: the file that accelerate config writes."),
         metavar="FILE",
     ),
-    row(
+    own_option(
         "--num-processes",
         "count",
         "size",
@@ -175,7 +181,7 @@ OWN: tuple[Option, ...] = (
         ),
         metavar="N",
     ),
-    row(
+    own_option(
         "--cpu",
         "flag",
         "size",
@@ -184,24 +190,24 @@ OWN: tuple[Option, ...] = (
             "configuration file is not read."
         ),
     ),
-    row("--multi-gpu", "flag", "backend", "Use DDP, whatever the configuration file says."),
-    row(
+    own_option("--multi-gpu", "flag", "backend", "Use DDP, whatever the configuration file says."),
+    own_option(
         "--use-deepspeed", "flag", "backend", "Use DeepSpeed, whatever the configuration file says."
     ),
-    row("--use-fsdp", "flag", "backend", "Use FSDP, whatever the configuration file says."),
-    row(
+    own_option("--use-fsdp", "flag", "backend", "Use FSDP, whatever the configuration file says."),
+    own_option(
         "--use-megatron-lm",
         "flag",
         "backend",
         "Use Megatron-LM, whatever the configuration file says.",
     ),
-    row(
+    own_option(
         "--use-parallelism-config",
         "flag",
         "backend",
         "Use the options --parallelism-config-... together with --use-fsdp.",
     ),
-    row(
+    own_option(
         "--num-machines",
         "count",
         "nodes",
@@ -211,84 +217,86 @@ OWN: tuple[Option, ...] = (
         ),
         metavar="N",
     ),
-    row(
+    own_option(
         "--machine-rank",
         "whole",
         "nodes",
         "Rank of this machine. The first machine has rank 0.",
         metavar="N",
     ),
-    row(
+    own_option(
         "--main-process-ip",
         "text",
         "rendezvous",
         "Address of machine 0, if there is no list of hosts.",
         metavar="HOST",
     ),
-    row(
+    own_option(
         "--main-process-port",
         "whole",
         "rendezvous",
         ("Port of machine 0. Default: 29500 with several machines, a free port on one machine."),
         metavar="PORT",
     ),
-    row(
+    own_option(
         "--rdzv-backend",
         "text",
         "rendezvous",
         "With c10d, machines do not need --machine-rank.",
         metavar="static|c10d",
     ),
-    row("--role", "text", "workers", "Value of ROLE_NAME. Default: default.", metavar="NAME"),
-    row(
+    own_option(
+        "--role", "text", "workers", "Value of ROLE_NAME. Default: default.", metavar="NAME"
+    ),
+    own_option(
         "--mixed-precision",
         "choice",
         "backend",
         "Precision of the forward pass.",
         choices=PRECISIONS,
     ),
-    row(
+    own_option(
         "--num-cpu-threads-per-process",
         "count",
         "workers",
         "Value of OMP_NUM_THREADS.",
         metavar="N",
     ),
-    row(
+    own_option(
         "--enable-cpu-affinity",
         "flag",
         "workers",
         "Let Accelerate bind each worker to the CPUs near its GPU.",
     ),
-    row(
+    own_option(
         "--debug",
         "flag",
         "backend",
         "Let Accelerate compare the shapes of tensors before each collective.",
     ),
-    *REFUSED,
-    *NEEDLESS,
+    *REFUSED_OPTIONS,
+    *IGNORED_OPTIONS,
     *(setting.option for setting in SETTINGS),
 )
 """What no option of train is."""
 
-THEIRS = (
-    *OWN,
-    same("gpus", "--gpu-ids", "Use these GPUs, in this order. all is every GPU."),
-    same("module"),
-    same("no_python"),
-    same("quiet", "-q --quiet"),
-    same("log_dir"),
-    same("max_restarts"),
-    same("hostfile", "--deepspeed-hostfile --hostfile"),
-    same("include", "--deepspeed-inclusion-filter --include"),
-    same("exclude", "--deepspeed-exclusion-filter --exclude"),
+COMMAND_OPTIONS = (
+    *OWN_OPTIONS,
+    train_option("gpus", "--gpu-ids", "Use these GPUs, in this order. all is every GPU."),
+    train_option("module"),
+    train_option("no_python"),
+    train_option("quiet", "-q --quiet"),
+    train_option("log_dir"),
+    train_option("max_restarts"),
+    train_option("hostfile", "--deepspeed-hostfile --hostfile"),
+    train_option("include", "--deepspeed-inclusion-filter --include"),
+    train_option("exclude", "--deepspeed-exclusion-filter --exclude"),
 )
 SPELLING = tuple(
     (option.name, f"--{option.name[2:].replace('-', '_')}")
-    for option in THEIRS
+    for option in COMMAND_OPTIONS
     if "-" in option.name[2:]
 )
 """Accelerate's spelling of options in messages, with underscores. Dashes are accepted too."""
 
-OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "accelerate")
+OPTIONS: tuple[Option, ...] = with_train_options(COMMAND_OPTIONS, "accelerate")

@@ -8,15 +8,15 @@ from typing import Any
 
 from distlaunch.backends.accelerate_config import NODE_LISTS, Config, check_value
 from distlaunch.cli.compat.accelerate.options import (
-    BELONGS,
     FLOATS,
-    NEEDLESS,
+    IGNORED_OPTIONS,
     OPTIONS,
-    OWN,
-    REFUSED,
+    OWN_OPTIONS,
+    REFUSED_OPTIONS,
     SETTINGS,
     SPELLING,
-    WAYS,
+    TYPE_BY_OPTION,
+    TYPE_OF_SECTION,
 )
 from distlaunch.cli.compat.drop_in import Translation, spelling_of
 from distlaunch.cli.parser import Given, build
@@ -29,7 +29,7 @@ _RENDEZVOUS_PORT = 29500
 _LISTS = ("hosts", "hostfile", "discover")
 _JOIN_S = 600.0
 """What torchrun's rendezvous, which is Accelerate's, waits for machines."""
-_BY_HAND = ("standard", "nossh")
+_LAUNCHER_PER_MACHINE = ("standard", "nossh")
 """Values of ``deepspeed_multinode_launcher`` for which the user starts a launcher on each
 machine."""
 _RENDEZVOUS_HINT = (
@@ -48,11 +48,11 @@ _SPELLING = (
     ("--gpus", "--gpu_ids"),
     ("--device cpu", "--cpu"),
 )
-PARSING = Dialect(spelling=SPELLING)
+PARSING_DIALECT = Dialect(spelling=SPELLING)
 """How options are spelled in errors about a command line that cannot be parsed."""
 
 
-class _Asked(Record):
+class _Settings(Record):
     """The settings that decide how workers start: from the command line, or else from the
     configuration."""
 
@@ -73,12 +73,12 @@ class _Asked(Record):
         return None if self.config is None else self.config.text(field)
 
     @property
-    def way(self) -> str:
+    def distributed_type(self) -> str:
         """The ``distributed_type``: set by an option, or by the configuration, or that of a single
         process."""
         if self.own["cpu"]:
             return "MULTI_CPU"
-        chosen = next((kind for field, kind in WAYS.items() if self.own[field]), None)
+        chosen = next((kind for field, kind in TYPE_BY_OPTION.items() if self.own[field]), None)
         return chosen or ("NO" if self.config is None else self.config.kind)
 
     @property
@@ -97,26 +97,26 @@ def translate(
     options that distlaunch does not support.
     """
     values = build(given, rest, environ, OPTIONS)
-    own = {option.field: values.pop(option.field, None) for option in OWN}
+    own = {option.field: values.pop(option.field, None) for option in OWN_OPTIONS}
     _refuse(own)
-    asked = _Asked(own=own, config=config)
-    notices = [*_needless(own)]
-    listed = _hosts(asked, values)
-    values["opt"] = (*_words(asked, notices, listed=listed), *values.get("opt", ()))
+    settings = _Settings(own=own, config=config)
+    notices = [*_ignored_notice(own)]
+    listed = _hosts(settings, values)
+    values["opt"] = (*_words(settings, notices, listed=listed), *values.get("opt", ()))
     gpus = values.pop("gpus", None) or (None if config is None else config.text("gpu_ids"))
-    if gpus not in (None, "all") and not asked.on_cpus:
+    if gpus not in (None, "all") and not settings.on_cpus:
         values["gpus"] = gpus
     if listed:
-        _machines_of_a_list(asked, values, notices)
+        _listed_machines(settings, values, notices)
     else:
         values["source"] = "flags"
-        if (asked.number("num_machines") or 1) > 1:
-            _machines_by_hand(asked, values)
+        if (settings.number("num_machines") or 1) > 1:
+            _launcher_per_machine(settings, values)
         else:
-            _one_machine(asked, values, notices)
-    if asked.on_cpus:
+            _one_machine(settings, values, notices)
+    if settings.on_cpus:
         values["device"] = "cpu"
-    _environment(asked, values)
+    _environment(settings, values)
     dialect = Dialect(role=own["role"] or "default", spelling=_SPELLING)
     return Translation(
         options=DropInOptions(**values, backend="accelerate", dialect=dialect),
@@ -127,7 +127,9 @@ def translate(
 def _refuse(own: Mapping[str, Any]) -> None:
     """Raise UsageError for an unsupported option, with the replacement as hint, and for
     contradictory options."""
-    refused = next((option.field for option in REFUSED if own[option.field] is not None), None)
+    refused = next(
+        (option.field for option in REFUSED_OPTIONS if own[option.field] is not None), None
+    )
     name = f"--{refused}"
     if refused == "mpirun_hostfile":
         raise UsageError(
@@ -155,50 +157,50 @@ def own_command(word: str) -> str:
     return f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
 
 
-def _needless(own: Mapping[str, Any]) -> Iterator[str]:
-    idle = [f"--{option.field}" for option in NEEDLESS if own[option.field] is not None]
+def _ignored_notice(own: Mapping[str, Any]) -> Iterator[str]:
+    idle = [f"--{option.field}" for option in IGNORED_OPTIONS if own[option.field] is not None]
     if own["rdzv_backend"] not in (None, "static", "c10d"):
         idle.append(f"--rdzv_backend {quoted(own['rdzv_backend'])}")
     if idle:
         yield f"without effect here: {', '.join(idle)} (see distlaunch accelerate launch --help)"
 
 
-def _words(asked: _Asked, notices: list[str], *, listed: bool) -> Iterator[str]:
+def _words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator[str]:
     """Yield the backend's options: the settings of the command line, and the configuration below
     them.
 
     Raises UsageError for an invalid setting.
     """
-    own = asked.own
-    if asked.config is None:
+    own = settings.own
+    if settings.config is None:
         yield "config=none"
     elif own["config_file"] is not None:
         yield f"config={own['config_file']}"
-    settings: dict[str, Any] = {
-        "distributed_type": asked.way,
-        "use_cpu": asked.on_cpus,
-        **_sections(asked, notices),
+    merged: dict[str, Any] = {
+        "distributed_type": settings.distributed_type,
+        "use_cpu": settings.on_cpus,
+        **_sections(settings, notices),
     }
-    if asked.config is not None:  # what it says of this is settled by us
-        settings |= dict.fromkeys(("main_process_ip", "main_process_port"))
-        settings |= {
+    if settings.config is not None:  # what it says of this is settled by us
+        merged |= dict.fromkeys(("main_process_ip", "main_process_port"))
+        merged |= {
             field: None
             for field in ("num_processes", "num_machines")
             if own[field] is not None or own["cpu"]
         }
-    if listed and asked.way == "DEEPSPEED":
-        settings["deepspeed_config"] = {
-            **settings.get("deepspeed_config", {}),
+    if listed and settings.distributed_type == "DEEPSPEED":
+        merged["deepspeed_config"] = {
+            **merged.get("deepspeed_config", {}),
             **dict.fromkeys(NODE_LISTS),
         }
-    yield "settings=" + json.dumps(settings)
+    yield "settings=" + json.dumps(merged)
     if own["mixed_precision"] is not None:
         yield f"mixed-precision={own['mixed_precision']}"
     if own["debug"]:
         yield "debug=on"
 
 
-def _sections(asked: _Asked, notices: list[str]) -> dict[str, Any]:
+def _sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
     """Return the sections of the configuration that the command line fills.
 
     A notice lists options that have no effect. Raises UsageError for an invalid value.
@@ -206,26 +208,26 @@ def _sections(asked: _Asked, notices: list[str]) -> dict[str, Any]:
     sections: dict[str, Any] = {}
     idle: dict[str, list[str]] = {}
     for setting in SETTINGS:
-        field, value = setting.option.field, asked.own[setting.option.field]
+        field, value = setting.option.field, settings.own[setting.option.field]
         if value is None:
             continue
-        value = _checked(field, value, setting.variable)
-        if (needed := _missing_option(asked, setting.section)) is not None:
+        value = _checked_value(field, value, setting.variable)
+        if (needed := _missing_option(settings, setting.section)) is not None:
             idle.setdefault(needed, []).append(f"--{field}")
         else:
             sections.setdefault(setting.section, {})[setting.key] = value
     notices += [
         f"without effect: {', '.join(names)} (of {needed})" for needed, names in idle.items()
     ]
-    there = asked.config is not None and bool(asked.config.section("parallelism_config"))
-    if not _is_parallel(asked) and there:
+    there = settings.config is not None and bool(settings.config.section("parallelism_config"))
+    if not _is_parallel(settings) and there:
         sections["parallelism_config"] = None
-    elif _is_parallel(asked) and "parallelism_config" not in sections and not there:
+    elif _is_parallel(settings) and "parallelism_config" not in sections and not there:
         sections["parallelism_config"] = {"dp_replicate_size": 1}  # a section of defaults
     return sections
 
 
-def _checked(field: str, value: Any, variable: str) -> Any:
+def _checked_value(field: str, value: Any, variable: str) -> Any:
     """Return the value as Accelerate would write it. Raises UsageError if Accelerate does not
     accept it."""
     try:
@@ -237,38 +239,40 @@ def _checked(field: str, value: Any, variable: str) -> Any:
         raise UsageError(f"--{field} takes a number, not {quoted(value)}") from None
 
 
-def _missing_option(asked: _Asked, section: str) -> str | None:
+def _missing_option(settings: _Settings, section: str) -> str | None:
     """Return the option without which Accelerate ignores a config section. Return None if the
     section is used.
 
     Example: ``--use_fsdp`` for ``fsdp_config``. For a section that DeepSpeed jobs ignore, return
     the jobs that use it.
     """
-    if section in BELONGS:
-        way, flag = BELONGS[section]
-        return None if asked.way == way else flag
+    if section in TYPE_OF_SECTION:
+        distributed_type, flag = TYPE_OF_SECTION[section]
+        return None if settings.distributed_type == distributed_type else flag
     match section:
         case "parallelism_config":
-            return None if _is_parallel(asked) else "--use_parallelism_config"
+            return None if _is_parallel(settings) else "--use_parallelism_config"
         case "fp8_config":
-            precision = asked.own["mixed_precision"] or (asked.config and asked.config.precision)
+            precision = settings.own["mixed_precision"] or (
+                settings.config and settings.config.precision
+            )
             return None if precision == "fp8" else "--mixed_precision fp8"
         case _:
-            return "jobs without DeepSpeed" if asked.way == "DEEPSPEED" else None
+            return "jobs without DeepSpeed" if settings.distributed_type == "DEEPSPEED" else None
 
 
-def _is_parallel(asked: _Asked) -> bool:
+def _is_parallel(settings: _Settings) -> bool:
     """Return whether parallelism_config is used.
 
     If an option selects the ``distributed_type``, only ``--use_parallelism_config`` counts.
     Otherwise the section in the configuration counts.
     """
-    if any(asked.own[field] for field in WAYS):
-        return bool(asked.own["use_parallelism_config"])
-    return asked.config is not None and bool(asked.config.section("parallelism_config"))
+    if any(settings.own[field] for field in TYPE_BY_OPTION):
+        return bool(settings.own["use_parallelism_config"])
+    return settings.config is not None and bool(settings.config.section("parallelism_config"))
 
 
-def _hosts(asked: _Asked, values: dict[str, Any]) -> bool:
+def _hosts(settings: _Settings, values: dict[str, Any]) -> bool:
     """Return whether a host list names the machines.
 
     The list is one of our options, or DeepSpeed's host file if the configuration lets DeepSpeed's
@@ -279,13 +283,17 @@ def _hosts(asked: _Asked, values: dict[str, Any]) -> bool:
         "flags",
     ):
         return True
-    if asked.config is None or asked.way != "DEEPSPEED" or (asked.number("num_machines") or 1) == 1:
+    if (
+        settings.config is None
+        or settings.distributed_type != "DEEPSPEED"
+        or (settings.number("num_machines") or 1) == 1
+    ):
         return False
-    section = asked.config.section("deepspeed_config")
-    launcher = asked.own["deepspeed_multinode_launcher"] or section.get(
+    section = settings.config.section("deepspeed_config")
+    launcher = settings.own["deepspeed_multinode_launcher"] or section.get(
         "deepspeed_multinode_launcher"
     )
-    if launcher in _BY_HAND or section.get(NODE_LISTS[0]) is None:
+    if launcher in _LAUNCHER_PER_MACHINE or section.get(NODE_LISTS[0]) is None:
         return False
     for key, field in zip(NODE_LISTS, ("hostfile", "exclude", "include"), strict=True):
         if section.get(key) is not None:
@@ -293,11 +301,11 @@ def _hosts(asked: _Asked, values: dict[str, Any]) -> bool:
     return True
 
 
-def _machines_of_a_list(asked: _Asked, values: dict[str, Any], notices: list[str]) -> None:
+def _listed_machines(settings: _Settings, values: dict[str, Any], notices: list[str]) -> None:
     """Set the sizes for a host list. Numbers on the command line apply; those of the configuration
     do not, because the list has its own."""
-    own = asked.own
-    _count(asked, values, own["num_processes"], per_node=False)
+    own = settings.own
+    _count(settings, values, own["num_processes"], per_node=False)
     if own["num_machines"] is not None:
         values["num_nodes"] = own["num_machines"]
     if own["main_process_ip"] is not None:
@@ -311,14 +319,14 @@ def _machines_of_a_list(asked: _Asked, values: dict[str, Any], notices: list[str
         )
 
 
-def _machines_by_hand(asked: _Asked, values: dict[str, Any]) -> None:
+def _launcher_per_machine(settings: _Settings, values: dict[str, Any]) -> None:
     """Set the rendezvous for launchers that the user starts on each machine.
 
     Raises UsageError if the main process's address is missing, or the number of processes is
     missing or no multiple of the number of machines.
     """
-    machines, processes = asked.number("num_machines") or 1, asked.number("num_processes")
-    host, rank = asked.text("main_process_ip"), asked.number("machine_rank")
+    machines, processes = settings.number("num_machines") or 1, settings.number("num_processes")
+    host, rank = settings.text("main_process_ip"), settings.number("machine_rank")
     named = f"--num_machines {machines}"
     if host is None:
         raise UsageError(f"{named}: where they meet is not said", hint=_RENDEZVOUS_HINT)
@@ -332,24 +340,24 @@ def _machines_by_hand(asked: _Asked, values: dict[str, Any]) -> None:
             f"{named}: --num_processes {what}",
             hint="it is how many workers there are on all machines",
         )
-    if asked.text("rdzv_backend") == "c10d":
-        rank = asked.own["machine_rank"]
+    if settings.text("rdzv_backend") == "c10d":
+        rank = settings.own["machine_rank"]
     elif rank is None:
         raise UsageError(
             f"{named}: which of them this is is not said", hint="--machine_rank N, counted from 0"
         )
     bare = f"[{host}]" if ":" in host and host[0] != "[" else host
     values.update(num_nodes=machines, node_rank=rank)
-    values["rendezvous"] = f"{bare}:{asked.number('main_process_port') or _RENDEZVOUS_PORT}"
+    values["rendezvous"] = f"{bare}:{settings.number('main_process_port') or _RENDEZVOUS_PORT}"
     values["given"]["rendezvous"] = "--main_process_ip"
     values.setdefault("join_timeout", _JOIN_S)
-    _count(asked, values, processes // machines, per_node=True)
+    _count(settings, values, processes // machines, per_node=True)
 
 
-def _one_machine(asked: _Asked, values: dict[str, Any], notices: list[str]) -> None:
-    own = asked.own
-    for_gpus = own["cpu"] and asked.config is not None and not asked.config.uses_cpu
-    count = own["num_processes"] if for_gpus else asked.number("num_processes")
+def _one_machine(settings: _Settings, values: dict[str, Any], notices: list[str]) -> None:
+    own = settings.own
+    for_gpus = own["cpu"] and settings.config is not None and not settings.config.uses_cpu
+    count = own["num_processes"] if for_gpus else settings.number("num_processes")
     if own["machine_rank"]:
         raise UsageError(
             f"--machine_rank {own['machine_rank']}: there is one machine",
@@ -359,38 +367,44 @@ def _one_machine(asked: _Asked, values: dict[str, Any], notices: list[str]) -> N
         notices.append("--main_process_ip has no effect: there is one machine, this one")
     if own["main_process_port"]:
         values["master_port"] = own["main_process_port"]
-    if count is None and (asked.on_cpus or (asked.config is not None and asked.way == "NO")):
+    if count is None and (
+        settings.on_cpus or (settings.config is not None and settings.distributed_type == "NO")
+    ):
         count = 1
     if (
         count is not None
         and count > 1
-        and (asked.on_cpus or (asked.config is not None and asked.way == "NO"))
+        and (
+            settings.on_cpus or (settings.config is not None and settings.distributed_type == "NO")
+        )
     ):
         notices.append(
             f"{count} workers are started; accelerate launch would start one, and leave more to "
             "mpirun"
         )
-    if count == 1 and not asked.on_cpus:  # which has all GPUs, or none
+    if count == 1 and not settings.on_cpus:  # which has all GPUs, or none
         values.update(procs_per_node=1, whole_nodes=True)
         values["given"]["procs_per_node"] = "--num_processes"
-    elif asked.on_cpus or values.get("gpus") is not None:
-        _count(asked, values, count, per_node=False)
+    elif settings.on_cpus or values.get("gpus") is not None:
+        _count(settings, values, count, per_node=False)
     elif count is not None:
         values["hosts"] = f"localhost:{count}"  # GPUs if there are any, CPU workers if not
 
 
-def _count(asked: _Asked, values: dict[str, Any], count: int | None, *, per_node: bool) -> None:
+def _count(
+    settings: _Settings, values: dict[str, Any], count: int | None, *, per_node: bool
+) -> None:
     """Set the number of workers, as processes on CPUs or as GPUs."""
     if count is not None:
-        field = ("procs" if asked.on_cpus else "gpus") + "_per_node"
+        field = ("procs" if settings.on_cpus else "gpus") + "_per_node"
         field = field if per_node else f"num_{field.partition('_')[0]}"
         values[field] = count
         values["given"][field] = "--num_processes"
 
 
-def _environment(asked: _Asked, values: dict[str, Any]) -> None:
+def _environment(settings: _Settings, values: dict[str, Any]) -> None:
     """Add the variables that options set. Variables of --env take precedence."""
-    own = asked.own
+    own = settings.own
     variables = []
     if own["num_cpu_threads_per_process"] is not None:
         variables.append(f"OMP_NUM_THREADS={own['num_cpu_threads_per_process']}")

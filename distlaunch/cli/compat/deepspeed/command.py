@@ -7,9 +7,9 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
-from distlaunch.cli.compat.deepspeed.translate import PARSING, translate
-from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
+from distlaunch.cli.compat.deepspeed.options import COMMAND_OPTIONS, OPTIONS
+from distlaunch.cli.compat.deepspeed.translate import PARSING_DIALECT, translate
+from distlaunch.cli.compat.drop_in import run_drop_in, scan_command_line, with_option_names
 from distlaunch.core.errors import ConfigError
 
 PID_FOLDER = "/tmp"  # noqa: S108 - where DeepSpeed's users look for it
@@ -21,8 +21,10 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    given, rest = take_apart(argv, OPTIONS, PARSING, abbreviated=THEIRS, drops_dashes=True)
-    with in_words_of(PARSING):
+    given, rest = scan_command_line(
+        argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS, drops_dashes=True
+    )
+    with with_option_names(PARSING_DIALECT):
         translation = translate(given, rest, environ)
     pid = pid_file(PID_FOLDER) if translation.save_pid and not translation.options.dry_run else None
     return run_drop_in(translation.options, translation.notices, environ, table=OPTIONS, around=pid)

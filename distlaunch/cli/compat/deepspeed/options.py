@@ -7,14 +7,14 @@ are accepted too.
 
 from __future__ import annotations
 
-from distlaunch.cli.compat.drop_in import row, same, with_trains
+from distlaunch.cli.compat.drop_in import own_option, train_option, with_train_options
 from distlaunch.cli.option import Option
 
 LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
-OWN: tuple[Option, ...] = (
-    row(
+OWN_OPTIONS: tuple[Option, ...] = (
+    own_option(
         "--num-gpus",
         "count",
         "size",
@@ -24,14 +24,14 @@ OWN: tuple[Option, ...] = (
         ),
         metavar="N",
     ),
-    row("--num-accelerators", "count", "size", "The same as --num-gpus.", metavar="N"),
-    row(
+    own_option("--num-accelerators", "count", "size", "The same as --num-gpus.", metavar="N"),
+    own_option(
         "--no-local-rank",
         "flag",
         "script",
         "Do not add --local_rank=N to the script's arguments.",
     ),
-    row(
+    own_option(
         "--no-ssh",
         "flag",
         "nodes",
@@ -40,93 +40,93 @@ OWN: tuple[Option, ...] = (
             "--node-rank is its rank."
         ),
     ),
-    row(
+    own_option(
         "--no-ssh-check",
         "flag",
         "no effect",
         "Nodes that cannot be reached are always reported.",
     ),
-    row(
+    own_option(
         "--force-multi",
         "flag",
         "no effect",
         "A single remote host is always reached by SSH.",
     ),
-    row(
+    own_option(
         "--launcher",
         "text",
         "nodes",
         ("With slurm, start the nodes of the Slurm job with srun. With any other value, use SSH."),
         metavar="|".join(LAUNCHERS),
     ),
-    row(
+    own_option(
         "--launcher-args",
         "text",
         "nodes",
         "Options for srun, with --launcher slurm.",
         metavar="OPTIONS",
     ),
-    row(
+    own_option(
         "--elastic-training",
         "flag",
         "nodes",
         "Nodes may leave and join. The job is restarted up to 100 times.",
     ),
-    row(
+    own_option(
         "--min-elastic-nodes",
         "count",
         "nodes",
         "Minimum number of nodes of an elastic job. Default: 1.",
         metavar="N",
     ),
-    row(
+    own_option(
         "--max-elastic-nodes",
         "count",
         "nodes",
         "Maximum number of nodes of an elastic job.",
         metavar="N",
     ),
-    row(
+    own_option(
         "--bind-cores-to-rank",
         "flag",
         "workers",
         "Bind each worker to CPUs of its own, like --bind cores.",
     ),
-    row(
+    own_option(
         "--bind-core-list",
         "text",
         "refused",
         "Use taskset -c LIST before the command.",
         metavar="LIST",
     ),
-    row(
+    own_option(
         "--venv-script",
         "text",
         "workers",
         "Source this file in bash before the workers start.",
         metavar="FILE",
     ),
-    row(
+    own_option(
         "--save-pid",
         "flag",
         "output",
         ("While the job runs, keep the launcher's process id in /tmp/<process id>.deepspeed."),
     ),
-    row(
+    own_option(
         "--enable-each-rank-log",
         "text",
         "output",
         ("Show no output. Write the job's directory, with the output of each rank, to DIR."),
         metavar="DIR",
     ),
-    row(
+    own_option(
         "--autotuning",
         "text",
         "refused",
         "Use DeepSpeed's own launcher.",
         metavar="tune|run",
     ),
-    row(
+    own_option(
         "--log-level",
         "choice",
         "output",
@@ -136,32 +136,32 @@ OWN: tuple[Option, ...] = (
 )
 """What no option of train is."""
 
-THEIRS: tuple[Option, ...] = (
-    *OWN,
-    same("module", "-m --module"),
-    same("no_python"),
-    same(
+COMMAND_OPTIONS: tuple[Option, ...] = (
+    *OWN_OPTIONS,
+    train_option("module", "-m --module"),
+    train_option("no_python"),
+    train_option(
         "hostfile",
         "-H --hostfile",
         ("File with a line HOST slots=N for each host. Default: /job/hostfile if it exists."),
     ),
-    same("include", "-i --include"),
-    same("exclude", "-e --exclude"),
-    same("num_nodes", help="Use the first N hosts."),
-    same("master_addr"),
-    same("master_port"),
-    same("node_rank", help="Rank of this node, with --no-ssh. The first node has rank 0."),
-    same("ssh_port"),
-    same("quiet", "-q --quiet"),
+    train_option("include", "-i --include"),
+    train_option("exclude", "-e --exclude"),
+    train_option("num_nodes", help="Use the first N hosts."),
+    train_option("master_addr"),
+    train_option("master_port"),
+    train_option("node_rank", help="Rank of this node, with --no-ssh. The first node has rank 0."),
+    train_option("ssh_port"),
+    train_option("quiet", "-q --quiet"),
 )
 """All options of DeepSpeed's launcher: those above, and those that train has under the same or
 another name."""
 
 SPELLING = tuple(
     (option.name, f"--{option.name[2:].replace('-', '_')}")
-    for option in THEIRS
+    for option in COMMAND_OPTIONS
     if "-" in option.name[2:]
 )
 """DeepSpeed's spelling of options in messages, with underscores. Dashes are accepted too."""
 
-OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "deepspeed")
+OPTIONS: tuple[Option, ...] = with_train_options(COMMAND_OPTIONS, "deepspeed")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.backends.base import option_name
-from distlaunch.cli.compat.deepspeed.options import LAUNCHERS, OPTIONS, OWN, SPELLING
+from distlaunch.cli.compat.deepspeed.options import LAUNCHERS, OPTIONS, OWN_OPTIONS, SPELLING
 from distlaunch.cli.compat.drop_in import Translation
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import UsageError
@@ -77,7 +77,7 @@ _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
 """Default values of options. The user may also type them: ``--include "$INCLUDE"`` with an empty
 variable."""
 
-PARSING = Dialect(spelling=SPELLING)
+PARSING_DIALECT = Dialect(spelling=SPELLING)
 """How options are spelled in errors about a command line that cannot be parsed."""
 
 
@@ -110,7 +110,7 @@ def translate(
     if given.get("launcher", [""])[-1].lower() == _SLURM:
         given.setdefault("source", [_SLURM])
     values = build(given, rest, environ, OPTIONS)
-    own = {option.field: values.pop(option.field, None) for option in OWN}
+    own = {option.field: values.pop(option.field, None) for option in OWN_OPTIONS}
     own["launcher"] = (own["launcher"] or "pdsh").lower()
     _refuse(own, values)
     notices: list[str] = []

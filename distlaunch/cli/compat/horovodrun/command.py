@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.requirements import install_command
-from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
-from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
-from distlaunch.cli.compat.horovodrun.translate import PARSING, read_command, translate
+from distlaunch.cli.compat.drop_in import run_drop_in, scan_command_line, with_option_names
+from distlaunch.cli.compat.horovodrun.options import COMMAND_OPTIONS, OPTIONS
+from distlaunch.cli.compat.horovodrun.translate import PARSING_DIALECT, read_command, translate
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
@@ -27,11 +27,11 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    given, rest = take_apart(argv, OPTIONS, PARSING, abbreviated=THEIRS)
+    given, rest = scan_command_line(argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS)
     for field in _ASK:
         if field in given:
             return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))
-    with in_words_of(PARSING):
+    with with_option_names(PARSING_DIALECT):
         translation = translate(given, rest, environ)
     return run_drop_in(translation.options, translation.notices, environ, table=OPTIONS)
 

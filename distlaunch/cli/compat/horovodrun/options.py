@@ -7,12 +7,12 @@ options of train are accepted too.
 
 from __future__ import annotations
 
-from distlaunch.cli.compat.drop_in import row, same, with_trains
+from distlaunch.cli.compat.drop_in import own_option, train_option, with_train_options
 from distlaunch.cli.compat.horovodrun.settings import rows
 from distlaunch.cli.option import Option
 
-ELASTIC: tuple[Option, ...] = tuple(
-    row(
+ELASTIC_OPTIONS: tuple[Option, ...] = tuple(
+    own_option(
         flags,
         "text",
         "refused",
@@ -32,27 +32,27 @@ ELASTIC: tuple[Option, ...] = tuple(
         "--host-discovery-script",
     )
 )
-MPI: tuple[Option, ...] = (
-    row(
+MPI_OPTIONS: tuple[Option, ...] = (
+    own_option(
         "--mpi",
         "flag",
         "refused",
         "Workers are started with gloo here. mpirun starts them by MPI.",
     ),
-    row(
+    own_option(
         "--jsrun",
         "flag",
         "refused",
         "Workers are started with gloo here. mpirun starts them by MPI.",
     ),
-    row(
+    own_option(
         "--mpi-args",
         "text",
         "refused",
         "Workers are started with gloo here. mpirun starts them by MPI.",
         metavar="OPTIONS",
     ),
-    row(
+    own_option(
         "--binding-args",
         "text",
         "refused",
@@ -61,25 +61,27 @@ MPI: tuple[Option, ...] = (
     ),
 )
 
-OWN: tuple[Option, ...] = (
-    row(
+OWN_OPTIONS: tuple[Option, ...] = (
+    own_option(
         "-np --num-proc",
         "count",
         "size",
         ("Number of workers in the whole job. Default: the number of slots of all hosts."),
         metavar="N",
     ),
-    row(
+    own_option(
         "-cb --check-build",
         "flag",
         "backend",
         "Print the features of the installed Horovod and exit.",
     ),
-    row("-v --version", "flag", "backend", "Print the version of the installed Horovod and exit."),
-    row("--gloo", "flag", "no effect", "Gloo is always used."),
-    *MPI,
-    row("--tcp", "flag", "backend", "Do not use InfiniBand for NCCL."),
-    row(
+    own_option(
+        "-v --version", "flag", "backend", "Print the version of the installed Horovod and exit."
+    ),
+    own_option("--gloo", "flag", "no effect", "Gloo is always used."),
+    *MPI_OPTIONS,
+    own_option("--tcp", "flag", "backend", "Do not use InfiniBand for NCCL."),
+    own_option(
         "--config-file",
         "text",
         "backend",
@@ -87,7 +89,7 @@ OWN: tuple[Option, ...] = (
         metavar="FILE",
     ),
     *rows(),
-    row(
+    own_option(
         "--network-interface --network-interfaces",
         "text",
         "rendezvous",
@@ -95,9 +97,9 @@ OWN: tuple[Option, ...] = (
         metavar="NAME",
         repeatable=True,
     ),
-    row("--disable-cache", "flag", "no effect", "Every host is always checked."),
-    row("--verbose", "flag", "output", "The same as --explain."),
-    row(
+    own_option("--disable-cache", "flag", "no effect", "Every host is always checked."),
+    own_option("--verbose", "flag", "output", "The same as --explain."),
+    own_option(
         "--output-filename",
         "text",
         "output",
@@ -107,24 +109,24 @@ OWN: tuple[Option, ...] = (
         ),
         metavar="DIR",
     ),
-    row(
+    own_option(
         "-prefix-timestamp --prefix-output-with-timestamp",
         "flag",
         "refused",
         "Use --format jsonl, where every line has its time.",
     ),
-    *ELASTIC,
+    *ELASTIC_OPTIONS,
 )
 """What no option of train is."""
 
-THEIRS: tuple[Option, ...] = (
-    *OWN,
-    same("hosts", "-H --hosts"),
-    same("hostfile", "-hostfile --hostfile"),
-    same("ssh_port", "-p --ssh-port"),
-    same("ssh_key", "-i --ssh-identity-file --ssh-key"),
-    same("join_timeout", "--start-timeout --join-timeout"),
+COMMAND_OPTIONS: tuple[Option, ...] = (
+    *OWN_OPTIONS,
+    train_option("hosts", "-H --hosts"),
+    train_option("hostfile", "-hostfile --hostfile"),
+    train_option("ssh_port", "-p --ssh-port"),
+    train_option("ssh_key", "-i --ssh-identity-file --ssh-key"),
+    train_option("join_timeout", "--start-timeout --join-timeout"),
 )
 """All options of horovodrun: those above, and those that train has under another name."""
 
-OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "horovodrun")
+OPTIONS: tuple[Option, ...] = with_train_options(COMMAND_OPTIONS, "horovodrun")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.backends.backend_options import convert_value
 from distlaunch.backends.horovod import SETTINGS, HorovodSetting
-from distlaunch.cli.compat.drop_in import row
+from distlaunch.cli.compat.drop_in import own_option
 from distlaunch.cli.option import Option, option_error
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.text import printable, quoted
@@ -48,11 +48,11 @@ def rows() -> Iterator[Option]:
         name, about = setting.name, f"{setting.option.about[0].upper()}{setting.option.about[1:]}."
         if setting.option.kind == "flag":
             on, off = _flags(name)
-            yield row(on, "flag", "backend", about, field=_field(name))
-            yield row(off, "flag", "backend", "Turn it off.", field=f"no_{_field(name)}")
+            yield own_option(on, "flag", "backend", about, field=_field(name))
+            yield own_option(off, "flag", "backend", "Turn it off.", field=f"no_{_field(name)}")
         else:
             choices = tuple(choice.upper() for choice in setting.option.choices)
-            yield row(
+            yield own_option(
                 f"--{name}",
                 "text",
                 "backend",

@@ -12,7 +12,7 @@ from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.option_files import read_named_file
 from distlaunch.cli.compat.drop_in import Translation, spelling_of
-from distlaunch.cli.compat.horovodrun.options import ELASTIC, OPTIONS, OWN
+from distlaunch.cli.compat.horovodrun.options import ELASTIC_OPTIONS, OPTIONS, OWN_OPTIONS
 from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, words
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
@@ -27,7 +27,7 @@ from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialec
 
 _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 _SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
-PARSING = Dialect(
+PARSING_DIALECT = Dialect(
     spelling=(
         ("SCRIPT is missing", "COMMAND is missing"),
         ("SCRIPT is an empty word", "COMMAND is an empty word"),
@@ -93,7 +93,7 @@ def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> 
     _refuse(given)
     command = read_command(rest)
     values = build(given, command.words, environ, OPTIONS)
-    own = {option.field: values.pop(option.field, None) for option in OWN}
+    own = {option.field: values.pop(option.field, None) for option in OWN_OPTIONS}
     notices: list[str] = []
     document = _document(own["config_file"])
     values["opt"] = _settings(
@@ -163,8 +163,8 @@ def _is_python(word: str) -> bool:
 
 def _refuse(given: Given) -> None:
     """Raise UsageError for an unsupported option, with the replacement as hint."""
-    names = {option.field: option.name for option in OWN}
-    for option in ELASTIC:
+    names = {option.field: option.name for option in OWN_OPTIONS}
+    for option in ELASTIC_OPTIONS:
         if option.field in given:
             raise UsageError(
                 f"{option.name}: elastic Horovod is not offered, since its protocol runs what "

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from distlaunch.cli.commands.train import Front
-from distlaunch.cli.compat.drop_in import in_words_of
+from distlaunch.cli.compat.drop_in import with_option_names
 from distlaunch.cli.compat.torchrun.command_line import misspelt_variables, parse
 from distlaunch.cli.compat.torchrun.options import OPTIONS
 from distlaunch.cli.compat.torchrun.translate import (
-    WAYS_OUT,
+    NODE_RANK_HINT,
     TorchrunTranslation,
     translate,
     unread_variables,
@@ -55,7 +55,7 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
     from distlaunch.launch.run import run_job
 
     front = TorchrunFront(translation)
-    with in_words_of(translation.options.dialect):
+    with with_option_names(translation.options.dialect):
         if translation.assumed:
             check_is_node_zero(translation.options, environ)
         return run_job(
@@ -84,7 +84,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
         raise ConfigError(
             f"--rendezvous: {printable(host)} is another machine, but without --node-rank this "
             "launcher is node 0",
-            hint=WAYS_OUT,
+            hint=NODE_RANK_HINT,
         )
 
 

@@ -30,7 +30,7 @@ neither."""
 _TIMEOUT_S = 30.0
 _JOIN_S = 600.0
 """What torchrun's rendezvous waits for nodes."""
-WAYS_OUT = (
+NODE_RANK_HINT = (
     "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
 )
 """Hint for launchers of a static rendezvous that are all node 0."""
@@ -370,7 +370,7 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
     }
     if assumed:
         words["use another port: --rendezvous HOST:PORT, on all nodes"] = (
-            f"{WAYS_OUT}; or use another port"
+            f"{NODE_RANK_HINT}; or use another port"
         )
     named = {option.name: sources[option.field] for option in OPTIONS}
     for option in BY_VARIABLE:
