@@ -17,6 +17,7 @@ from distlaunch.toolkit.checkpoint.unpickler import (
     Name,
     Pending,
     Unpickler,
+    UnsavedValueError,
     check_attributes,
     check_key,
 )
@@ -72,7 +73,7 @@ def check_saved(value: Any, name: str) -> None:
 
 
 def check_loaded(value: Any, size: int, room: Room | None = None) -> None:
-    """Raise MalformedError for what a save does not write, or would take too long to walk through.
+    """Raise UnsavedValueError for what a save does not write, or would take too long to walk through.
 
     ``size``: of the pickle, in bytes. ``room``: as for ``loaded``.
     """
@@ -81,7 +82,7 @@ def check_loaded(value: Any, size: int, room: Room | None = None) -> None:
             _SPARE_VALUES + _PER_OPERATION * size, Room(_SHARED_BYTES) if room is None else room
         ).value(value, (), frozenset())
     except _NotInertError as error:
-        raise MalformedError(f"holds what no save writes: it {error.why}") from None
+        raise UnsavedValueError(f"holds what no save writes: it {error.why}") from None
 
 
 class Room:

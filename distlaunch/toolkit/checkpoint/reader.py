@@ -45,6 +45,7 @@ from distlaunch.toolkit.checkpoint.unpickler import (
     Name,
     RefusedClassError,
     Unpickler,
+    UnsavedValueError,
     register,
 )
 
@@ -55,6 +56,10 @@ _LONGEST_PATH = 110
 _MOST_DIMENSIONS = 64
 _CORNERS_PER_BYTE = 4
 _LONG_LISTS = "it has entries in lists that are longer than there are entries"
+_FROM_ELSEWHERE = (
+    "Checkpoint does not write such a file. Move the directory away to resume from the checkpoint "
+    "before it"
+)
 _OF_HOSTILE_ARGUMENTS = (
     *(
         ValueError,
@@ -153,7 +158,8 @@ class Reader(StorageReader):
             ) from None
         except _OF_HOSTILE_ARGUMENTS as error:
             why = error if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
-            raise RefusedError(f"{what} is not loaded: {shown(why)}. {WAY_OUT}") from error
+            hint = WAY_OUT if isinstance(error, UnsavedValueError) else _FROM_ELSEWHERE
+            raise RefusedError(f"{what} is not loaded: {shown(why)}. {hint}") from error
 
     # --- what torch calls ------------------------------------------------------------------------------------------
 

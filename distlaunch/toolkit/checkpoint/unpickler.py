@@ -48,6 +48,10 @@ class OverBudgetError(MalformedError):
     """A pickle would construct far more than its size suggests."""
 
 
+class UnsavedValueError(MalformedError):
+    """A valid pickle holds a value that a save refuses. With ``trust=True`` it can be loaded."""
+
+
 class Name:
     """What a name in a pickle selects: a constructor for REDUCE and NEWOBJ, or a default factory.
     It cannot be used otherwise."""
@@ -323,7 +327,7 @@ def check_key(key: Any, spend: Callable[[int], None], depth: int = _KEY_DEPTH) -
         spend(len(key) if isinstance(key, str | bytes) else 1)
     elif kind not in _KEYS:
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-        raise MalformedError(f"a pickle has a key of the class {name}")
+        raise UnsavedValueError(f"a pickle has a key of the class {name}")
 
 
 class Pending:

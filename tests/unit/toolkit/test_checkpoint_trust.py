@@ -173,6 +173,16 @@ class Counted(nn.Linear):
         self.counts = state
 
 
+def test_a_value_that_no_save_writes_names_the_way_out(tmp_path):
+    state = {"a": nested_tuple(200)}
+    save(tmp_path, model=nn.Linear(2, 1), part=Part(state), trust=True)
+    with pytest.raises(CheckpointError, match=rf"nested more than .* levels deep.*{WAY_OUT}"):
+        resume(tmp_path, model=nn.Linear(2, 1), part=Part())
+    part = Part()
+    resume(tmp_path, model=nn.Linear(2, 1), part=part, trust=True)
+    assert part.state == state
+
+
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_checkpoint_of_an_older_version_with_sharded_parts_is_resumed(tmp_path, trust):
     shutil.copytree(OLDER, tmp_path / "step-000000001")
@@ -1240,8 +1250,10 @@ def test_a_worker_s_entry_that_no_worker_writes_is_refused(tmp_path, own, text):
     if own:
         own = {"random": random_states(), "parts": {}, **own} if isinstance(own, dict) else own
     put_worker(folder, own)
-    with pytest.raises(CheckpointError, match=rf"__0_0\.distcp: worker-0 .*{text}"):
+    with pytest.raises(CheckpointError, match=rf"__0_0\.distcp: worker-0 .*{text}") as caught:
         resume(tmp_path, model=nn.Linear(2, 1))
+    assert "Move the directory away" in str(caught.value)
+    assert "trust=True" not in str(caught.value), "it would not help"
 
 
 @pytest.mark.parametrize(
