@@ -278,6 +278,9 @@ def why_not(node: JobNode, *, waited_s: float, calls: bool = False) -> ConnectFa
 
     ``calls``: the node's own launcher connects to the coordinator.
     """
+    if node.why_lost is not None and node.kind_lost is LossKind.ODD:
+        # A later attempt to connect may fail for another reason, which explains nothing.
+        return ConnectFailure(host=node.host, step="agent", text=node.why_lost, passing=False)
     if node.failure is not None:
         return node.failure
     if node.why_lost is not None:

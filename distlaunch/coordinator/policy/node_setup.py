@@ -371,7 +371,9 @@ class NodeSetup:
             return [action for action in actions if not isinstance(action, Connect)]
         if self.active:
             self._forget(number)
-            if not self._settings.flexible:
+            if kind is LossKind.ODD and not self._settings.flexible:
+                self._failed.add(number)  # the same agent would send the same again
+            elif not self._settings.flexible:
                 self._retrying.add(number)
                 actions.append(self.nodes.connect(node, now))
         return actions

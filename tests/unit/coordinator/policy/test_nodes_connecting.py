@@ -14,6 +14,8 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.surveyed_nodes import NodesDifferError
 from tests.facts import mentions
 
+ODD = "it sends what no agent of ours does"
+
 # --- nodes that cannot be reached
 
 
@@ -108,6 +110,32 @@ def test_a_hopeless_job_does_not_wait_for_failures_that_may_pass(make_nodes):
     assert job.exit_code == 69
     assert "n0" in job.said
     assert "n2" in job.said
+
+
+def test_a_node_of_a_fixed_job_that_sends_odd_messages_ends_the_setup_with_that_reason(make_nodes):
+    job = make_nodes(2, join_timeout_s=30.0)
+    job.begin()
+    job.gather(0)
+    job.joined(1)
+    job.step(p.Lost(node=1, why=ODD, kind=p.LossKind.ODD))
+    assert job.exit_code == 69, "the same agent would send the same again"
+    assert ODD in job.said
+
+
+def test_a_node_of_an_elastic_job_that_sends_odd_messages_is_reported_with_the_first_reason(
+    make_nodes,
+):
+    job = make_nodes(3, bounds=(2, 3), join_timeout_s=30.0)
+    job.begin()
+    job.gather(0)
+    job.joined(1)
+    job.step(p.Lost(node=1, why=ODD, kind=p.LossKind.ODD))
+    job.unreachable(1, text="refused")
+    job.pass_time(60.0)
+    assert job.exit_code == 69
+    [error] = [error.text for error in job.of(p.JobError)]
+    assert ODD in error
+    assert "refused" not in error
 
 
 def test_nodes_that_never_answer_are_named_at_the_join_timeout(make_nodes):
