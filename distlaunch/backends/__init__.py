@@ -1,1 +1,2 @@
-"""What each training framework needs from a launcher."""
+"""Backends: the variables, arguments and options that each training framework needs from a
+launcher."""

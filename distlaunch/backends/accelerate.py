@@ -25,7 +25,7 @@ _DEFAULT = "accelerate/default_config.yaml"
 
 
 class Accelerate(TorchBackend):
-    """DDP's variables, and those of a configuration file and the options."""
+    """Sets DDP's variables, and those of Accelerate's configuration file and options."""
 
     name = "accelerate"
     about = "Hugging Face Accelerate: what accelerate launch sets, from its configuration file"
@@ -104,9 +104,9 @@ class Accelerate(TorchBackend):
     def check_files(
         self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
     ) -> None:
-        """Check the DeepSpeed file that the configuration names.
+        """Check the DeepSpeed configuration that Accelerate's configuration names.
 
-        Skipped if the workers' variables name another one.
+        Skipped if the workers' variables name another file.
         """
         path = None if self._config is None else self._config.deepspeed_file
         if self._config is None or path is None or variables.get(c.DEEPSPEED_FILE) != path:
@@ -137,7 +137,8 @@ class Accelerate(TorchBackend):
         return () if self._config is None else c.DECIDED_VARIABLES
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return the variables that ``Accelerator()`` reads. Raises ConfigError."""
+        """Return the variables that ``Accelerator()`` reads. Raises ConfigError if the
+        configuration is invalid."""
         precision = self.chosen.get("mixed-precision")
         chosen_precision = None if precision is None else str(precision)
         variables = {} if self._config is None else self._config.variables(chosen_precision)
@@ -161,7 +162,7 @@ class Accelerate(TorchBackend):
 
 
 def _settings(text: str) -> Mapping[str, Any]:
-    """Parse ``-o settings``. Raises ConfigError."""
+    """Parse the JSON of ``-o settings``. Raises ConfigError if it is no JSON object."""
     if not text.lstrip().startswith("{"):
         raise ConfigError(
             f"{_SETTINGS} takes JSON, not {quoted(text)}",

@@ -1,7 +1,7 @@
 """Convert an Accelerate configuration file to the variables that ``accelerate launch`` sets.
 
-Keys, variables and allowed values are those of Accelerate 1.15; older releases ignore what they do
-not know. Values are checked, so that mistakes are found before workers start. Left out are
+Keys, variables and allowed values are those of Accelerate 1.15; older releases ignore unknown
+variables. Values are checked, so that mistakes are found before workers start. Not set are
 variables that distlaunch sets itself (``MASTER_*``, ``OMP_NUM_THREADS``, device masks), and
 ``KMP_AFFINITY``, which would put all workers of a node on the same cores.
 """
@@ -26,8 +26,8 @@ _MAX_COMPARED = 200
 """Limits for unknown keys: how many get a notice, and how many are compared with known keys."""
 
 _ACCUMULATION = "gradient_accumulation_steps"
-"""A key that Accelerate allows in ``deepspeed_config`` only. accelerate launch has an option for
-it."""
+"""A key that Accelerate accepts only in ``deepspeed_config``. For other jobs, accelerate launch has
+an option."""
 
 
 class Config(Record):
@@ -40,13 +40,13 @@ class Config(Record):
     kind: str
     """The value of ``distributed_type``."""
     precision: str | None
-    """The value of ``mixed_precision``, if given."""
+    """The value of ``mixed_precision``; None if it is not set."""
     notes: tuple[str, ...]
     of_deepspeed: tuple[str, ...]
-    """Keys of ``deepspeed_config`` in the file itself, without those of ``-o settings``."""
+    """Keys of ``deepspeed_config`` in the file, without those that ``-o settings`` adds."""
 
     def number(self, name: str) -> int | None:
-        """Return a whole number; None if it is missing or -1. Raises ConfigError for other
+        """Return the integer ``name``; None if it is missing or -1. Raises ConfigError for other
         values."""
         value = self.document.values.get(name)
         if value is None or value == -1:
@@ -59,7 +59,7 @@ class Config(Record):
         return value
 
     def text(self, name: str) -> str | None:
-        """Return a value as text; None if it is missing."""
+        """Return the value ``name`` as text; None if it is missing."""
         value = self.document.values.get(name)
         return None if value is None else str(value)
 
@@ -70,15 +70,17 @@ class Config(Record):
 
     @property
     def deepspeed_file(self) -> str | None:
-        """The path of DeepSpeed's own configuration; None if there is none or it is given
+        """The path of DeepSpeed's own configuration; None if none is named, or if it is given
         inline."""
         value = self.section("deepspeed_config").get("deepspeed_config_file")
         has_one = self.kind == "DEEPSPEED" and value is not None and str(value) != "none"
         return str(value) if has_one and not _is_inline(str(value)) else None
 
     def variables(self, precision: str | None) -> dict[str, str]:
-        """Return the variables of all workers. ``precision`` overrides the file's. Raises
-        ConfigError."""
+        """Return the variables of all workers. ``precision`` overrides the file's value.
+
+        Raises ConfigError for an invalid value.
+        """
         found = precision or self.precision or "no"
         variables = {"ACCELERATE_MIXED_PRECISION": found}
         if found == "fp8":
@@ -116,8 +118,8 @@ class Config(Record):
         return variables
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Return the keys of a section; empty if it is missing. Raises ConfigError if it is not a
-        mapping."""
+        """Return the keys of a section; empty if the section is missing. Raises ConfigError if it
+        is not a mapping."""
         return _mapping(self.document, name)
 
     def _section_variables(
@@ -248,8 +250,8 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
 
 
 def _merged(document: Document, above: Mapping[str, Any]) -> Document:
-    """Return the document with values overridden. Sections are merged by key; None removes a
-    key."""
+    """Return the document with the values ``above`` overriding its own. Sections are merged by key;
+    a value of None removes a key."""
     values, lines = dict(document.values), dict(document.lines)
     for name, value in above.items():
         if name in SECTIONS and isinstance(value, Mapping):
@@ -268,9 +270,9 @@ def _merged(document: Document, above: Mapping[str, Any]) -> Document:
 
 
 def _is_inline(text: str) -> bool:
-    """Return whether a text is JSON, also in base64.
+    """Return whether a text is JSON, possibly in base64.
 
-    Accelerate accepts that in place of a file name.
+    Accelerate accepts both instead of a file name.
     """
     for decoded in (bytes, urlsafe_b64decode):
         with suppress(ValueError, RecursionError):
@@ -297,9 +299,9 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
 
 
 def _unknown_keys(document: Document) -> Iterator[str]:
-    """Return notices for keys that a newer Accelerate may know.
+    """Yield notices about unknown keys, which a newer Accelerate may know.
 
-    Raises ConfigError for keys that look like misspelt known ones.
+    Raises ConfigError for a key that is probably a misspelt known key.
     """
     unknown: list[tuple[tuple[str, ...], frozenset[str]]] = [
         ((name,), TOP_LEVEL_KEYS) for name in document.values if name not in TOP_LEVEL_KEYS
@@ -497,10 +499,8 @@ DECIDED_VARIABLES = (
         if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # any script may read it
     ),
 )
-"""Variables that a configuration decides: the kind of parallelism and its settings.
-
-Keys that the file leaves out have their defaults.
-"""
+"""Variables that a configuration determines completely: the kind of parallelism and its settings. A
+key that is missing in the file has its default."""
 
 
 class Section(Record):
@@ -571,7 +571,8 @@ _ALLOWED_VALUES: Mapping[str, str | tuple[str, ...]] = {
         _WHOLE,
     ),
 }  # fmt: skip
-"""What a variable accepts: one of these in any case, or this form. Others accept any text."""
+"""Values that a variable accepts: one of these in any case, or this form. Other variables accept
+any text."""
 _SYNONYMS = {
     text: each
     for each, words in (("true", "y yes t on 1"), ("false", "n no f off 0"))

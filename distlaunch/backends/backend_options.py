@@ -1,4 +1,4 @@
-"""Parse ``-o NAME=VALUE`` with a backend's table of options."""
+"""Parse ``-o NAME=VALUE`` with a backend's option table."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def given_options(
 ) -> tuple[str, ...]:
     """Return the values of ``-o``, with ``--address`` added as ``address=...``.
 
-    If the two differ, the one from the command line overrides the one from the environment. Raises
-    ConfigError if both come from the same source, or if the backend has no option ``address``.
+    ``known`` are the backend's options. If both set the address, the command line overrides the
+    environment. Raises ConfigError if both are from the same source, or if the backend has no
+    option ``address``.
     """
     if options.address is None:
         return options.opt
@@ -72,7 +73,10 @@ def given_options(
 def chosen_options(
     given: Sequence[str], options: Sequence[BackendOption], backend: str
 ) -> dict[str, Value]:
-    """Parse and convert values of ``-o``. Raises ConfigError that lists the known options."""
+    """Parse and convert values of ``-o`` (``given``).
+
+    Raises ConfigError for an unknown option, which lists the known ones, or an invalid value.
+    """
     by_name = {option.name: option for option in options}
     chosen: dict[str, Value] = {}
     texts: dict[str, str] = {}
@@ -143,7 +147,8 @@ def _known_options_hint(name: str, by_name: Mapping[str, BackendOption]) -> str:
 
 
 def suggest_option(flag: str, backend: str) -> str | None:
-    """Return the ``-o`` that an unknown option of the launcher was most likely meant as."""
+    """Return the ``-o`` that the user probably meant by an unknown option of the launcher; None if
+    there is none."""
     from distlaunch.backends.registry import backend_names, find_backend
 
     if backend not in backend_names():
@@ -155,7 +160,7 @@ def suggest_option(flag: str, backend: str) -> str | None:
 
 
 def convert_value(option: BackendOption, text: str) -> Value | None:
-    """Return the option's value; None if the text is invalid."""
+    """Return the option's value for ``text``; None if the text is invalid."""
     match option.kind:
         case "choice":
             return next(

@@ -67,7 +67,7 @@ def reading_file_of(option: str) -> Iterator[None]:
 class BackendOption(Record):
     """One option for ``-o NAME=VALUE``.
 
-    If it is not given, nothing is set and the framework's default applies.
+    If the user does not set it, the backend sets nothing, and the framework's default applies.
     """
 
     name: str
@@ -85,37 +85,33 @@ class Requirement(Record):
     at_least: str = ""
     """The oldest version that works; empty: any."""
     variables: str = ""
-    """Variables for pip if the package is compiled, ``NAME=1 OTHER=1``; empty if it is not."""
+    """Variables for pip if the package has to be compiled: ``NAME=1 OTHER=1``; empty otherwise."""
     see: str = ""
     """Where the installation is described, if the command alone is not enough."""
     demanded: bool = True
-    """Whether a job must not start without it.
-
-    False if not every script imports it: only ``distlaunch backends`` shows then that it is
-    missing.
-    """
+    """Whether a job must not start without the package. False if not every script imports it; then
+    only ``distlaunch backends`` reports that it is missing."""
     beside: Requirement | None = None
-    """Needed only if this other package has at least its ``at_least``; must have the same release
-    (2.21.1 for 2.21.0)."""
+    """If set, the package is needed only if this other package has at least its ``at_least``, and
+    must have the same release (2.21.1 for 2.21.0)."""
 
 
 class Backend(PlannedBackend):
     """A backend with its options. Subclasses override what their framework needs."""
 
     about: ClassVar[str]
-    """One line for ``distlaunch backends``."""
+    """One line of description for ``distlaunch backends``."""
     requires: ClassVar[tuple[Requirement, ...]] = ()
     usual: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Default files by option name.
-
-    Of several paths, the first whose variable (``$NAME/…``) is set is read.
-    """
+    """Default files by option name. Of several paths, the first one whose variable (``$NAME/…``) is
+    set is read."""
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         """Create a backend from validated options.
 
         ``texts``: contents of the files that options name, by option. Raises ConfigError for
-        contradicting options, and OptionFileError for an invalid file (see ``reading_file_of``).
+        contradicting options, and OptionFileError for an invalid file (``reading_file_of`` raises
+        it).
         """
         del texts
         self.chosen = chosen
@@ -135,7 +131,8 @@ class Backend(PlannedBackend):
 
     @classmethod
     def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
-        """Return existing files of NAME=VALUE lines for all workers; ``--env-file`` overrides them.
+        """Return existing files with lines NAME=VALUE for all workers. ``--env-file`` overrides
+        their values.
 
         Raises ConfigError if a file is named explicitly and does not exist.
         """
@@ -145,14 +142,16 @@ class Backend(PlannedBackend):
     def sized(self, options: TrainOptions) -> TrainOptions:
         """Return the options with sizes and devices adapted to this backend.
 
-        Raises ConfigError for sizes that it does not support.
+        Raises ConfigError for sizes that the backend does not support.
         """
         return options
 
     def location(self, options: TrainOptions, machine: str) -> Location | None:
-        """Return the nodes, as far as known, if a cluster of the backend's own chooses them (Ray).
+        """Return the nodes, as far as known, if the backend's own cluster (Ray) chooses them;
+        otherwise None.
 
-        None if nodes come from elsewhere. ``machine``: name of this machine. Raises ConfigError.
+        ``machine``: name of this machine. Raises ConfigError for options that the cluster cannot
+        satisfy.
         """
         del options, machine
         return None
@@ -160,11 +159,12 @@ class Backend(PlannedBackend):
     def check_files(
         self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
     ) -> None:
-        """Check the files that workers with these variables will read.
+        """Check the files that workers with these variables will read. Raises ConfigError for
+        invalid files.
 
         ``read(path, named)`` returns the content of a file, relative to the workers' directory;
-        None if it is on other machines only. It raises ConfigError with a message that begins with
-        ``named``. Raises ConfigError for invalid files.
+        None if the file may exist on other machines only. ``named`` begins the messages of its
+        ConfigErrors.
         """
         del variables, read
 

@@ -41,9 +41,10 @@ class Document(Record):
 
 
 def read_document(text: str, path: str) -> Document:
-    """Parse a file's text, in which bytes that are not UTF-8 are surrogates.
+    """Parse ``text``, the content of a file, in which bytes that are not UTF-8 are surrogates.
 
-    Text that begins with ``{`` is JSON, any other is YAML. Raises ConfigError with file and line.
+    Text that begins with ``{`` is JSON, other text is YAML. Raises ConfigError with file and line
+    for invalid text.
     """
     text = text.removeprefix("\ufeff")
     if (no_text := re.search("[\0\ud800-\udfff]", text)) is not None:

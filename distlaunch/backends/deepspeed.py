@@ -1,9 +1,9 @@
 """The ``deepspeed`` backend: DeepSpeed's own scripts, and those of Accelerate and Transformers.
 
 Sets the variables of DeepSpeed's own launcher (0.19). If ZeRO is configured by options, it also
-sets those of ``accelerate launch`` (1.15), by which Accelerate and Transformers use DeepSpeed. A
-script that calls ``deepspeed.initialize`` itself takes its configuration from its arguments: ``-o
-pass-config`` adds it to them.
+sets those of ``accelerate launch`` (1.15), which make Accelerate and Transformers use DeepSpeed. A
+script that calls ``deepspeed.initialize`` itself reads its configuration from its arguments; ``-o
+pass-config`` adds the configuration to the arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PRECISIONS = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
 
 
 class _ZeroOption(Record):
-    """Where an option goes: Accelerate's variable, and the key path in DeepSpeed's
+    """An option of ZeRO: Accelerate's variable, and the path of the key in DeepSpeed's
     configuration."""
 
     variable: str
@@ -149,7 +149,7 @@ class DeepSpeed(TorchBackend):
         """Return the files ``.deepspeed_env`` (or $DS_ENV_FILE) in the home and the current
         directory.
 
-        Of several values, the one in the current directory applies.
+        If both set a variable, the file in the current directory applies.
         """
         name = environ.get(_ENV_FILE_NAME) or _ENV_FILE
         places = [
@@ -176,7 +176,8 @@ class DeepSpeed(TorchBackend):
         return existing
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Return a notice if options are given that Accelerate ignores on CPUs."""
+        """Return a notice about options that Accelerate ignores on CPUs, if such options are
+        set."""
         own_script = self.chosen.get("pass-config") == "deepspeed"
         names = [
             f"-o {name}" for name in ("config", "precision", *_ZERO_OPTIONS) if name in self.chosen
@@ -230,7 +231,7 @@ class DeepSpeed(TorchBackend):
         return (f"{_CONFIG_OPTIONS[str(self.chosen['pass-config'])]}={self.chosen['config']}",)
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Return ``--local_rank`` if it is chosen."""
+        """Return the argument ``--local_rank`` if ``-o local-rank`` is set."""
         return (f"--local_rank={local_rank}",) if self.chosen.get("local-rank") else ()
 
     def _zero_variables(self) -> dict[str, str]:
@@ -278,9 +279,10 @@ class DeepSpeed(TorchBackend):
 
 
 def read_config(text: str, named: str, *, hint: str) -> dict[str, object]:
-    """Parse a configuration.
+    """Parse ``text``, a configuration of DeepSpeed.
 
-    ``named`` begins the message of a ConfigError, ``hint`` is for text that is not JSON.
+    Raises ConfigError, whose message begins with ``named``, if it is invalid. ``hint`` is for text
+    that is not JSON.
     """
     if re.search("[\ud800-\udfff]", text) is not None:
         raise ConfigError(f"{named}: not UTF-8 text", hint="is it the right file?")

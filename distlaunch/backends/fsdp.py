@@ -1,8 +1,8 @@
 """The ``fsdp`` backend: fully sharded data parallel by the toolkit, Accelerate or Transformers.
 
 The toolkit reads the options directly. Accelerate and Transformers read the variables that
-``accelerate launch`` (1.15) sets, and use FSDP2 by them. Accelerate before 1.6 only has FSDP1 and
-uses the sharding strategy.
+``accelerate launch`` (1.15) sets, and then use FSDP2. Accelerate before 1.6 only has FSDP1; it
+reads the sharding strategy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CALLS_DDP = re.compile(
 _MAY_SHARD = re.compile(
     r"\b(?:fully_shard|FullyShardedDataParallel|FSDP|toolkit|accelerate|transformers|Fabric)\b|lightning"
 )
-"""A script in which this occurs may shard its model."""
+"""Matches in scripts that may shard their model themselves."""
 
 
 class Fsdp(TorchBackend):
@@ -102,8 +102,8 @@ class Fsdp(TorchBackend):
         return (("on CPUs only the toolkit shards; Accelerate and Transformers train with DDP"),)
 
     def notes_on_script(self, name: str, text: str) -> Sequence[str]:
-        """Return a notice if the script wraps its model in DDP itself, so that it is not
-        sharded."""
+        """Return a notice if the script, whose source is ``text``, wraps its model in DDP itself,
+        so that the model is not sharded."""
         if _CALLS_DDP.search(text) is None or _MAY_SHARD.search(text) is not None:
             return ()
         note = (

@@ -1,7 +1,7 @@
-"""The ``horovod`` backend: it sets the variables of Horovod 0.28 for each worker.
+"""The ``horovod`` backend: sets the variables of Horovod 0.28 for each worker.
 
 ``SETTINGS`` lists horovodrun's tuning settings. ``-o``, horovodrun's options and its configuration
-file all use it.
+file all use this table.
 
 Workers rendezvous at a store that distlaunch serves on MASTER_PORT. Control messages use gloo.
 Elastic Horovod is not supported, because its protocol unpickles data from the network.
@@ -58,12 +58,13 @@ class Horovod(Backend):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """Return horovodrun's own settings."""
+        """Return the options of the ``horovod`` backend: the compression, and the settings that
+        horovodrun has."""
         return (_COMPRESSION, *(setting.option for setting in SETTINGS))
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return a notice for each setting that has no effect without another one."""
+        """Notices about settings that have no effect without another setting."""
         return [
             f"-o {setting.name} has no effect without -o {setting.depends_on}"
             for setting in SETTINGS
@@ -85,8 +86,8 @@ class Horovod(Backend):
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
         """Return the loopback interface for a job on one node, and Python's fault handler.
 
-        Horovod 0.28 uses the interface only during start-up. Its groups for data listen at the
-        address of the machine's own name, and a worker crashes if that name has no address.
+        Horovod 0.28 uses this interface only during start-up. Its groups for data listen at the
+        address of the machine's own name. If the name has no address, a worker crashes.
         """
         shown = {"PYTHONFAULTHANDLER": "1"}
         return shown | {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else shown
@@ -94,7 +95,8 @@ class Horovod(Backend):
     def check_nodes(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
         """Raise ConfigError if a node resolves its own name to a loopback address.
 
-        Horovod 0.28's groups for data listen at that address, whatever HOROVOD_GLOO_IFACE is.
+        Horovod 0.28's groups for data listen at that address, even if HOROVOD_GLOO_IFACE names
+        another interface.
         """
         loopback = names_of_loopback(surveys, hosts)
         for host, address in loopback.items():
@@ -156,8 +158,8 @@ class _CrossRanks:
         self.has_unique_hosts = len(hosts) == len(topology.nodes) and all(
             host and _IN_URLS.issuperset(host) for host in hosts
         )
-        """Whether host names can serve as node names. Otherwise all nodes are numbered, because a
-        number could equal the name of another host."""
+        """Whether host names are used as node names. If they are not unique, all nodes are
+        numbered, because a number could equal the name of another host."""
         slots = [node.slots or 0 for node in topology.nodes]
         self.ranks, self.sizes = cross_ranks(slots), cross_sizes(slots)
 
@@ -179,7 +181,7 @@ class HorovodSetting(Record):
     """Whether the variable is true when the option is off."""
     most: float = float("inf")
     depends_on: str = ""
-    """The setting without which this one has no effect."""
+    """The setting without which this setting has no effect."""
 
     @property
     def name(self) -> str:
@@ -282,5 +284,5 @@ SETTINGS = (
 
 
 def has_no_effect(setting: HorovodSetting, chosen: Mapping[str, Value]) -> bool:
-    """Return whether a setting has no effect because another one is not chosen."""
+    """Return whether a setting has no effect because the setting that it depends on is not set."""
     return bool(setting.depends_on) and not chosen.get(setting.depends_on)

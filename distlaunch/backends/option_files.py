@@ -1,4 +1,4 @@
-"""Files that a backend's options name, and default files that it reads without an option."""
+"""Files named by a backend's options, and default files that a backend reads without an option."""
 
 from __future__ import annotations
 
@@ -102,9 +102,10 @@ def check_files(
     local: bool,
     read_by_default: Sequence[str] = (),
 ) -> None:
-    """Check the files that workers with these variables will read. Raises ConfigError.
+    """Check the files that workers with these variables will read. Raises ConfigError for an
+    invalid file.
 
-    ``local``: whether this machine is a node; if not, a missing file may exist on the nodes.
+    ``local``: this machine is a node; if not, a missing file may exist on the nodes.
     ``read_by_default``: the notices of ``configured_backend``, as hints for errors.
     """
 

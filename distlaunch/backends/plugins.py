@@ -1,7 +1,7 @@
 """Check what backends of other packages return and raise.
 
-An error of theirs is reported with the name of the package. Our own backends skip these checks at
-run time; ``tests/contract/test_backends.py`` applies them.
+An error in such a backend is reported with the name of its package. Our own backends skip these
+checks at run time; ``tests/contract/test_backends.py`` applies them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _MakeError = Callable[[str], BackendError]
 """Makes an error that names the package from the description of a problem."""
 _Check = Callable[[Any], str | None]
-"""Returns what is wrong with a value; None if nothing is."""
+"""Returns a text with the fault of a value; None if the value is valid."""
 
 
 def load_entry_point(point: EntryPoint, error: _MakeError) -> object:
-    """Import what an entry point names.
+    """Import the object that an entry point names.
 
-    Output of the import, also of child processes and C libraries, goes to stderr.
+    Output of the import, also of child processes and C libraries, is redirected to stderr.
     """
     with _stdout_as_stderr(), _foreign_code(error, refusals=()):
         found: object = point.load()
@@ -48,9 +48,10 @@ def load_entry_point(point: EntryPoint, error: _MakeError) -> object:
 
 
 def checked_backend(kind: type[Backend], name: str, package: str) -> type[Backend]:
-    """Return a subclass whose methods check what the backend returns and raises.
+    """Return a subclass of ``kind`` whose methods check what the backend returns and raises.
 
-    ``name``: of its entry point. Raises BackendError if a class attribute is missing or invalid.
+    ``name``: the name of its entry point. Raises BackendError if a class attribute is missing or
+    invalid.
     """
     hint = (
         f"report this to the authors of {printable(package)}; "
@@ -100,11 +101,12 @@ def checked_backend(kind: type[Backend], name: str, package: str) -> type[Backen
 def _foreign_code(
     error: _MakeError, *, refusals: tuple[type[Exception], ...] = (LaunchError,)
 ) -> Iterator[None]:
-    """Run code of another package. Turns exceptions except ``refusals`` into errors that name it.
+    """Run code of another package. Exceptions except ``refusals`` become errors that name the
+    package.
 
     This includes ``sys.exit``. If the user presses Ctrl-C, KeyboardInterrupt is raised even if the
-    code catches it; a KeyboardInterrupt without Ctrl-C is an error of the code. Its output goes to
-    stderr, so that stdout has only what was asked for.
+    code catches it; a KeyboardInterrupt without Ctrl-C is an error of the code. The code's output
+    is redirected to stderr, so that stdout has only what the user asked for.
     """
     interrupts: list[int] = []
 
@@ -148,7 +150,7 @@ def _describe(exc: BaseException) -> str:
 def _stdout_as_stderr() -> Iterator[None]:
     """Redirect descriptor 1 to stderr.
 
-    Only before a job starts: later a thread of the console writes to descriptor 1.
+    Must not be used while a job runs, because a thread of the console then writes to descriptor 1.
     """
     stdout = sys.stdout
     stdout.flush()

@@ -11,7 +11,7 @@ from distlaunch.core.model.variables import FLIGHT_RECORDER
 
 _TRACES = "nccl_trace_rank_"
 """Beginning of the names of the flight recorder's files; the rank follows. ``torchfrtrace`` reads a
-folder of them."""
+directory with such files."""
 _BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 """Name since torch 2.8. The older TORCH_NCCL_TRACE_BUFFER_SIZE makes each rank print a warning
 there."""
@@ -20,9 +20,10 @@ there."""
 class TorchBackend(Backend):
     """Options and variables of torch.distributed.
 
-    NCCL's flight recorder keeps the last collectives of each rank and writes them to the attempt's
-    folder when one times out. gloo records, too, but torch 2.13 never writes that. torch decides
-    how many are kept (2,000 since 2.7) unless an option sets it.
+    NCCL's flight recorder stores the last collectives of each rank. When a collective times out, it
+    writes them to the attempt's directory. gloo records as well, but torch 2.13 never writes its
+    records. torch decides how many collectives are stored (2,000 since 2.7) unless an option sets
+    the number.
     """
 
     uses_master_port = True
@@ -77,7 +78,8 @@ class TorchBackend(Backend):
         return {} if topology.device == "cpu" else {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Return where the recorder writes, and the pipes that make it write."""
+        """Return the files to which the flight recorder writes, and the pipes that make it
+        write."""
         if topology.device == "cpu":
             return {}
         pipes = {FLIGHT_RECORDER[2]: "nccl_dump_rank_"} if self.chosen.get("dump-pipe") else {}
@@ -127,7 +129,7 @@ class PytorchDdp(TorchBackend):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return a notice if one option makes another one useless."""
+        """A notice if one option has no effect because of another."""
         if self.chosen.get("static-graph") and self.chosen.get("find-unused-parameters"):
             return (
                 (

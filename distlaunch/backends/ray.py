@@ -1,8 +1,9 @@
-"""The ``ray`` backend: a Ray cluster chooses the nodes; all else is as for ``pytorch-ddp``.
+"""The ``ray`` backend: a Ray cluster chooses the nodes. Otherwise it is like ``pytorch-ddp``.
 
-Ray reserves the bundles of a placement group. If nodes and workers per node are given, each node is
-a bundle, and bundles are on different nodes (STRICT_SPREAD). If only a number of workers is given,
-each worker is a bundle.
+Ray reserves the bundles of a placement group; a bundle is a set of resources on one node. If the
+user sets nodes and workers per node, a bundle is for one node's workers, and bundles are on
+different nodes (STRICT_SPREAD). If the user sets only a number of workers, a bundle is for one
+worker.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PlacementRequest(Record):
     """The resources that distlaunch requests from Ray."""
 
     bundles: tuple[Mapping[str, float], ...] | None
-    """Resources of each bundle; None: one bundle like ``each`` for every GPU of the cluster."""
+    """Resources of each bundle. None: one bundle like ``each`` for every GPU of the cluster."""
     each: Mapping[str, float]
     """Resources of a worker."""
     strategy: str
@@ -129,7 +130,8 @@ class Ray(PytorchDdp):
         return PlacementRequest(bundles=single, each=each, strategy=strategy, workers=1, unit=unit)
 
     def location(self, options: TrainOptions, machine: str) -> Location:
-        """Return placeholders for the nodes that Ray will choose. Raises ConfigError."""
+        """Return placeholders for the nodes that Ray will choose. Raises ConfigError if Ray cannot
+        satisfy the options."""
         placement_request = self.placement_request(options)
         on_own = (
             placement_request.strategy == "STRICT_SPREAD" and placement_request.bundles is not None
@@ -148,7 +150,8 @@ class Ray(PytorchDdp):
 def ray_location(hosts: Sequence[Host], machine: str, *notes: str) -> Location:
     """Return a location with these nodes.
 
-    ``machine``: name of this machine, which counts as none of them because Ray starts all agents.
+    ``machine``: name of this machine. It is not considered one of the nodes, because Ray starts all
+    agents.
     """
     by = "Ray's placement group"
     origin = Origin(
@@ -181,8 +184,10 @@ def _check(options: TrainOptions) -> None:
 
 
 def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
-    """Return nodes, workers per node and total workers; None for what is open. Raises
-    ConfigError."""
+    """Return nodes, workers per node and total workers; None for a size that the user leaves open.
+
+    Raises ConfigError if the sizes contradict each other.
+    """
     nodes = options.num_nodes if isinstance(options.num_nodes, int) else None
     per_node = options.procs_per_node if options.gpus_per_node is None else options.gpus_per_node
     gpus = options.num_gpus if isinstance(options.num_gpus, int) else None
@@ -233,7 +238,8 @@ def _check_fractions(bundle: Mapping[str, float]) -> None:
 
 
 def _resources(text: str) -> Iterator[tuple[str, float]]:
-    """Parse ``NAME=AMOUNT,...``. Raises ConfigError."""
+    """Parse ``NAME=AMOUNT,...``. Raises ConfigError for another form, and for CPU and GPU, which
+    have options."""
     for item in filter(None, text.split(",")):
         name, _, amount = (part.strip() for part in item.rpartition("="))
         digits = amount.replace(".", "", 1)

@@ -37,22 +37,24 @@ def backend_names() -> tuple[str, ...]:
 
 
 def spelled_backend(name: str) -> str:
-    """Return the name of our backend that differs by capitals, or by underscores for dashes.
+    """Return the name of our backend that differs only in capitals, or underscores for dashes.
 
-    Returns any other name as it is.
+    Return any other name unchanged.
     """
     ours = name.lower().replace("_", "-")
     return ours if ours in _CLASSES else name
 
 
 def backend_name_for(text: str) -> str | None:
-    """Return the name of the backend with this name or short name; None if there is none."""
+    """Return the name of the backend whose name or short name is ``text``; None if there is
+    none."""
     name = spelled_backend(_ALIASES.get(text.lower(), text.lower()))
     return name if name in _CLASSES or name in other_backends() else None
 
 
 def find_backend(name: str) -> type[Backend]:
-    """Return the class of a backend. Raises BackendError."""
+    """Return the class of a backend. Raises BackendError if no package has it, or it cannot be
+    loaded."""
     ours = _CLASSES.get(name)
     if ours is not None:
         module, attribute = ours

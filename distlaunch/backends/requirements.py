@@ -1,6 +1,6 @@
 """Check that the modules of a backend are installed, without importing them.
 
-``find_modules`` checks this interpreter or one that ``installed_for`` has asked.
+``find_modules`` checks this interpreter, or another one that ``installed_for`` has asked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.probe.python_modules import is_importable
 
 Installed = Callable[[Requirement], tuple[str | None, str]]
-"""Returns version and package of an installed module, as ``Found`` has them."""
+"""Returns version and package of an installed module, as in ``Found``."""
 
 
 class Found(Record):
@@ -30,7 +30,8 @@ class Found(Record):
     package: str
     """The package that provides the module, which may be ``tensorflow-cpu`` for ``tensorflow``."""
     release: str = ""
-    """The release that it must have to match another package, as in ``2.21``; empty: any."""
+    """The release that the package must have to match another package, as in ``2.21``; empty for
+    any."""
 
     @property
     def is_met(self) -> bool:
@@ -165,7 +166,7 @@ def installed_for(
 ) -> Installed | None:
     """Ask another interpreter, started as workers are, which modules it has.
 
-    Returns None if it does not answer; a worker then reports what is wrong.
+    Return None if the interpreter does not answer; a worker then reports the problem.
     """
     known = [each for one in requirements for each in (one, one.beside) if each is not None]
     wanted = list(dict.fromkeys(map(_module_and_package, known)))

@@ -1,9 +1,9 @@
 """The ``tensorflow`` backend: MultiWorkerMirroredStrategy, configured by ``TF_CONFIG``.
 
-Each worker has a server, and all workers know the ports of all servers before they start: the nodes
-reserve them. ``TF_CONFIG`` has the cluster, equal for all workers, and then the worker's task. A
-worker uses every GPU that it sees. So it sees only its own, or (``-o per=node``) there is one
-worker per node that sees all.
+Each worker has a server. All workers must know the ports of all servers before they start, so the
+nodes reserve these ports. ``TF_CONFIG`` consists of the cluster, equal for all workers, and the
+worker's task. A worker uses every GPU that it sees. So either each worker sees only one GPU, or
+(``-o per=node``) each node has one worker that sees all GPUs.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class TensorFlow(Backend):
         return self.requires if variables.get(_LEGACY_KERAS) in _TRUE else self.requires[:1]
 
     def sized(self, options: TrainOptions) -> TrainOptions:
-        """Return the options with one GPU per worker visible, or with one worker per node.
+        """Return the options with one visible GPU per worker, or with one worker per node.
 
-        With ``-o per=node``, ``--gpus-per-node N`` is the number of GPUs of that worker. Raises
-        ConfigError for sizes that contradict it.
+        With ``-o per=node``, ``--gpus-per-node N`` is the number of GPUs of the node's worker.
+        Raises ConfigError for sizes that contradict ``-o per=node``.
         """
         if self.chosen.get("per") != "node":
             return replace(options, isolate_gpus=True)
@@ -125,7 +125,8 @@ class TensorFlow(Backend):
         return {_CONFIG: f'{{"type":"{kind}","index":{index}}}}}'}
 
     def fewer_workers(self) -> str:
-        """Return a hint; without ``-o per=node`` it names that option."""
+        """Return the hint on how to use fewer workers. It mentions ``-o per=node`` unless that is
+        set."""
         if self.chosen.get("per") == "node":
             return "ask for fewer nodes"
         return "ask for fewer workers; -o per=node starts one worker per node, with all of its GPUs"

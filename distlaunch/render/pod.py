@@ -1,4 +1,5 @@
-"""Parts that all kinds of pods share: command, variables, resources, volumes. No I/O."""
+"""Sections of a manifest that all kinds of pods share: command, variables, resources, volumes. No
+I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from distlaunch.render.yaml import Commented, Value
 JOIN_TIMEOUT_S = 600
 """Long, because pods start minutes apart while nodes are provisioned and images pulled."""
 _EXIT_MARGIN_S = 5
-"""Time for the launcher's own exit after the grace, before the kubelet kills it."""
+"""Time for the launcher's own exit after the workers' grace period, before the kubelet kills the
+launcher."""
 _EFA_HUGE_PAGES = "5120Mi"
 """From AWS' documentation of EFA on EKS."""
 _KEEP_S = 7 * 24 * 3600
@@ -28,7 +30,8 @@ _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 
 
 def command(request: RenderRequest, shape: Shape) -> list[Value]:
-    """Return the command as a list of arguments, for no shell. Raises ConfigError."""
+    """Return the command as a list of arguments, not for a shell. Raises ConfigError if an argument
+    is not UTF-8."""
     added: list[str] = []
     if not request.has("num_nodes"):
         added.append(f"--num-nodes={shape.max_nodes}")
@@ -38,7 +41,7 @@ def command(request: RenderRequest, shape: Shape) -> list[Value]:
 
 
 def _text_only(words: Words) -> Words:
-    """Decode arguments, also those from an ASCII locale. Raises ConfigError if one is not UTF-8."""
+    """Decode arguments, even if the locale is ASCII. Raises ConfigError if one is not UTF-8."""
     texts = []
     for argument in words:
         try:
@@ -81,7 +84,8 @@ def environment(request: RenderRequest) -> list[Value]:
 
 
 def resources(request: RenderRequest, shape: Shape) -> dict[str, Value]:
-    """Return the container's resources; empty if there are none. Raises ConfigError."""
+    """Return the container's resources; empty if the options set none. Raises ConfigError for an
+    invalid amount of memory."""
     more = request.more
     limits: dict[str, Value] = {}
     if more.cpus is not None:
@@ -116,7 +120,7 @@ def resources(request: RenderRequest, shape: Shape) -> dict[str, Value]:
 
 
 def security_context(request: RenderRequest) -> dict[str, Value]:
-    """Return the container's security context; empty if it needs none."""
+    """Return the container's security context; empty if the container needs none."""
     if not request.more.efa:
         return {}
     return {
@@ -127,7 +131,7 @@ def security_context(request: RenderRequest) -> dict[str, Value]:
 
 
 def volumes(request: RenderRequest) -> list[Value]:
-    """Return the pod's volumes. Raises ConfigError."""
+    """Return the pod's volumes. Raises ConfigError for an invalid --shm or --volume."""
     shared: dict[str, Value] = {"medium": "Memory"}
     if request.more.shm is not None:
         size_bytes(request.more.shm, "--shm")
@@ -146,7 +150,7 @@ def volumes(request: RenderRequest) -> list[Value]:
 
 
 def volume_mounts(request: RenderRequest) -> list[Value]:
-    """Return the container's volume mounts. Raises ConfigError."""
+    """Return the container's volume mounts. Raises ConfigError for an invalid --volume."""
     claims = enumerate(_claims(request))
     own = [{"name": f"claim-{number}", "mountPath": path} for number, (_, path) in claims]
     return [{"name": "shm", "mountPath": "/dev/shm"}, *own]  # noqa: S108 - no file of ours
@@ -184,7 +188,7 @@ def no_sidecar() -> dict[str, Value]:
 
 
 def seconds_after_finished() -> Value:
-    """Return how long a finished job is kept, in seconds."""
+    """Return how many seconds a finished job is stored by Kubernetes."""
     return Commented(value=_KEEP_S, why="Keeps the pods' logs for a week.")
 
 
@@ -199,8 +203,8 @@ def grace_period(request: RenderRequest) -> Value:
 def replacements(request: RenderRequest, shape: Shape) -> int:
     """Return the backoffLimit: how many pods may fail.
 
-    Each restart may have lost all pods. An elastic job also survives losses without a restart, up
-    to all pods but one: if something ends all pods at once, that is not repeated beyond
+    Each restart may have lost all pods. An elastic job also survives losses without a restart, of
+    up to all pods but one. So a failure that ends all pods at once does not repeat more often than
     --max-restarts.
     """
     pods = request.train.max_restarts * shape.max_nodes + (
@@ -210,7 +214,7 @@ def replacements(request: RenderRequest, shape: Shape) -> int:
 
 
 def container(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
-    """Return the container. Raises ConfigError."""
+    """Return the container. Raises ConfigError if an option cannot be expressed."""
     parts: dict[str, Value] = {
         "name": name,
         "image": Commented(value=names.image_name(request.more.image), why=_IMAGE_COMMENT),
@@ -228,7 +232,8 @@ def container(request: RenderRequest, shape: Shape, name: str) -> dict[str, Valu
 
 
 def pod_spec(request: RenderRequest, shape: Shape, inside: dict[str, Value]) -> dict[str, Value]:
-    """Return the pod spec around a container. Raises ConfigError."""
+    """Return the pod spec around a container. Raises ConfigError if an option cannot be
+    expressed."""
     spec: dict[str, Value] = {
         "enableServiceLinks": Commented(
             value=False,
@@ -245,7 +250,7 @@ def pod_spec(request: RenderRequest, shape: Shape, inside: dict[str, Value]) -> 
 
 
 def metadata(request: RenderRequest, name: str) -> dict[str, Value]:
-    """Return an object's name and namespace."""
+    """Return the ``metadata`` of an object: its name, and its namespace if one is set."""
     metadata: dict[str, Value] = {"name": name}
     if request.more.namespace is not None:
         metadata["namespace"] = names.namespace(request.more.namespace)
@@ -264,9 +269,10 @@ def with_queue_label(request: RenderRequest, about: dict[str, Value]) -> dict[st
 def header(
     request: RenderRequest, name: str, kind: str, shape: Shape, *more: str, label: str
 ) -> list[str]:
-    """Return the comment at the top of a file: what it is and how to use it.
+    """Return the comment at the top of a file: what the file is and how to use it.
 
-    ``label``: the label by which pods have the job's name.
+    ``kind`` names the kind of object, ``more`` are further lines, and ``label`` is the label with
+    the job's name on its pods.
     """
     options = "" if request.more.namespace is None else f" -n {request.more.namespace}"
     size = f"{shape.min_nodes} to {shape.max_nodes}" if shape.is_elastic else str(shape.max_nodes)

@@ -26,7 +26,7 @@ _PORT = 23456
 
 
 def render(request: RenderRequest, shape: Shape) -> str:
-    """Return the PyTorchJob as YAML. Raises ConfigError."""
+    """Return the PyTorchJob as YAML. Raises ConfigError if an option cannot be expressed."""
     name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-worker-{shape.max_nodes}"))
     metadata = pod.with_queue_label(request, pod.metadata(request, name))
     job: dict[str, Value] = {
@@ -47,7 +47,7 @@ def render(request: RenderRequest, shape: Shape) -> str:
 
 
 def _limits(request: RenderRequest, shape: Shape) -> list[str]:
-    """Return what this kind of job cannot do."""
+    """Return notes about what a PyTorchJob cannot do."""
     evictions = "An evicted pod counts as failed; with render kubernetes it does not."
     if not _replaces(request, shape):
         return [evictions]

@@ -39,7 +39,8 @@ _LONGEST_NAME = 253
 
 
 class RenderOptions(Record):
-    """Options of ``render`` beside those of ``train``. None: not given."""
+    """Options of ``render`` in addition to those of ``train``. None means that an option is not
+    set."""
 
     name: str | None = None
     out: str | None = None
@@ -50,7 +51,7 @@ class RenderOptions(Record):
     memory: str | None = None
     # Slurm
     exclusive: bool | None = None
-    """Whether to request whole nodes. None: yes, unless ``cpus`` is given."""
+    """Whether to request whole nodes. None: yes, unless ``cpus`` is set."""
     partition: str | None = None
     account: str | None = None
     usr1_before: float | None = None
@@ -73,10 +74,10 @@ class RenderRequest(Record):
     train: TrainOptions
     more: RenderOptions = RenderOptions()
     words: tuple[tuple[str, Words], ...]
-    """The given options of ``train``, in order: the field, and the arguments that set it."""
+    """The options of ``train`` that are set, in order: the field, and the arguments that set it."""
 
     def has(self, field: str) -> bool:
-        """Return whether an option of ``train`` was given, on the command line or by a variable."""
+        """Return whether an option of ``train`` is set, on the command line or by a variable."""
         return any(name == field for name, _ in self.words)
 
     def command(self, *added: str) -> Words:
@@ -121,14 +122,16 @@ def _name_from_script(request: RenderRequest, longest: int) -> str:
 
 
 def slurm_name(text: str, option: str) -> str:
-    """Check a name for an #SBATCH line, where quotes and # have a meaning. Raises ConfigError."""
+    """Return ``text`` if it is a valid name for an #SBATCH line, where quotes and # are special.
+    Raises ConfigError otherwise."""
     if not _SLURM.fullmatch(text):
         raise ConfigError(f"{option} takes letters, digits and _ . , + @ -, not {quoted(text)}")
     return text
 
 
 def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
-    """Check the name of an existing object. Raises ConfigError."""
+    """Return ``text`` if it is a valid name of a Kubernetes object. Raises ConfigError
+    otherwise."""
     if len(text) > longest or not _SUBDOMAIN.fullmatch(text):
         raise ConfigError(
             f"{option} {quoted(text)} is not a valid name for Kubernetes",
@@ -139,7 +142,7 @@ def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
 
 
 def namespace(text: str) -> str:
-    """Check the name of a namespace. Raises ConfigError."""
+    """Return ``text`` if it is a valid name of a namespace. Raises ConfigError otherwise."""
     if "." in text:
         raise ConfigError(
             f"--namespace {quoted(text)} is not a valid name for Kubernetes: it has a dot"
@@ -148,14 +151,15 @@ def namespace(text: str) -> str:
 
 
 def resource_name(text: str) -> str:
-    """Check the resource name of a GPU. Raises ConfigError."""
+    """Return ``text`` if it is a valid name of a GPU resource. Raises ConfigError otherwise."""
     if not _RESOURCE.fullmatch(text):
         raise ConfigError(f"--gpus-resource takes a name like nvidia.com/gpu, not {quoted(text)}")
     return text
 
 
 def image_name(text: str | None) -> str:
-    """Check the name of the image. Raises ConfigError, also if it is missing."""
+    """Return ``text`` if it is a valid name of a container image. Raises ConfigError if it is
+    invalid or missing."""
     if text is None:
         raise ConfigError(
             "--image is missing: the container image of the pods",
@@ -170,7 +174,7 @@ def image_name(text: str | None) -> str:
 
 
 def volume_claim(text: str) -> tuple[str, str]:
-    """Parse NAME:PATH. Raises ConfigError."""
+    """Return claim and path of ``text``, NAME:PATH. Raises ConfigError for another form."""
     claim, _, path = text.partition(":")
     if (
         not path.startswith("/")
@@ -186,7 +190,7 @@ def volume_claim(text: str) -> tuple[str, str]:
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Parse an amount of memory. Raises ConfigError."""
+    """Return the bytes of ``text``, an amount of memory. Raises ConfigError for another form."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ConfigError(f"{option} takes a size like 64Gi or 500M, not {quoted(text)}")
@@ -194,11 +198,11 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def duration_s(text: str) -> int:
-    """Return the seconds of --time. Raises ConfigError.
+    """Return the seconds of ``text``, the value of --time. Raises ConfigError for another form.
 
     A number without a unit is in minutes, as for sbatch. Of sbatch's other forms, ``HH:MM:SS``,
-    ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS`` are read; ``MM:SS`` is not, because many take it for
-    hours and minutes.
+    ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS`` are accepted; ``MM:SS`` is not, because many users read
+    it as hours and minutes.
     """
     value_s = read_duration(text, unit_s=60.0)
     if found := _CLOCK.fullmatch(text) or _DAYS.fullmatch(text):

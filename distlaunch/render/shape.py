@@ -1,4 +1,4 @@
-"""How many nodes a job requests, and what each node has. No I/O."""
+"""The number of nodes that a job requests, and the resources of each node. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from distlaunch.planning.train_options import (
 from distlaunch.render.request import RenderRequest
 
 _MAX_USUAL_GPUS = 16
-"""The most GPUs of a common machine. A larger total is probably meant for several nodes."""
+"""Largest number of GPUs of common machines. A larger total is probably intended for several
+nodes."""
 
 
 class Shape(Record):
@@ -107,7 +108,8 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
 
 
 def _check_options(request: RenderRequest) -> None:
-    """Raise ConfigError for options that have no meaning or another one for the target."""
+    """Raise ConfigError for options that have no meaning, or another meaning, in this file
+    format."""
     options, pods = request.train, request.target != "slurm"
     system = "kubernetes" if pods else "slurm"
     if options.source not in {"auto", system}:
@@ -129,7 +131,7 @@ def _check_options(request: RenderRequest) -> None:
 def _check_backend(options: TrainOptions) -> None:
     """Raise ConfigError for backend options that the launchers would refuse.
 
-    A backend of another package is not checked, because it may be installed on the cluster only.
+    A backend of another package is not checked, because it may only be installed on the cluster.
     """
     if options.backend not in backend_names():
         return

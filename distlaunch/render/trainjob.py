@@ -18,11 +18,12 @@ _JOB = _CONTAINER = "node"
 """The names of the pods' job and of their container in Trainer's runtimes."""
 
 _SUFFIX = "-abcde"
-"""Stands for Kubernetes' suffix of pod names. JobSet refuses names that are too long with it."""
+"""Placeholder of the same length as Kubernetes' suffix of pod names. JobSet refuses names that are
+too long with it."""
 
 
 def render(request: RenderRequest, shape: Shape) -> str:
-    """Return the TrainJob as YAML. Raises ConfigError."""
+    """Return the TrainJob as YAML. Raises ConfigError if an option cannot be expressed."""
     if shape.is_elastic:
         raise ConfigError(
             f"{request.train.named('num_nodes')} {shape.min_nodes}:{shape.max_nodes}: a TrainJob has a "
@@ -93,7 +94,7 @@ def _trainer(request: RenderRequest, shape: Shape) -> dict[str, Value]:
 
 
 def _patch(request: RenderRequest, shape: Shape) -> dict[str, Value]:
-    """Return what changes in the runtime's pods, as far as a TrainJob may change it."""
+    """Return the changes to the runtime's pods that a TrainJob may make."""
     inside: dict[str, Value] = {"name": _CONTAINER}
     if rights := pod.security_context(request):
         inside["securityContext"] = rights

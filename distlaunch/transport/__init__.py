@@ -1,1 +1,1 @@
-"""How the coordinator reaches an agent: child process, SSH, Slurm, Ray, TCP."""
+"""Connections to agents: by child process, SSH, Slurm, Ray or TCP."""

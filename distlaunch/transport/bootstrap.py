@@ -1,8 +1,9 @@
 """Starts an agent on a node through a login shell. Also packs the agent's code as a zip.
 
 The node needs ``/bin/sh`` and a Python >= 3.10. ``remote_command`` is a shell command that finds a
-Python and runs ``STUB`` in it. The stub reads the zip, whose length is an argument, from its stdin
-and runs the agent from it. The command has no secrets: other users of the node can see it in /proc.
+Python and runs ``STUB`` in it, a few lines of code. They read the zip, whose length is an argument,
+from stdin and run the agent from it. The command has no secrets: other users of the node can see it
+in /proc.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _STUB_LINES = (
     "main(WORDS,f)",
 )
 _KEPT_BEFORE_GREETING = 64 << 10
-"""How many of the last bytes before the greeting are kept, for the search and for messages."""
+"""Number of bytes before the greeting that are stored, for the search and for messages."""
 _MOST_BEFORE_GREETING = 16 << 20
 """A node that prints more bytes before the greeting is an error."""
 _JOIN_S = 5.0
@@ -78,8 +79,8 @@ _LONGEST_LINE = 200
 _TRIED_LINE = re.compile(rf"^{_TRIED} (\d+) (.*)$")
 _OLD_LINE = re.compile(rf"^{_OLD} ([\d.]+)$")
 _LEVEL = 1
-"""Of deflate. Level 6 makes the zip 6 % smaller but takes 50 % longer; only 50 nodes would make up
-for that."""
+"""Compression level of deflate. Level 6 makes the zip 6 % smaller but needs 50 % more time, which
+only pays off for 50 nodes and more."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
@@ -125,13 +126,14 @@ class BootstrapConnection(Connection, Protocol):
     """A connection whose agent has not sent its greeting yet."""
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back. ``receive`` returns them first, and ``fileno`` is ready."""
+        """Put bytes back. ``receive`` returns these bytes first, and ``fileno`` becomes
+        readable."""
 
     def stderr_tail(self) -> bytes:
         """Return the end of stderr."""
 
     def clear_stderr(self) -> None:
-        """Drop the stderr that has come so far."""
+        """Drop the stderr that has arrived up to now."""
 
 
 def remote_command(*, count: int, nonce: str, pythons: Sequence[str] = ()) -> str:
@@ -281,7 +283,11 @@ def _join_words(found: list[str]) -> str:
 
 
 def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
-    """Return the last lines of a text after a colon, printable and short; "" if there are none."""
+    """Return the last ``most`` lines of ``said``, the output of a program, as short printable text
+    after a colon.
+
+    Return "" if it has no lines.
+    """
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     shown = [
         printable(line[:_LONGEST_LINE])
@@ -332,8 +338,10 @@ def _module_files(name: str, spec: Any, *, is_package: bool) -> Iterator[tuple[s
 
 
 def _cached_bytecode(spec: Any, size: int) -> bytes | None:
-    """Return the bytecode of the import cache if it belongs to this source. Halves the time to load
-    it."""
+    """Return the bytecode of a module from Python's cache if it matches the source; otherwise None.
+
+    This halves the time to import the module.
+    """
     if not spec.cached:
         return None
     try:
@@ -349,7 +357,7 @@ def _cached_bytecode(spec: Any, size: int) -> bytes | None:
 
 
 def _zip(files: Iterator[tuple[str, bytes]]) -> bytes:
-    """Return a zip. ``zipfile`` takes five times as long."""
+    """Return a zip of the files. ``zipfile`` would take five times as long."""
     parts: list[bytes] = []
     directory: list[bytes] = []
     at = 0

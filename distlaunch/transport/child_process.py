@@ -1,6 +1,7 @@
 """Child processes whose stdin and stdout are a byte stream: ssh, a ProxyCommand, a local agent.
 
-``open_local_agent`` starts the agent of this machine if it is one node of several.
+``open_local_agent`` starts the agent of this machine if the job has several nodes and this machine
+is one of them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from distlaunch.transport.open_files import with_original_limit
 _CHUNK = 1 << 16
 _STDERR_TAIL = 16 << 10
 _REAP_S = 0.5
-"""How long a killed process may take to end on a busy machine. The next cleanup waits for it."""
+"""How long to wait for the end of a killed process. If it takes longer on a busy machine, the next
+cleanup reaps it."""
 _GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
 """Starts a process in the program's group that waits for the end of the kill switch's pipe, then
 kills the group."""
@@ -48,9 +50,10 @@ _END_S = 2.0
 def open_local_agent(
     target: Target, within_s: float, *, code: bytes, environ: Mapping[str, str]
 ) -> Connection:
-    """Start an agent on this machine; see ``Open``.
+    """Start an agent on this machine within ``within_s`` seconds, and return the connection to it.
 
-    When the connection is closed the agent stops its workers and exits.
+    When the connection is closed, the agent stops its workers and exits. Raises ConnectError if the
+    agent does not start.
     """
     until = time.monotonic() + within_s
     nonce = os.urandom(16).hex()
@@ -74,10 +77,10 @@ def _start_local(argv: list[str], environ: Mapping[str, str]) -> ProcessConnecti
 
 
 class ProcessConnection:
-    """A connection to the stdin and stdout of a program that it starts.
+    """A connection to the stdin and stdout of a program, which is started by the constructor.
 
-    With a kill switch, ``close`` kills the program, which only carries bytes (``ssh``). An agent
-    has no kill switch: it exits when its stream is closed.
+    With a kill switch, ``close`` kills the program; this is for programs that only carry bytes
+    (``ssh``). An agent has no kill switch: it exits when its stream is closed.
     """
 
     def __init__(
@@ -133,13 +136,15 @@ class ProcessConnection:
         return data
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back. ``receive`` returns them first, and ``fileno`` is ready."""
+        """Put bytes back. ``receive`` returns these bytes first, and ``fileno`` becomes
+        readable."""
         self._pending = data
         self._always = os.eventfd(1, os.EFD_CLOEXEC)
         self._epoll.register(self._always, select.EPOLLIN)
 
     def send(self, data: bytes) -> None:
-        """Send all bytes; see ``Connection``."""
+        """Send all bytes. Blocks while the program reads slowly. Raises OSError if the connection
+        is closed."""
         self._socket.sendall(data)
 
     def stderr_tail(self) -> bytes:
@@ -148,11 +153,12 @@ class ProcessConnection:
             return self._child.read_stderr()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
-        """Return the program's exit code; None if it has not exited within this time."""
+        """Return the program's exit code; None if it has not exited within ``within_s`` seconds."""
         return self._child.returncode(within_s)
 
     def close(self) -> None:
-        """Close the stream; see ``Connection``."""
+        """Close the stream without waiting, and kill a program with a kill switch. Can be called
+        again."""
         with self._lock:
             if self._closed:
                 return
@@ -169,12 +175,13 @@ class ProcessConnection:
             os.close(self._always)
 
     def clear_stderr(self) -> None:
-        """Drop the stderr that has come so far."""
+        """Drop the stderr that has arrived up to now."""
         with self._lock:
             self._child.clear_stderr()
 
     def end(self) -> ConnectionEnd:
-        """Return how the program ended, with its last line of stderr; see ``Connection``."""
+        """Return how the program ended, with its last line of stderr. Called after the end of the
+        connection."""
         if self._closed_here:
             return ConnectionEnd(kind=EndKind.CLOSED_HERE, last_words=self._last_line())
         code = self.returncode()
@@ -191,10 +198,11 @@ class ProcessConnection:
 class KillSwitch:
     """Kills a set of process groups when it is closed or when the launcher ends in any way.
 
-    It is a pipe. A guard in each group waits for the end of the pipe and then kills the group. A
-    program that waits for the network does not notice that its stream has ended. PR_SET_PDEATHSIG
-    does not help: the kernel sends it when the thread ends that made the child, and neither to
-    grandchildren nor to processes of another user.
+    The switch is a pipe. A guard process in each group waits for the end of the pipe and then kills
+    the group. This is necessary because a program that waits for the network does not notice that
+    its stream has ended. PR_SET_PDEATHSIG is not sufficient: the kernel sends that signal when the
+    thread that forked the child ends, and sends it neither to grandchildren nor to processes of
+    another user.
     """
 
     def __init__(self) -> None:
@@ -204,7 +212,7 @@ class KillSwitch:
         self.is_closed = False
 
     def attach(self) -> int:
-        """Return a descriptor for a guard to read. The caller closes it.
+        """Return a descriptor for a guard to read. The caller closes the descriptor.
 
         Raises OSError if the kill switch is closed.
         """
@@ -217,7 +225,7 @@ class KillSwitch:
             return os.dup(self._ends[0])
 
     def kill(self, group: int) -> None:
-        """Kill one process group, unless it has ended."""
+        """Kill one process group, unless all its processes have ended."""
         with self._lock:
             # While the kill switch is open the guard runs, so that the group id cannot be reused.
             if not self.is_closed:
@@ -227,7 +235,7 @@ class KillSwitch:
                     os.killpg(group, signal.SIGKILL)
 
     def detach(self) -> None:
-        """End the use of one descriptor. The last one closes the pipe."""
+        """End the use of one descriptor. When none is in use, the pipe is closed."""
         with self._lock:
             self._attached -= 1
             if not self._attached:
@@ -248,14 +256,14 @@ class KillSwitch:
 class Child:
     """A program in its own session, so that a terminal's Ctrl-C does not reach it. No method waits.
 
-    A program that only carries bytes gets a ``kill_switch``. Without one, the program must exit
-    when its stream ends; only ``stop`` kills it.
+    A program that only carries bytes has a ``kill_switch``. A program without one must exit when
+    its stream ends; only ``stop`` kills it.
     """
 
     def __init__(
         self, argv: Sequence[str], *, environ: Mapping[str, str], kill_switch: KillSwitch | None
     ) -> None:
-        """Start the program. Raises OSError."""
+        """Start the program. Raises OSError if it cannot be started."""
         reap()
         self._kill_switch = kill_switch
         self._stderr = bytearray()
@@ -277,7 +285,7 @@ class Child:
 
     @property
     def stderr_fd(self) -> int:
-        """Descriptor that is readable if there is more on stderr, or its end; -1 after that."""
+        """Descriptor that is readable if stderr has data or has ended; -1 after the end."""
         return self._stderr_fd
 
     def read_stderr(self) -> bytes:
@@ -294,26 +302,29 @@ class Child:
         return bytes(self._stderr)
 
     def clear_stderr(self) -> None:
-        """Drop the stderr that has come so far."""
+        """Drop the stderr that has arrived up to now."""
         self.read_stderr()
         self._stderr.clear()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
-        """Return the exit code; None if it has not exited within this time."""
+        """Return the exit code; None if the program has not exited within ``within_s`` seconds."""
         try:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self, within_s: float) -> None:
-        """Send TERM, and KILL if it has not exited within this time."""
+        """Send TERM; if the program has not exited within ``within_s`` seconds, send KILL."""
         self._process.terminate()
         if self.returncode(within_s) is None:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill the group of a program with a kill switch; keep the end of its stderr. Can be called
-        again."""
+        """Close the stream, and kill the group of a program with a kill switch. The end of its
+        stderr remains available.
+
+        Can be called again.
+        """
         if self._closed:
             return
         self._closed = True
@@ -373,18 +384,19 @@ def _start(
 
 
 class BackgroundCommand:
-    """A command that runs in the background until its output is needed. It never outlives the
-    launcher."""
+    """A command that runs in the background until its output is needed. The command never outlives
+    the launcher."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the command. Raises OSError."""
+        """Start the command. Raises OSError if it cannot be started."""
         self._child = Child(argv, environ=environ, kill_switch=KillSwitch())
         self._child.stream.shutdown(socket.SHUT_WR)
 
     def result(self, *, within_s: float) -> tuple[int, bytes, bytes]:
-        """Return exit code, stdout, and the end of stderr. Kills the command. Can be called once.
+        """Return exit code, stdout, and the end of stderr. Can be called once.
 
-        Raises OSError, TimeoutError.
+        If the command has not ended within ``within_s`` seconds, kill it and raise TimeoutError.
+        Raises OSError if its output cannot be read.
         """
         deadline = time.monotonic() + within_s
         child = self._child
@@ -411,7 +423,8 @@ def run_command(
 ) -> tuple[int, bytes, bytes]:
     """Run a command and return its exit code, stdout, and the end of stderr.
 
-    It does not outlive the call or the launcher. Raises OSError, TimeoutError.
+    The command outlives neither the call nor the launcher. Raises OSError if it cannot be started,
+    and TimeoutError if it has not ended within ``within_s`` seconds.
     """
     return BackgroundCommand(argv, environ).result(within_s=within_s)
 
@@ -434,7 +447,8 @@ def reap() -> None:
 
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:
-    """Raise OSError if a program cannot be run. A shell would only report it on stderr."""
+    """Raise OSError if a program cannot be run. Otherwise only the shell's message on stderr would
+    say so."""
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
         if os.path.exists(program) and "/" in program:
             raise PermissionError(13, os.strerror(13), program)

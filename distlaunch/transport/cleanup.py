@@ -1,4 +1,5 @@
-"""Deferred work of closed connections, and a limit on how long a main loop waits for them."""
+"""Cleanup of closed connections in the background, and a limit on how long a main loop waits for
+it."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ _lock = threading.Lock()
 _jobs: deque[Callable[[], None]] = deque()
 _thread: threading.Thread | None = None
 _MOST_S = 0.1
-"""Total wait of a main loop. It comes back at ``_RATE``. A thousand connections may be lost at
-once."""
+"""Longest total wait of a main loop. The time is regained at ``_RATE``. A thousand connections may
+be lost at once."""
 _RATE = 0.02
 T = TypeVar("T")
 
 
 def run_in_background(job: Callable[[], None]) -> None:
-    """Run a job soon, after the jobs that were added before. If no thread can start, run it now."""
+    """Run a job soon, after the jobs that were added before. If no thread can be started, run it
+    now."""
     global _thread  # noqa: PLW0603 - one for all connections of the process
     with _lock:
         _jobs.append(job)
@@ -60,7 +62,8 @@ class WaitBudget:
         self._at = clock()
 
     def spend(self, wait: Callable[[float], T]) -> T:
-        """Call ``wait`` with the number of seconds that are left, and deduct what it took."""
+        """Call ``wait`` with the number of seconds that are left, and deduct the time that the call
+        takes."""
         began = self._clock()
         self._left_s = min(_MOST_S, self._left_s + (began - self._at) * _RATE)
         result = wait(max(0.0, self._left_s))

@@ -1,4 +1,4 @@
-"""Why a node could not be reached: the failed step, the reason, and a hint.
+"""Errors for nodes that cannot be reached: the failed step, the reason, and a hint.
 
 Every transport raises ``ConnectStepError`` and reports ``ConnectFailure``.
 """
@@ -43,14 +43,15 @@ class KeyScan(Record):
     file: str = "~/.ssh/known_hosts"
 
     def command(self, hosts: Sequence[str] | None = None) -> str:
-        """Return the command for this host, or for ``hosts`` in its place."""
+        """Return the ssh-keyscan command for this host, or for ``hosts`` instead."""
         at = "" if self.port == SSH_PORT else f"-p {self.port} "
         names = " ".join(map(printable, hosts or (self.host,)))
         return f"ssh-keyscan {at}-H {names} >> {printable(self.file)}"
 
 
 class ConnectStepError(Exception):
-    """A step failed. The fields are those of ``ConnectFailure``; texts are printable."""
+    """A step of connecting failed. The fields are those of ``ConnectFailure``; texts are
+    printable."""
 
     def __init__(
         self,
@@ -83,19 +84,20 @@ class ConnectStepError(Exception):
 
 
 class ConnectFailure(Record):
-    """One node that cannot take part: a row of the table for the user."""
+    """A node that cannot take part: one row of the table for the user."""
 
     host: str
-    """As the user or the source wrote it."""
+    """The host as the user or the source of the nodes wrote it."""
     address: str = ""
-    """The address that was tried: ``10.0.0.7:22``; empty if it is not known."""
+    """The address that was tried: ``10.0.0.7:22``; empty if not known."""
     user: str = ""
     step: Step
     text: str
     """What went wrong, as a printable clause."""
     hint: str | None = None
     passing: bool = True
-    """Whether it may work in a moment: refused, no route, no answer. A wrong key or a missing
-    Python needs the user."""
+    """Whether a later try may succeed: connection refused, no route, no answer. A wrong key or a
+    missing Python requires the user."""
     scan: KeyScan | None = None
-    """The command in ``hint``, so that one hint can stand for several hosts."""
+    """The ssh-keyscan command in ``hint``. One command, and so one hint, can cover several
+    hosts."""

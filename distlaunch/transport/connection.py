@@ -15,15 +15,15 @@ class EndKind(Enum):
     """How a connection ended."""
 
     EXITED = "exited"
-    """The program that carries it, or the agent, exited with a status."""
+    """The program that carries the connection, or the agent, exited with a status."""
     KILLED = "killed"
     """A signal killed that program."""
     OUTPUT_CLOSED = "output closed"
-    """That program closed its output and still runs."""
+    """The program closed its output and still runs."""
     CLOSED_HERE = "closed here"
     CLOSED_BY_PEER = "closed by peer"
     CLOSED = "closed"
-    """It is closed for an unknown reason."""
+    """The connection is closed for an unknown reason."""
     LOST = "lost"
     """The kernel reported an error."""
     FAILED = "failed"
@@ -31,15 +31,15 @@ class EndKind(Enum):
     COMMAND_REFUSED = "command refused"
     """The SSH server refused to run the command."""
     CARRIER = "carrier"
-    """``text`` is a message of the program that carries it, such as a ProxyCommand."""
+    """``text`` is a message of the program that carries the connection, such as a ProxyCommand."""
     RAY_DRIVER = "ray driver"
-    """Ray's driver ended, and with it the connections to all nodes."""
+    """Ray's driver ended, and therefore the connections to all nodes."""
     RAY_ACTOR = "ray actor"
     """Ray lost the actor that carries the bytes."""
 
 
 class ConnectionEnd(Record):
-    """How a connection ended, as far as it is known."""
+    """How a connection ended, as far as known."""
 
     kind: EndKind
     number: int = 0
@@ -47,7 +47,8 @@ class ConnectionEnd(Record):
     text: str = ""
     """Details for other kinds; printable."""
     last_words: str = ""
-    """The last line of the program's stderr after a colon; see ``quoted_lines``."""
+    """The last line of the program's stderr after a colon (``quoted_lines``); empty if it has
+    none."""
 
 
 _FIRST_OF_SIGNALS = 128
@@ -55,7 +56,10 @@ _FIRST_OF_SIGNALS = 128
 
 
 def end_of_program(code: int | None, last_words: str) -> ConnectionEnd:
-    """Return the end of a program from its exit code as in ``subprocess``; None if it still runs."""
+    """Return how a connection ended, from the exit code of its program as in ``subprocess``.
+
+    ``code`` is None if the program still runs.
+    """
     if code is None:
         return ConnectionEnd(kind=EndKind.OUTPUT_CLOSED, last_words=last_words)
     kind = EndKind.KILLED if code < 0 else EndKind.EXITED
@@ -91,7 +95,8 @@ def behind_shell(end: ConnectionEnd) -> ConnectionEnd:
 
 
 def describe_end(end: ConnectionEnd, who: str = "it") -> str:
-    """Return a clause on how a connection ended. ``who`` is the program that carries it."""
+    """Return a clause on how a connection ended. ``who`` is the program that carries the
+    connection."""
     match end.kind:
         case EndKind.EXITED:
             text = f"{who} ended with status {end.number}"
@@ -130,11 +135,12 @@ class Connection(Protocol):
     """
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading. It is ready if ``receive`` has something."""
+        """Return the descriptor to poll for reading. It is readable if ``receive`` has data or the
+        end to return."""
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have come, b"" if there are none yet; None at the end, and ever
-        after."""
+        """Return the bytes that have arrived: b"" if there are none yet; None at the end, and in
+        all later calls."""
 
     def send(self, data: bytes) -> None:
         """Send all bytes. Waits while the network is busy. Raises OSError if the connection is
@@ -144,18 +150,18 @@ class Connection(Protocol):
         """Close the stream without waiting, which ends the agent. Can be called again."""
 
     def end(self) -> ConnectionEnd:
-        """Return how the connection ended. Only after its end."""
+        """Return how the connection ended. Called after its end."""
 
 
 class Target(Record):
     """A node to connect to."""
 
     host: str
-    """As the user or the source wrote it."""
+    """The host as the user or the source of the nodes wrote it."""
     user: str | None = None
     port: int | None = None
     here: bool = False
-    """Whether it is this machine, so that no network is needed."""
+    """Whether the node is this machine, so that no network is needed."""
 
 
 class ConnectError(Exception):
@@ -167,5 +173,6 @@ class ConnectError(Exception):
 
 
 Open = Callable[[Target, float], Connection]
-"""Connects, starts the agent and reads its greeting, within this many seconds. Called in several
-threads at once for different nodes. Raises ConnectError and then leaves nothing running."""
+"""Connects to a node, starts the agent and reads its greeting, within a number of seconds. Called
+in several threads at once, for different nodes. If that fails, raises ConnectError and leaves no
+process running."""

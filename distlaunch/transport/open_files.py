@@ -1,6 +1,6 @@
 """Raises the launcher's limit of open files for jobs with many nodes and ranks.
 
-Workers keep the original limit. The limit belongs to the process, so this module remembers the
+Workers start with the original limit. The limit belongs to the process, so this module stores the
 original one.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 _PER_CONNECTION = 8
 _OF_OUR_OWN = 128
 _original: list[int] = []
-"""The original limit, if it was raised."""
+"""The original limit, if the limit was raised."""
 _SCRIPT = 'ulimit -S -n "$0" && exec "$@"'
 
 

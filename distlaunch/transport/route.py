@@ -1,4 +1,4 @@
-"""Chooses how a node is reached: by a child process on this machine, paramiko, or the user's
+"""Chooses how a node is reached: by a child process on this machine, by paramiko, or by the user's
 command."""
 
 from __future__ import annotations

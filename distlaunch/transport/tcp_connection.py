@@ -1,4 +1,4 @@
-"""A connection over TCP. The other end has connected to this process."""
+"""A connection over TCP that the other end has opened to this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_DRAINED = 1 << 20
 
 
 class TcpConnection:
-    """Owns a connected socket. ``address`` is that of the other end, for messages."""
+    """Owns a connected socket. ``address`` is the address of the other end, for messages."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
@@ -33,7 +33,7 @@ class TcpConnection:
         return self._socket.fileno()
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have come; see ``Connection``."""
+        """Return the bytes that have arrived: b"" if there are none yet, None after the end."""
         if self._closed or self._ended:
             return None
         try:
@@ -55,9 +55,9 @@ class TcpConnection:
         self._socket.sendall(data, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Close the connection; see ``Connection``.
+        """Close the connection. Can be called again.
 
-        Bytes that were sent still go out, unless the other end keeps sending.
+        Bytes that were sent before still arrive, unless the other end keeps sending.
         """
         with self._lock:
             if self._closed:
@@ -75,5 +75,5 @@ class TcpConnection:
         self._socket.close()
 
     def end(self) -> ConnectionEnd:
-        """Return how it ended; see ``Connection``."""
+        """Return how the connection ended. Called after its end."""
         return self._ended or ConnectionEnd(kind=EndKind.CLOSED)

@@ -1,10 +1,10 @@
 """The listener on the rendezvous port, to which launchers and agents connect, and possibly
 strangers.
 
-A stranger costs one of a limited number of connections, a few kilobytes and a few seconds. If there
-are too many connections, the listener looks for the stage with the most of them, and closes the one
-there that was idle for longest. Launchers and agents send their whole call at once, so they are in
-another stage than a flood.
+A stranger costs one of a limited number of connections, a few kilobytes and a few seconds.
+Connections are divided into stages of the handshake. If the limit is reached, the listener takes
+the stage with the most connections, and closes its connection that was idle for longest. Launchers
+and agents send their first message at once, so they are in another stage than a flood of strangers.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ NOTICE_PERIOD_S = 60.0
 
 
 class Listener:
-    """Accepts connections and returns those that ``admit`` welcomes. Used by the main loop; never
-    waits.
+    """Accepts connections and returns those that ``admit`` accepts. Used by the main loop; never
+    blocks.
 
-    ``admit`` gets only callers with the right release, job and token, and must not raise. ``log``
-    gets lines for the user. ``expected_callers`` is how many callers are expected. Raises PortTakenError if
-    another process has the port; ConfigError if no port can be used for another reason, or if munge
-    fails.
+    ``admit`` is called only for callers with the right release, job and token, and must not raise.
+    ``log`` is called with lines for the user. ``expected_callers`` is how many callers are
+    expected. Raises PortTakenError if another process uses the port; ConfigError if no port can be
+    used for another reason, or if munge fails.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Listener:
         return admitted
 
     def close(self) -> None:
-        """Stop listening. Connections that were returned stay open."""
+        """Stop listening. Connections that were returned are not closed."""
         for pending in list(self._pending.values()):
             self._drop(pending)
         for _, connection in self._admitted:
@@ -191,9 +191,9 @@ class Listener:
             self._read(pending)  # a launcher or agent has sent its call already
 
     def _make_room(self, number: int | None) -> bool:
-        """Return whether there is a descriptor for the next caller.
+        """Return whether a descriptor is available for the next caller.
 
-        Raises the limit of open files, or closes another connection, or else pauses.
+        If none is, raises the limit of open files, closes another connection, or pauses accepting.
         """
         if number == errno.EMFILE and open_files.raise_limit(
             2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -326,12 +326,13 @@ class PortTakenError(ConfigError):
 
 
 def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.socket]:
-    """Return sockets that listen on the first free port, all on the same one. Port 0 means any.
+    """Return sockets that listen on the first free port. All of them listen on the same port. Port
+    0 means any.
 
-    For an address of this machine the sockets listen on that address, for ``localhost`` on both
-    loopback addresses. For a name they listen on all addresses, as other machines may resolve it to
-    another one. Raises PortTakenError that names the process if a port is in use; ConfigError if no
-    port can be used for another reason.
+    If ``host`` is an address of this machine, the sockets listen on that address; for
+    ``localhost``, on both loopback addresses. For a name they listen on all addresses, because
+    other machines may resolve the name to another address. Raises PortTakenError that names the
+    process if a port is in use; ConfigError if no port can be used for another reason.
     """
     problems: list[ConfigError] = []
     for port in ports:
@@ -425,7 +426,8 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
 
 
 class RepeatedNotices:
-    """Limits similar lines: ``log`` gets the first of each kind, then one a minute with a count."""
+    """Limits similar notices: ``log`` is called with the first of each kind, then once a minute
+    with a count."""
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._log = log
@@ -433,8 +435,8 @@ class RepeatedNotices:
         self._kinds: dict[Enum, _NoticeKind] = {}
 
     def note(self, kind: Enum, line: str) -> None:
-        """Log the line, or count it if one of its kind was logged less than ``NOTICE_PERIOD_S``
-        ago."""
+        """Log the line, or count it if a line of the same ``kind`` was logged less than
+        ``NOTICE_PERIOD_S`` ago."""
         known = self._kinds.get(kind)
         if known is None:
             self._kinds[kind] = _NoticeKind(self._clock())
@@ -464,7 +466,7 @@ class RepeatedNotices:
 
 
 class _NoticeKind:
-    """One kind of notice, with its count since the last line."""
+    """One kind of notice, and how many were not logged since the last one."""
 
     def __init__(self, since: float) -> None:
         self.since = since

@@ -12,7 +12,7 @@ from distlaunch.transport.connect_errors import ConnectFailure
 _MOST_ROWS = 20
 _WIDEST = 40
 _MOST_SCANNED = 600
-"""Longest list of hosts in one command, in characters."""
+"""Longest list of hosts in one ssh-keyscan command, in characters."""
 _SHA256 = re.compile(r"SHA256:\S+")
 
 
@@ -30,7 +30,7 @@ def render(failures: Sequence[ConnectFailure]) -> str:
     """Return the table: a row for each host, then each hint once.
 
     The columns are host, address, user, step and reason. If many hosts fail in the same way, the
-    first ones have rows and a line names the others. The largest groups come first.
+    first hosts have rows and one line names the others. The largest groups are listed first.
     """
     groups = _grouped(failures)
     shown = _rows_per_group([len(group.rows) for group in groups])
@@ -61,7 +61,8 @@ def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
 
 
 def _without_own_names(text: str, row: ConnectFailure) -> str:
-    """Return a text without the parts that are specific to this host."""
+    """Return a text without names and addresses of this host, so that it can be compared with those
+    of other hosts."""
     place = row.address.rpartition(":")[0].strip("[]")
     for own in (row.address, row.host, place):
         if own:
@@ -70,7 +71,8 @@ def _without_own_names(text: str, row: ConnectFailure) -> str:
 
 
 def _rows_per_group(sizes: list[int]) -> list[int]:
-    """Return how many rows each group gets: one each first, then the rest for the larger groups."""
+    """Return how many rows each group gets: one row each, then the remaining rows for the larger
+    groups."""
     shares = [1 if number < _MOST_ROWS else 0 for number in range(len(sizes))]
     free = _MOST_ROWS - sum(shares)
     for number, size in enumerate(sizes):
@@ -106,7 +108,7 @@ def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
 
 
 def _hints(groups: Sequence[_Group]) -> list[str]:
-    """Return each hint once. Equal hints of different hosts become one."""
+    """Return each hint once. Hints of different hosts that differ only in the host are combined."""
     found: dict[str, list[ConnectFailure]] = {}
     for group in groups:
         for row in group.rows:

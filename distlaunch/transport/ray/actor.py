@@ -1,5 +1,5 @@
-"""The actor class that runs on Ray's nodes. It is pickled by value and imports only the standard
-library."""
+"""The actor class that runs on Ray's nodes. Ray pickles it by value, so it imports only the
+standard library."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 
 class AgentActor:
-    """An actor in one bundle. It reports its GPUs and can start the node's agent and pass on its
-    bytes."""
+    """An actor in one bundle. It reports its GPUs. It can start the node's agent and transport the
+    agent's bytes."""
 
     def __init__(self) -> None:
         self._agent: Any = None
@@ -34,7 +34,11 @@ class AgentActor:
     def start(
         self, argv: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float
     ) -> str | None:
-        """Start the agent and wait for its greeting. Return what went wrong; None if nothing."""
+        """Start the agent and wait at most ``within_s`` seconds for its greeting.
+
+        Return a text with the problem; None if the agent has started. ``mask`` are the ids of the
+        GPUs for the device mask.
+        """
         # Ray sets OMP_NUM_THREADS by the CPUs of this actor alone.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environ["PATH"] = (
@@ -74,13 +78,14 @@ class AgentActor:
             self.write(code)
 
     def _read_stderr(self) -> None:
-        """Read the agent's stderr to its end, and keep the last bytes."""
+        """Read the agent's stderr to its end. Store only the last bytes."""
         while data := os.read(self._agent.stderr.fileno(), 1 << 16):
             self._stderr = (self._stderr + data)[-4096:]
         self._agent.wait()  # no zombie is left
 
     def read(self, most: int, within_s: float) -> bytes | None:
-        """Return bytes of the agent's stdout; b"" after ``within_s``; None at its end."""
+        """Return at most ``most`` bytes of the agent's stdout; b"" after ``within_s`` seconds
+        without data; None at its end."""
         if self._rest:
             rest, self._rest = self._rest, b""
             return rest
@@ -92,7 +97,7 @@ class AgentActor:
         return os.read(stream, most) or None
 
     def write(self, data: bytes) -> None:
-        """Send all bytes to the agent. Raises OSError."""
+        """Send all bytes to the agent. Raises OSError if the agent has ended."""
         left = memoryview(data)
         while left:
             left = left[os.write(self._agent.stdin.fileno(), left) :]
@@ -121,7 +126,8 @@ class AgentActor:
         return f"{how}: {line}" if line else how
 
     def stop(self, within_s: float) -> None:
-        """Close the agent's stdin, so that it stops its workers and exits, and wait for its exit."""
+        """Close the agent's stdin, so that the agent stops its workers and exits. Wait at most
+        ``within_s`` seconds for its exit."""
         if self._agent is None:
             return
         with suppress(OSError):

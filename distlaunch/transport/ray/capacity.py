@@ -1,4 +1,7 @@
-"""Which bundles fit into a Ray cluster, and messages on those that do not. No I/O."""
+"""Which bundles fit into a Ray cluster, and messages about those that do not. No I/O.
+
+A bundle is a set of resources (CPUs, GPUs) that Ray reserves on one node.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Bundle = Mapping[str, float]
 
 
 class RayError(Exception):
-    """A request to Ray failed. ``passing``: it may succeed in a moment."""
+    """A request to Ray failed. ``passing``: a later try may succeed."""
 
     def __init__(self, text: str, *, hint: str | None = None, passing: bool = True) -> None:
         super().__init__(text)
@@ -34,9 +37,10 @@ class RayError(Exception):
 
 
 def bundle_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[Bundle]:
-    """Return a bundle for each GPU of the cluster. ``nodes`` as in ``ray.nodes()``.
+    """Return a bundle like ``each`` for each GPU of the cluster. ``nodes`` are those of
+    ``ray.nodes()``.
 
-    Raises RayError if there is no GPU.
+    Raises RayError if the cluster has no GPU.
     """
     count = int(sum(node["Resources"].get("GPU", 0) for node in nodes))
     if not count:
@@ -48,7 +52,7 @@ def bundle_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> lis
 def describe_shortage(
     bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]], free: Bundle
 ) -> str:
-    """Return a message on the bundles that cannot be placed.
+    """Return a message about the bundles that Ray cannot reserve.
 
     ``free`` are the resources of the whole cluster that are not in use.
     """
@@ -105,7 +109,7 @@ def _amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
 
 
 def error_line(exc: BaseException) -> str:
-    """Return an error as one line, without the ids that only Ray uses."""
+    """Return an error as one line, without ids that only Ray uses."""
     lines = [line.strip() for line in str(exc).splitlines()]
     text = " ".join(line for line in lines if line and not _OF_ACTOR.fullmatch(line))
     if len(text) > _LONGEST:

@@ -44,10 +44,10 @@ from distlaunch.transport.ray.capacity import (
 
 _CHUNK = 1 << 20
 _TURN_S = 20.0
-"""How long one call of an actor waits for bytes."""
+"""How long one call of an actor waits for the agent's bytes."""
 _ANSWER_S = 30.0
-"""How much longer than its own time limit an actor may take to answer. After that, Ray does not
-work."""
+"""How much longer than its own time limit an actor may take to answer. After that, Ray is
+considered broken."""
 _LOOK_S = 0.5
 _AGENT_ENDS_S = 20.0
 """Its workers have their grace period, then they are killed."""
@@ -149,7 +149,7 @@ class RayDriver:
     # --- placing
 
     def _place(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """Connect to the cluster and place all bundles. Return the places in the order of their
+        """Connect to the cluster and reserve all bundles. Return the places in the order of their
         first bundles."""
         import ray
         from ray.util.placement_group import placement_group
@@ -253,7 +253,7 @@ class RayDriver:
     # --- links
 
     def _open(self, request: dict[str, Any], connection: socket.socket) -> None:
-        """Start the agent of a place, report that, and carry bytes until it ends."""
+        """Start the agent of a place, report the start, and carry bytes until the agent ends."""
         until = time.monotonic() + request["within_s"]
         bundles = self._places[request["place"]]
         self._release_place(request["place"], request["within_s"])
@@ -278,14 +278,15 @@ class RayDriver:
             left.set()
 
     def _release_place(self, place: int, within_s: float) -> None:
-        """Kill the actors of the previous connection of a place, which may hang and keep the
-        bundles."""
+        """Kill the actors of the previous connection of a place. They may hang, and would then
+        block the bundles."""
         left, actors = self._actors_of_place.get(place, (None, []))
         if left is not None and not left.wait(min(_AGENT_ENDS_S, within_s / 4)):
             _kill_actors(actors)
 
     def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
-        """Return the node of a place's bundles. Waits while Ray places those of a lost node again."""
+        """Return the node of a place's bundles. If the node is lost, wait while Ray reserves its
+        bundles elsewhere."""
         while True:
             alive, placed = self._nodes(), self._nodes_of_bundles()
             nodes = {placed.get(bundle, "") for bundle in bundles}
@@ -399,7 +400,10 @@ class RayDriver:
 
 
 def _check_reachable(host: str, port: str) -> None:
-    """Connect to a cluster's address. Ray itself would try for minutes. Raises RayError."""
+    """Check that a cluster's address accepts connections, because Ray would try for minutes.
+
+    Raises RayError if it does not.
+    """
     try:
         socket.create_connection((host, int(port)), _REACHED_S).close()
     except ValueError as exc:

@@ -1,4 +1,5 @@
-"""A Ray cluster on this machine: its directory, and the end of its processes, which are one group."""
+"""A Ray cluster on this machine: its directory, and ending its processes, which are one process
+group."""
 
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ from contextlib import suppress
 _PREFIX = "dl-ray-"
 _OWNER = "owner"
 _YOUNG_S = 60.0
-"""Younger directories are not pruned, because their owner may not have locked them yet."""
+"""Directories younger than this are not removed, because their owner may not have locked them
+yet."""
 _KILLED_S = 5.0
 _LOOK_S = 0.05
 
 
 def make_folder(base: str | None) -> tuple[str, int]:
-    """Create Ray's directory and lock it. Return its path and the descriptor that holds the lock.
+    """Create Ray's directory and lock it. Return its path and the descriptor with the lock.
 
-    Directories whose owners are gone are removed. ``base`` should be short: a socket's path is
-    limited to 107 bytes, of which Ray needs most.
+    Directories whose owners no longer exist are removed. ``base`` should be short: a socket's path
+    is limited to 107 bytes, of which Ray needs most.
     """
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
     os.chmod(folder, 0o700)  # whatever the umask
@@ -54,7 +56,7 @@ def _remove_left(folder: str, found: os.stat_result) -> None:
 
 
 def remove(folder: str, group: int) -> None:
-    """Kill the other processes of a group and wait for their end, within a limit; then remove the
+    """Kill the other processes of a group, wait for their end within a limit, and remove the
     directory."""
     until = time.monotonic() + _KILLED_S
     while (left := _pids_of_group(group)) and time.monotonic() < until:

@@ -1,4 +1,5 @@
-"""Agents on the nodes of a Ray cluster. A driver process beside the launcher talks to Ray."""
+"""Agents on the nodes of a Ray cluster. A driver process beside the launcher communicates with
+Ray."""
 
 from __future__ import annotations
 
@@ -41,10 +42,10 @@ _DRIVER = (
 )
 _AGAIN = "start the job again: without the driver the cluster cannot be used"
 _QUIET_S = 5.0
-"""How long Ray may place bundles before the user gets a line."""
+"""How long Ray may take to reserve bundles before the user gets a notice."""
 _CONNECT_S = 90.0
-"""Time to import Ray and to connect on a busy machine. Ray's client gives up after 30 s, the others
-try for minutes."""
+"""Time to import Ray and to connect on a busy machine. Ray's client (``ray://``) gives up after 30
+s; other connections are tried for minutes."""
 _START_S = 120.0
 """Time to start Ray on a busy machine."""
 _LATER_S = 5.0
@@ -56,7 +57,7 @@ _CHUNK = 1 << 16
 
 
 class RayNode(Record):
-    """The bundles that Ray has put on one node."""
+    """The bundles that Ray has reserved on one node."""
 
     host: str
     """The node's name. If several nodes have the same name, the beginning of its id is appended."""
@@ -72,7 +73,7 @@ class RayCluster:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Start the driver with this environment. Raises ConfigError."""
+        """Start the driver with this environment. Raises ConfigError if it cannot be started."""
         self._code = agent_zip()
         self._lock = threading.Lock()
         self._calls = itertools.count()
@@ -115,11 +116,12 @@ class RayCluster:
         say: Callable[[str], None],
         when_connected: Callable[[], None] = lambda: None,
     ) -> list[RayNode]:
-        """Place all bundles, or one like ``each`` for every GPU. Return the nodes that they are on.
+        """Reserve all bundles, or if ``bundles`` is None one like ``each`` for every GPU. Return
+        their nodes.
 
-        ``when_connected`` is called before the bundles are placed. ``say`` gets a line if that
-        takes long. Raises ConfigError for a cluster that cannot be used, NodesError for bundles
-        that it cannot place.
+        ``within_s`` is the time limit in seconds. ``when_connected`` is called before the bundles
+        are reserved. ``say`` is called with a notice if reserving takes long. Raises ConfigError
+        for a cluster that cannot be used, and NodesError if it cannot reserve the bundles in time.
         """
         code = base64.b64encode(self._code).decode()
         request = {
@@ -164,7 +166,10 @@ class RayCluster:
         return places
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Start the agent of a place; see ``Open``."""
+        """Start the agent of a node within ``within_s`` seconds, and return the connection to it.
+
+        Raises ConnectError if the agent does not start.
+        """
         nonce = os.urandom(16).hex()
         ours, theirs = socket.socketpair()
         request = {
@@ -197,8 +202,8 @@ class RayCluster:
         raise ConnectError(_failure(reply, target.host))
 
     def driver_end(self) -> ConnectionEnd | None:
-        """Return how the driver ended, and with it the job's share of the cluster; None while it
-        runs."""
+        """Return how the driver ended, and therefore the job's share of the cluster; None while the
+        driver runs."""
         return self._end
 
     def cancel(self) -> None:
@@ -227,7 +232,7 @@ class RayCluster:
     def _request(
         self, request: dict[str, Any], connection: socket.socket | None
     ) -> tuple[int, _Call]:
-        """Send a request to the driver, with the socket of a connection if there is one."""
+        """Send a request to the driver, with the socket of a connection if one is passed."""
         pending = _Call(connection)
         with self._lock:
             call = next(self._calls)
@@ -320,8 +325,8 @@ def _failure(reply: Mapping[str, Any], host: str) -> ConnectFailure:
 class _Call:
     """One request to the driver, and its reply.
 
-    ``connection`` is the end of the connection that was passed to the driver. A copy is kept open
-    here until it is known how the agent or the driver ended, so that the launcher can report it.
+    ``connection`` is the end of the connection that was passed to the driver. A copy remains open
+    here until the end of the agent or the driver is known, so that the launcher can report it.
     """
 
     def __init__(self, connection: socket.socket | None) -> None:
@@ -341,7 +346,7 @@ class _Call:
         return self._has_reply.is_set()
 
     def wait(self, within_s: float) -> dict[str, Any] | None:
-        """Return the reply; None if there is none within this time."""
+        """Return the reply; None if none arrives within ``within_s`` seconds."""
         self._has_reply.wait(within_s)
         return self._reply
 
@@ -373,12 +378,12 @@ class _RayConnection(TcpConnection):
         self._answer = pending
 
     def end(self) -> ConnectionEnd:
-        """Return how it ended; see ``Connection``."""
+        """Return how the connection ended. Called after its end."""
         return self._answer.end or super().end()
 
 
 def _driver_sys_path() -> list[str]:
-    """Return ``sys.path`` for the driver, with the working directory last. ``python -m`` has it
+    """Return ``sys.path`` for the driver, with the working directory last. ``python -m`` puts it
     first."""
     here = os.getcwd()
     return sorted(sys.path, key=lambda each: each in {"", here})

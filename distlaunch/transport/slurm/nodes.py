@@ -1,7 +1,7 @@
 """Agents on the nodes of a Slurm job. srun starts them, and they connect to the launcher by TCP.
 
-One srun starts the agents of all nodes. Nodes that come back after a loss get steps of their own.
-One thread reads srun's output and accepts the connections.
+One srun starts the agents of all nodes. After a loss, nodes that return get a separate step. One
+thread reads srun's output and accepts the connections.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from distlaunch.transport.slurm.step import (
 from distlaunch.transport.tcp_listener import Listener
 
 _GATHER_S = 0.1
-"""Nodes that come back within this time get one step together."""
+"""Nodes that return within this time get one common step."""
 _LOOK_S = 0.5
 _LONGEST_WAIT_S = 3600.0
-"""poll takes milliseconds as a C int."""
+"""Longest poll. The argument of poll is milliseconds as a C int."""
 _LAST_LINES = 3
 _PASSING = re.compile(
     r"timed out|unable to contact|connect|busy|not "
@@ -47,7 +47,7 @@ _PASSING = re.compile(
 )
 """Words of srun for problems that may pass."""
 _BUSY_HINT = "another step of this job may hold the CPUs or the memory: squeue --steps"
-"""For an srun that waits without a message, as that of Slurm 22.05 does."""
+"""Hint for an srun that waits without a message, as Slurm 22.05's does."""
 _WAITING = re.compile(r"retrying|waiting|queued|pending|busy", re.IGNORECASE)
 
 
@@ -67,7 +67,7 @@ class SrunConnector:
     """Opens connections to the agents of a Slurm job. ``open`` may be called by several threads.
 
     ``hosts`` are all nodes, ``addresses`` those of this machine, best first. Raises ConfigError if
-    there is no port to listen on.
+    no port is free to listen on.
     """
 
     def __init__(
@@ -121,7 +121,11 @@ class SrunConnector:
     # --- called by other threads
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Wait until the agent of a node connects; srun starts it. See ``Open``."""
+        """Wait at most ``within_s`` seconds until the agent of a node connects, and return the
+        connection. srun starts the agent.
+
+        Raises ConnectError if the agent does not connect.
+        """
         pending = _PendingAgent(target.host, time.monotonic() + within_s)
         with self._lock:
             if self._closing:
@@ -153,7 +157,8 @@ class SrunConnector:
             step.has_lost = True
 
     def is_ending(self, host: str) -> bool:
-        """Return whether Slurm ends the agent of a node because another one of its step is lost."""
+        """Return whether Slurm ends the agent of a node because another agent of its step is
+        lost."""
         step = self._step_of.get(host)
         return self._settings.all_or_none and step is not None and step.has_lost
 
@@ -166,7 +171,7 @@ class SrunConnector:
         self._wake_thread()
 
     def close(self) -> None:
-        """End all steps. Call it after all agents have exited."""
+        """End all steps. Must be called after all agents have exited."""
         self.cancel()
         if self._thread.ident:
             self._thread.join()
@@ -358,7 +363,7 @@ def _srun_failure(step: Step, host: str) -> ConnectStepError:
 
 
 def _last_lines(step: Step, host: str) -> str:
-    """Return srun's last lines after a colon; those that name the node if there are any."""
+    """Return srun's last lines after a colon. If some lines name the node, only these."""
     own = [line for line in step.lines if re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", line)]
     lines = (own or list(step.lines))[-_LAST_LINES:]
     return ": " + " / ".join(lines) if lines else ""

@@ -56,11 +56,11 @@ _SWITCH_IS_STDERR = "exec 3<&2 2>&1"
 """Merges stderr into stdout. Unlike in ``child_process``, stdin must be a pipe: srun does not read
 the rest of a socket whose other end was closed."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
-"""How long srun may take to exit after all agents have exited, if it waits for a lost one, and
+"""How long srun may take to exit: after all agents have exited; if it waits for a lost agent; and
 after a signal. If no agent has connected, srun is terminated at once."""
 _CHUNK = 1 << 16
 _MOST_READS = 16
-"""Of an srun that has ended. Its children may go on writing."""
+"""Largest number of reads from an srun that has ended, because its children may go on writing."""
 _MOST_LINES = 50
 _LONGEST_LINE = 300
 
@@ -69,17 +69,18 @@ class StepSettings(Record):
     """Settings that all steps of a job have in common. Times are in seconds."""
 
     args: tuple[str, ...] = ()
-    """The user's own options of srun, which come last."""
+    """The user's own options of srun, which follow ours."""
     gpus: int | None = None
-    """Of all nodes of the job together; None: srun's default."""
+    """Number of GPUs of all nodes of the job together. None: srun's default."""
     nodes: int
-    """Of the job."""
+    """Number of nodes of the job."""
     all_or_none: bool
-    """Whether the loss of an agent ends the step, because the job cannot go on without it."""
+    """Whether the loss of an agent ends the step, because the job cannot continue without the
+    agent."""
     grace_s: float
     components: Mapping[str, int] = {}
-    """The component of each node of a heterogeneous job. Each component needs an srun of its own,
-    because stdin reaches only one."""
+    """The component of each node of a heterogeneous job. Each component needs its own srun, because
+    stdin reaches only one component."""
     inside: bool
     """Whether the launcher itself runs in a step, whose resources our steps must share."""
 
@@ -138,7 +139,8 @@ def agent_argv(
 class Step:
     """A running srun, which is killed if the launcher ends in any way.
 
-    ``has_lost`` may be set by any thread; the rest is for one thread. Only ``wait`` waits.
+    ``has_lost`` may be set by any thread; all other members are for one thread. Only ``wait``
+    blocks.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Step:
         *,
         kill_switch: KillSwitch,
     ) -> None:
-        """Start srun. Raises OSError."""
+        """Start srun. Raises OSError if it cannot be started."""
         self.hosts = tuple(hosts)
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
 
@@ -196,7 +198,8 @@ class Step:
         return {descriptor: mask for descriptor, mask in events.items() if descriptor >= 0}
 
     def send(self) -> None:
-        """Write as much of the zip as srun takes now. Closes its stdin after the last byte."""
+        """Write as much of the zip to srun as possible without blocking. Close srun's stdin after
+        the last byte."""
         if self._writing < 0:
             return
         try:
@@ -210,11 +213,11 @@ class Step:
         self._writing = -1
 
     def read(self) -> list[str]:
-        """Return the lines that have come, printable and of limited length."""
+        """Return the lines that have arrived, printable and of limited length."""
         return self._read() or []
 
     def _read(self) -> list[str] | None:
-        """Read once and return the completed lines; None if there was nothing to read."""
+        """Read once and return the completed lines; None if no data was available."""
         if self._reading < 0:
             return None
         try:
@@ -236,8 +239,8 @@ class Step:
         return new
 
     def finish_reading(self) -> None:
-        """Read the rest of the output of an srun that has ended. Another process may still have it
-        open."""
+        """Read the remaining output of an srun that has ended, even if another process still has
+        the pipe open."""
         for _ in range(_MOST_READS):
             if self._read() is None:
                 break
@@ -246,12 +249,12 @@ class Step:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code; None while it runs."""
+        """Exit code of srun; None while srun runs."""
         return self._process.poll()
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and all its output has been read."""
+        """Whether srun has ended and all its output has been read."""
         return self._reading < 0 and self.returncode is not None
 
     def how_ended(self) -> str:
@@ -264,7 +267,8 @@ class Step:
         )
 
     def wait(self, until: float) -> bool:
-        """Wait for its end until this monotonic time. Return whether it has ended."""
+        """Wait for srun's end, at most until the monotonic time ``until``. Return whether it has
+        ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         return self.returncode is not None
@@ -290,7 +294,7 @@ class Step:
 
 
 def end_steps(steps: Sequence[Step]) -> None:
-    """Wait until all steps have ended. Sends TERM, then KILL, to those that take too long."""
+    """Wait until all steps have ended. Send TERM, then KILL, to steps that take too long."""
     began = time.monotonic()
     left = [step for step in steps if not step.wait(began + _end_timeout_s(step))]
     for step in left:

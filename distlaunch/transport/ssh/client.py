@@ -83,9 +83,9 @@ class SshConnection:
 def connect(
     stream: ByteStream, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float
 ) -> SshConnection:
-    """Agree on keys, check the host's key and log in.
+    """Negotiate keys, check the host's key and log in, before the monotonic time ``until``.
 
-    Closes the stream and raises ConnectStepError if that fails.
+    If a step fails, closes the stream and raises ConnectStepError.
     """
     try:
         transport = _transport(stream, settings, check)
@@ -144,7 +144,7 @@ def _transport(
 def _allowed(
     has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Return paramiko's algorithms, cheap ones first, limited to those that the configuration
+    """Return paramiko's algorithms, fast ones first, limited to those that the configuration
     allows."""
     ordered = [name for name in preferred if name in has] + [
         name for name in has if name not in preferred
@@ -156,10 +156,10 @@ def _allowed(
 
 
 def load_paramiko(*, whole: bool) -> None:
-    """Import paramiko and keep its log off the terminal.
+    """Import paramiko and redirect its log away from the terminal.
 
-    Unless ``whole``, it is imported without invoke, which takes 45 % of the time and is only used
-    for ``Match exec`` in an ssh_config.
+    Unless ``whole``, paramiko is imported without invoke, which takes 45 % of the time and is only
+    used for ``Match exec`` in an ssh_config.
     """
     with _loading:
         logger = logging.getLogger("paramiko")

@@ -26,10 +26,11 @@ _NOTHING = ("", "none")
 
 
 class HostSettings(Record):
-    """How to reach one host. Paths are absolute, and tokens (``%h``) are replaced."""
+    """The settings for connecting to one host. Paths are absolute, and tokens (``%h``) are
+    replaced."""
 
     host: str
-    """As given by the caller."""
+    """The host as the caller named it."""
     hostname: str
     port: int
     user: str
@@ -37,9 +38,9 @@ class HostSettings(Record):
     named_key: str | None = None
     """The key file of the command line, which must exist."""
     agent: str | None
-    """Socket of the ssh-agent; None for no agent."""
+    """Socket of the ssh-agent; None if no agent is used."""
     only_key_files: bool = False
-    """IdentitiesOnly: use only those keys of the agent that have a file here."""
+    """IdentitiesOnly: of the agent's keys, use only those that have a key file on this machine."""
     jumps: str | None = None
     """ProxyJump, as ``user@host:port,...``."""
     command: str | None = None
@@ -61,7 +62,7 @@ class HostSettings(Record):
 
 
 class SshOptions(Record):
-    """Options of the command line for all hosts. They take precedence over files."""
+    """Command-line options for all hosts. They take precedence over configuration files."""
 
     user: str | None = None
     port: int | None = None
@@ -77,9 +78,10 @@ def read_settings(
     options: SshOptions,
     environ: Mapping[str, str],
 ) -> HostSettings:
-    """Return the settings of one host. ``user`` and ``port`` take precedence over everything else.
+    """Return the settings of one host. ``user`` and ``port`` take precedence over all other
+    sources.
 
-    Raises ConnectStepError.
+    Raises ConnectStepError if the configuration cannot be read or is invalid.
     """
     user, port = user or options.user, port or options.port
     if host.startswith("-"):
@@ -102,10 +104,10 @@ def read_settings(
 
 
 def home_of(environ: Mapping[str, str]) -> str:
-    """Return the directory with ``.ssh``: the account's, unless HOME is another directory that has
-    one.
+    """Return the directory with ``.ssh``: the account's home, or HOME if it is another directory
+    with ``.ssh``.
 
-    OpenSSH ignores HOME.
+    OpenSSH itself ignores HOME.
     """
     account = _account()[1]
     home = environ.get("HOME", "")
@@ -174,7 +176,8 @@ def config_words(config: str | None, home: str) -> list[str]:
 
 
 def parse(text: str) -> dict[str, list[str]]:
-    """Return the output of ``ssh -G`` by keyword in lower case. Some keywords have several values."""
+    """Return the values in ``text``, the output of ``ssh -G``, by keyword in lower case. A keyword
+    may have several values."""
     config_values: dict[str, list[str]] = {}
     for line in text.splitlines():
         keyword, _, value = line.partition(" ")
@@ -214,7 +217,8 @@ def settings_of(
     home: str,
     environ: Mapping[str, str],
 ) -> HostSettings:
-    """Return the settings for the values of a configuration. Raises ConnectStepError."""
+    """Return the settings for the values of a configuration. Raises ConnectStepError for an invalid
+    value."""
 
     def one(keyword: str) -> str | None:
         value = next(iter(config_values.get(keyword, ())), "")
@@ -313,7 +317,7 @@ def _agent(
 
 
 def with_tokens(text: str, tokens: Mapping[str, str]) -> str:
-    """Replace tokens such as ``%h``. Unknown tokens are kept."""
+    """Return ``text`` with tokens such as ``%h`` replaced. Unknown tokens are not changed."""
     parts = text.split("%")
     shown = [parts[0]]
     rest = iter(parts[1:])

@@ -1,8 +1,8 @@
 """An agent's byte stream through one channel of a paramiko connection.
 
-paramiko's own buffers are replaced. Its ``fileno`` can miss data if stdout and stderr come at once
-(two locks, one pipe). Its ``recv`` sends window adjustments, which may wait for the network, but
-the main loop must not wait.
+paramiko's own buffers are replaced. Its ``fileno`` can miss data if stdout and stderr arrive at the
+same time (two locks, one pipe). Its ``recv`` sends window adjustments, which may block on the
+network; the main loop must not block.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ChannelConnection:
         self._end: ConnectionEnd | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor to poll; see ``Connection``."""
+        """Return the descriptor to poll for reading."""
         return self._buffer.fileno()
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have come; see ``Connection``."""
+        """Return the bytes that have arrived: b"" if there are none yet, None after the end."""
         if self._closed:
             return None
         data = self._buffer.take()
@@ -67,10 +67,10 @@ class ChannelConnection:
         return data
 
     def _adjust_window(self) -> None:
-        """Allow the other end to send as many bytes as were received, unless that would have to
-        wait.
+        """Allow the other end to send as many bytes as were received, unless sending this would
+        block.
 
-        If it would, a later call does it: with the next bytes in either direction, or within a
+        In that case a later call does it: with the next bytes in either direction, or within a
         second if a thread waits to send.
         """
         if self._buffer.needs_window():
@@ -104,11 +104,12 @@ class ChannelConnection:
         )
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back; see ``BootstrapConnection``."""
+        """Put bytes back. ``receive`` returns these bytes first, and ``fileno`` becomes
+        readable."""
         self._buffer.unread(data)
 
     def execute(self, command: str) -> None:
-        """Request a command without waiting for the answer. A refusal closes the channel.
+        """Request a command without waiting for the server's answer. A refusal closes the channel.
 
         Raises OSError if the connection is closed.
         """
@@ -124,7 +125,8 @@ class ChannelConnection:
             raise OSError(f"the connection is closed: {exc}") from exc
 
     def send(self, data: bytes) -> None:
-        """Send all bytes; see ``Connection``."""
+        """Send all bytes. Blocks while the network is busy. Raises OSError if the connection is
+        closed."""
         with self._sending:
             at = 0
             while at < len(data):
@@ -144,7 +146,7 @@ class ChannelConnection:
         return bytes(self._buffer.stderr)
 
     def close(self) -> None:
-        """Close channel and connection; see ``Connection``."""
+        """Close channel and connection without waiting. Can be called again."""
         with self._closing:
             if self._closed:
                 return
@@ -156,11 +158,11 @@ class ChannelConnection:
         self._buffer.release()
 
     def clear_stderr(self) -> None:
-        """Drop the stderr that has come so far."""
+        """Drop the stderr that has arrived up to now."""
         self._buffer.stderr.clear()
 
     def end(self) -> ConnectionEnd:
-        """Return how it ended, with the last line of stderr; see ``Connection``."""
+        """Return how the connection ended, with the last line of stderr. Called after its end."""
         self._end = self._end or self._find_end(self._channel.status_event.wait)
         return replace(self._end, last_words=quoted_lines(self.stderr_tail(), 1))
 
@@ -193,18 +195,18 @@ class ByteStream(Protocol):
         """Return whether a short message can be sent without waiting for the network."""
 
     def close(self) -> None:
-        """End the stream and wake all threads that wait in it. Can be called again."""
+        """End the stream and wake all threads that wait for it. Can be called again."""
 
     def free(self) -> None:
-        """Release descriptors. Only after no thread waits in the stream."""
+        """Release descriptors. Called when no thread waits for the stream any longer."""
 
     def why_closed(self) -> str:
-        """Return why it ended; "" if that is not known."""
+        """Return why the stream ended; "" if not known."""
 
 
 class ReceiveBuffer:
-    """Bytes received on a channel, in place of paramiko's ``BufferedPipe``. An eventfd shows that
-    there are some."""
+    """Bytes received on a channel. Replaces paramiko's ``BufferedPipe``. An eventfd is readable
+    while it has bytes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -218,7 +220,7 @@ class ReceiveBuffer:
         # Bytes received since the last window adjustment.
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable while there is something to take."""
+        """Return the descriptor that is readable while the buffer has bytes or has ended."""
         return self._descriptor
 
     def feed(self, data: bytes) -> None:
@@ -242,7 +244,7 @@ class ReceiveBuffer:
             self._wake()
 
     def unread(self, data: bytes) -> None:
-        """Insert bytes before those that are there."""
+        """Insert bytes before those in the buffer."""
         with self._lock:
             self._chunks.insert(0, data)
             self._size += len(data)
@@ -273,7 +275,7 @@ class ReceiveBuffer:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more bytes will arrive."""
         return self._closed
 
     def needs_window(self) -> bool:
@@ -307,7 +309,7 @@ class ReceiveBuffer:
 
 
 class StderrBuffer:
-    """The stderr of a channel, in place of paramiko's buffer."""
+    """The stderr of a channel. Replaces paramiko's buffer."""
 
     def __init__(self, buffer: ReceiveBuffer) -> None:
         self._buffer = buffer

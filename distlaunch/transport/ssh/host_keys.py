@@ -1,8 +1,9 @@
-"""Check the key of a host by known_hosts and ``--ssh-host-keys``, and word the errors.
+"""Check the key of a host against known_hosts, as ``--ssh-host-keys`` requires, and word the
+errors.
 
-``HostKeyCheck`` accepts or refuses a key. It reads known_hosts with ``KnownHosts``, since paramiko's
-reader supports neither wildcards nor markers and does not keep the line of a key. ``changed``,
-``unknown`` and ``refused`` make the errors, for paramiko and OpenSSH alike.
+``HostKeyCheck`` accepts or refuses a key. It reads known_hosts with ``KnownHosts``, since
+paramiko's reader supports neither wildcards nor markers and does not store the line of a key.
+``changed``, ``unknown`` and ``refused`` make the errors, for paramiko and OpenSSH alike.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _BY_OPENSSH = "--ssh-command ssh connects by OpenSSH, which checks certificates 
 
 
 class Unchecked:
-    """Tells the user, once, that keys of hosts are taken as they come."""
+    """Warns the user, once, that host keys are accepted without a check."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._first = threading.Lock()
 
     def say(self, why: str = "--ssh-host-keys off") -> None:
-        """Tell it; from any thread."""
+        """Warn once, with the reason ``why``. May be called from any thread."""
         if self._first.acquire(blocking=False):
             self._note(
                 f"host keys are not checked ({why}): whoever answers at a node's address gets the "
@@ -47,14 +48,15 @@ class HostKeyCheck:
     """Judges the keys of all hosts of a launcher; reads each file once."""
 
     def __init__(self, mode: HostKeys | None, unchecked: Unchecked | None = None) -> None:
-        """``mode`` None: as StrictHostKeyChecking says, and strictly where that says nothing."""
+        """``mode`` is the value of --ssh-host-keys. None: as StrictHostKeyChecking in ssh_config,
+        and strict if it is not set."""
         self._mode = mode
         self._unchecked = unchecked
         self._lock = threading.Lock()
         self._read: dict[tuple[str, ...], KnownHosts] = {}
 
     def mode(self, settings: HostSettings) -> HostKeys:
-        """Return what holds for one host."""
+        """Return the mode that applies to one host."""
         if self._mode is not None:
             return self._mode
         return {"no": "off", "off": "off", "accept-new": "accept-new"}.get(
@@ -62,7 +64,8 @@ class HostKeyCheck:
         )  # type: ignore[return-value]
 
     def known_kinds(self, settings: HostSettings) -> list[str]:
-        """Return the kinds of keys that a host is known by: it is to show one of these."""
+        """Return the types of a host's known keys. The host is asked to prove itself with a key of
+        these types."""
         return list(dict.fromkeys(line.kind for line in self._lines(settings) if not line.marker))
 
     def _lines(self, settings: HostSettings) -> list[KnownKey]:
@@ -79,7 +82,10 @@ class HostKeyCheck:
             return self._read[files]
 
     def check(self, settings: HostSettings, kind: str, blob: bytes) -> None:
-        """Take a key or not; a new one may be added to the user's known_hosts. Raises ConnectStepError."""
+        """Check a host's key of type ``kind``. A new key may be added to the user's known_hosts.
+
+        Raises ConnectStepError if the key is refused.
+        """
         mode = self.mode(settings)
         if mode == "off":
             if self._unchecked is not None:
@@ -148,7 +154,7 @@ def _name(settings: HostSettings) -> str:
 
 
 def fingerprint(blob: bytes) -> str:
-    """Return a key's fingerprint as ssh prints it."""
+    """Return a key's fingerprint in the format of ssh."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
@@ -190,12 +196,12 @@ Verdict = Literal["known", "unknown", "changed", "other types", "revoked", "cert
 
 
 class KnownKey(Record):
-    """One line: a key of the hosts that it names."""
+    """One line of known_hosts: a key, and the hosts that have it."""
 
     file: str
     line: int
     names: str
-    """As written: names, patterns and hashes, with commas between them."""
+    """Names, patterns and hashes of hosts, with commas between them, as in the file."""
     marker: str
     """``@revoked``, ``@cert-authority`` or nothing."""
     kind: str
@@ -205,7 +211,7 @@ class KnownKey(Record):
 
     @property
     def place(self) -> str:
-        """Say where it stands."""
+        """File and line of the key, for messages."""
         return f"{self.file}:{self.line}"
 
 
@@ -238,7 +244,7 @@ class KnownHosts:
                     self._plain.setdefault(name, []).append(key)
 
     def of(self, name: str) -> list[KnownKey]:
-        """Return the lines for a name, as ``lookup_name`` makes it."""
+        """Return the lines for a name in the form of ``lookup_name``."""
         if name not in self._found:
             told = name.encode()
             self._found[name] = [
@@ -254,7 +260,8 @@ class KnownHosts:
 
 
 def parse(lines: Iterable[str], file: str) -> Iterable[KnownKey]:
-    """Read known_hosts; what is no line of it is passed over, as OpenSSH does."""
+    """Yield the keys in the lines of a known_hosts file. Invalid lines are ignored, as in
+    OpenSSH."""
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -272,7 +279,8 @@ def lookup_name(host: str, port: int) -> str:
 
 
 def names_match(names: str, name: str) -> bool:
-    """Return whether a line's names, patterns and hashes mean this name; ``!pattern`` excludes it."""
+    """Return whether the names, patterns and hashes of a line match a name. ``!pattern`` excludes
+    names."""
     matched = False
     for pattern in names.split(","):
         if pattern.startswith("|1|"):
@@ -290,7 +298,7 @@ def _like(name: str, pattern: str) -> bool:
 
 
 def _decoded(names: str) -> tuple[bytes, bytes] | None:
-    """Give salt and digest of ``|1|salt|digest``; None if that is not what it is."""
+    """Return salt and digest of ``|1|salt|digest``; None if the text has another form."""
     parts = names.split("|")
     if len(parts) != _HASHED_PARTS or parts[:2] != ["", "1"]:
         return None
@@ -306,13 +314,17 @@ def _hashed_match(hashed: str, name: str) -> bool:
 
 
 def hashed_name(name: str, salt: bytes) -> str:
-    """Write a name as HashKnownHosts has it."""
+    """Return a name in the hashed form of HashKnownHosts."""
     digest = hmac.digest(salt, name.encode(), "sha1")
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
 def judge(known: Sequence[KnownKey], kind: str, key: str) -> tuple[Verdict, KnownKey | None]:
-    """Say what the lines for a host make of the key that it has shown, and which line says so."""
+    """Return the verdict on the key that a host has shown, and the line of known_hosts that
+    decides.
+
+    ``known`` are the lines for the host, ``kind`` is the type of the key.
+    """
     same = [line for line in known if line.kind == kind and line.key == key]
     for line in same:
         if line.marker == "@revoked":
@@ -331,8 +343,10 @@ def judge(known: Sequence[KnownKey], kind: str, key: str) -> tuple[Verdict, Know
 
 
 def changed(what: str, name: str, scan: KeyScan) -> ConnectStepError:
-    """Say that a host has another key than the one that is known; ``name`` is what known_hosts has
-    of it."""
+    """Return the error that a host has another key than the known one.
+
+    ``what`` describes the difference; ``name`` is the host's name in known_hosts.
+    """
     return refused(
         f"ITS KEY HAS CHANGED: {what}. Someone may be posing as this host",
         hint=f"if it was installed anew: ssh-keygen -R {quoted(name)}, then {scan.command()}",
@@ -341,7 +355,7 @@ def changed(what: str, name: str, scan: KeyScan) -> ConnectStepError:
 
 
 def unknown(what: str, scan: KeyScan) -> ConnectStepError:
-    """Say that a host's key is not known."""
+    """Return the error that a host's key is not known. ``what`` is its text."""
     return refused(
         what,
         hint=f"to trust it: {scan.command()}; --ssh-host-keys accept-new takes the keys of all new "
@@ -351,5 +365,5 @@ def unknown(what: str, scan: KeyScan) -> ConnectStepError:
 
 
 def refused(text: str, *, hint: str | None = None, scan: KeyScan | None = None) -> ConnectStepError:
-    """Say that a host's key is not taken."""
+    """Return the error ``text`` that a host's key is refused, with ``hint``."""
     return ConnectStepError("host key", text, hint=hint, passing=False, scan=scan)

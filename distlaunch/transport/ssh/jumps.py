@@ -1,7 +1,7 @@
-"""Connections to jump hosts (ProxyJump), shared by all nodes behind the same one.
+"""Connections to jump hosts (ProxyJump), shared by all nodes behind the same jump host.
 
-A bastion drops logins if too many come at once (MaxStartups). It does not count channels through
-one connection.
+A jump host drops logins if too many arrive at once (MaxStartups). Channels through one connection
+do not count.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _MOST_HOPS = 8
 _FORWARD_S = 15.0
 
 Reach = Callable[[HostSettings, tuple[str, ...], float], SshConnection]
-"""Connects to a host. The strings are the jump hosts that are being connected to for it."""
+"""Connects to a host. The strings are the jump hosts that are already being connected to for this
+host."""
 
 
 class _Gateway:
-    """One jump host and the number of its users."""
+    """One jump host and the number of users of its connection."""
 
     def __init__(self) -> None:
         self.connecting = threading.Lock()
@@ -44,7 +45,8 @@ class _Gateway:
 
 
 class Jumps:
-    """Opens channels through jump hosts. A jump host stays connected while it has users."""
+    """Opens channels through jump hosts. The connection to a jump host remains open while it has
+    users."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -60,7 +62,12 @@ class Jumps:
         options: SshOptions,
         environ: Mapping[str, str],
     ) -> JumpStream:
-        """Open a channel to a host through the jump hosts of its settings. Raises ConnectStepError."""
+        """Open a channel to a host through the jump hosts in its settings, before the monotonic
+        time ``until``.
+
+        ``before`` are the jump hosts that are already being connected to, to detect circles. Raises
+        ConnectStepError if a jump host cannot be reached.
+        """
         hops = (settings.jumps or "").replace(" ", "")
         if hops in before or len(before) >= _MOST_HOPS:
             raise ConnectStepError(
@@ -174,9 +181,10 @@ def _channel(connection: SshConnection, settings: HostSettings, last: str, until
 
 
 def hop_of(text: str) -> tuple[str | None, str, int | None]:
-    """Return user, host and port of ``user@host:port``, also as ``ssh://…`` and with ``[address]``.
+    """Return user, host and port of ``user@host:port``, also in the forms ``ssh://…`` and
+    ``[address]``.
 
-    Raises ConnectStepError.
+    Raises ConnectStepError if ``text`` has another form.
     """
     user, _, place = text.removeprefix("ssh://").rstrip("/").rpartition("@")
     host, port = place, ""

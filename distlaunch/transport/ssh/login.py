@@ -31,10 +31,10 @@ _BEGIN, _END = b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----END OPENSSH PRIVAT
 def log_in(
     transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float
 ) -> None:
-    """Try the keys in OpenSSH's order: the agent's keys that the settings name, its other keys,
-    files.
+    """Try keys in OpenSSH's order until a login succeeds: the agent's keys named in the settings,
+    its other keys, key files.
 
-    Raises ConnectStepError.
+    Raises ConnectStepError if none is accepted before the monotonic time ``until``.
     """
     import paramiko
 
@@ -96,7 +96,8 @@ def _sort_keys(held: list[Any], files: list[KeyFile], *, only_files: bool) -> It
 
 
 def _login_methods(transport: paramiko.Transport, user: str, until: float) -> list[str]:
-    """Return the server's login methods; [] if it needs no proof."""
+    """Return the server's login methods; [] if no proof is required, so that the user is logged in
+    already."""
     import paramiko
 
     transport.auth_timeout = max(0.1, until - time.monotonic())
@@ -187,7 +188,7 @@ class _Agent:
 
 
 class KeyRing:
-    """The key files of a launcher. Each is read only once, unless that fails."""
+    """The key files of a launcher. Each file is read only once, unless reading fails."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -202,7 +203,7 @@ class KeyRing:
 
 
 class KeyFile:
-    """A key file, as it was when it was read."""
+    """The content of a key file when it was read."""
 
     def __init__(self, path: str) -> None:
         import paramiko
@@ -242,9 +243,9 @@ class KeyFile:
 
 
 def parse_private_key(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return a private key's cipher and public key, if its format shows them. No I/O.
+    """Return a private key's cipher and public key, as far as its format shows them. No I/O.
 
-    The cipher is None if the key has none.
+    The cipher is None if the key is not encrypted.
     """
     if _BEGIN not in data:
         return (b"PEM" if b"ENCRYPTED" in data else None), None

@@ -1,4 +1,5 @@
-"""Reaches nodes by SSH with paramiko: one connection each, through jump hosts if there are any."""
+"""Reaches nodes by SSH with paramiko: one connection for each node, through jump hosts if
+configured."""
 
 from __future__ import annotations
 
@@ -61,7 +62,11 @@ class SshConnector:
         )
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Connect, log in and start the agent; see ``Open``."""
+        """Connect, log in and start the agent within ``within_s`` seconds. Return the connection to
+        the agent.
+
+        Raises ConnectError if a step fails.
+        """
         until = time.monotonic() + within_s
         place = _Place()
         load_paramiko(whole=self._whole)

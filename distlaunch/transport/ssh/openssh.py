@@ -1,7 +1,8 @@
-"""Reaches nodes by the user's own program (``--ssh-command ssh``), for what paramiko lacks.
+"""Reaches nodes by the user's own ssh program (``--ssh-command ssh``), which has features that
+paramiko lacks.
 
-It takes 110 ms of CPU per node and supports certificates, GSSAPI, host-based logins and security
-keys.
+The program needs 110 ms of CPU per node. It supports certificates, GSSAPI, host-based logins and
+security keys.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from distlaunch.transport.ssh.host_keys import changed, unknown
 
 _CONNECT_S = 15
 _OWN_FAILURE = 255
-"""Exit code of ssh for its own errors. Other codes are those of the command."""
+"""Exit code of ssh for its own errors. Other exit codes are those of the command."""
 _LONGEST = 300
 _CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
@@ -84,7 +85,11 @@ class SshCommandConnector:
         self._kill_switch = kill_switch or KillSwitch()
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Start the command, and the agent through it; see ``Open``."""
+        """Run the command, and start the agent through it, within ``within_s`` seconds. Return the
+        connection to the agent.
+
+        Raises ConnectError if a step fails.
+        """
         until = time.monotonic() + within_s
         nonce = os.urandom(16).hex()
         command = remote_command(count=len(self._code), nonce=nonce, pythons=self._pythons)
@@ -115,7 +120,7 @@ class SshCommandConnector:
         return connection
 
     def options(self, target: Target) -> list[str]:
-        """Return the options for one host: no questions, no forwarding, no terminal, no shared
+        """Return ssh's options for one host: no questions, no forwarding, no terminal, no shared
         connection."""
         ssh_options = self._options
         argv = ["-T", "-a", "-x"]

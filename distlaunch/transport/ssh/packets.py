@@ -1,5 +1,5 @@
-"""A packetizer for paramiko that reads in large pieces. Import it only after ``load_paramiko`` has
-run."""
+"""A packetizer for paramiko that reads in large chunks, for speed. Imported only after
+``load_paramiko``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_LINE = 8 << 10
 
 class Packets(Packetizer):
     """A packetizer for a socket without a timeout. Closing the stream wakes the threads that wait
-    in it."""
+    for it."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -33,7 +33,7 @@ class Packets(Packetizer):
             super().send_message(data)
 
     def send_now(self, messages: list[Message], *, may: Callable[[], bool]) -> bool:
-        """Write packets if no other thread is writing and ``may`` allows it. Return whether they
+        """Write packets if no other thread is writing and ``may`` returns True. Return whether they
         were written."""
         if not self.writing.acquire(blocking=False):
             return False
@@ -50,7 +50,8 @@ class Packets(Packetizer):
         """Start no thread for a deadline: the connection has its own deadline."""
 
     def readline(self, timeout: float) -> str:
-        """Return a line that precedes the packets. Raises SSHException if it is too long."""
+        """Return a line that the server sends before the packets. Raises SSHException if the line
+        is too long."""
         line = bytearray()
         while not line.endswith(b"\n"):
             if len(line) > _LONGEST_LINE:
@@ -61,7 +62,7 @@ class Packets(Packetizer):
         return line.decode(errors="replace").rstrip("\r\n")
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:  # noqa: FBT001, FBT002 - paramiko's
-        """Return exactly ``n`` bytes. Raises EOFError."""
+        """Return exactly ``n`` bytes. Raises EOFError if the stream ends earlier."""
         end = self._at + n
         if end <= len(self._ahead):
             data = self._ahead[self._at : end]

@@ -31,7 +31,10 @@ _STDERR_TAIL = 4 << 10
 
 
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
-    """Return the addresses of a name, within a time limit. Raises ConnectStepError."""
+    """Return the addresses of a name, found before the monotonic time ``until``.
+
+    Raises ConnectStepError if the name cannot be resolved in time.
+    """
     try:
         return _to_addresses(resolve_host(name, port, family=family, numeric=True))
     except (OSError, UnicodeError):
@@ -71,9 +74,11 @@ def _to_addresses(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
 def dial(
     addresses: list[Address], *, until: float, within_s: float | None, bind: str | None
 ) -> tuple[socket.socket, Address]:
-    """Connect to the first address that answers. A slow one does not hold up the others.
+    """Connect to the first address that answers. Further addresses are tried while a slow one is
+    pending.
 
-    Raises ConnectStepError.
+    ``within_s`` limits each address, ``until`` (monotonic) all together. Raises ConnectStepError if
+    no address answers.
     """
     attempts = _Attempts(bind)
     each_s = CONNECT_S if within_s is None else within_s
@@ -126,7 +131,8 @@ class _Attempts:
         self._poll.register(sock, select.POLLOUT)
 
     def wait(self, until: float) -> tuple[socket.socket, Address] | None:
-        """Return the first socket that is connected; None if all failed or the time is over."""
+        """Return the first socket that is connected; None if all failed, or at the monotonic time
+        ``until``."""
         while self._open and (left_s := until - time.monotonic()) > 0:
             for descriptor, _ in self._poll.poll(left_s * 1000 + 1):
                 self._poll.unregister(descriptor)
@@ -159,7 +165,7 @@ class _Attempts:
 
 
 class Address(Record):
-    """One address of a host."""
+    """One address of a host: family, numeric host and port."""
 
     family: int
     sockaddr: tuple[Any, ...]
@@ -180,25 +186,26 @@ class SocketStream:
         self._poll.register(sock, select.POLLOUT)
 
     def can_write(self) -> bool:
-        """Return whether the socket has room; see ``ByteStream``."""
+        """Return whether a write would not block."""
         try:
             return any(events & select.POLLOUT for _, events in self._poll.poll(0))
         except OSError:
             return False
 
     def close(self) -> None:
-        """Shut the socket down, which wakes threads that use it. The descriptor stays open."""
+        """Shut the socket down, which wakes threads that use it. The descriptor remains open until
+        ``free``."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other end was first
 
     def free(self) -> None:
-        """Close the descriptor; see ``ByteStream``."""
+        """Close the descriptor. Called when no thread uses the socket any longer."""
         self.sock.close()
 
     def why_closed(self) -> str:
-        """Return "": a socket does not tell; see ``ByteStream``."""
+        """Return "", because a socket has no message."""
         return ""
 
 
@@ -222,7 +229,7 @@ class ProxyCommandStream(SocketStream):
         self._asking = threading.Lock()
 
     def close(self) -> None:
-        """Also kill the process; see ``ByteStream``."""
+        """End the stream, and kill the process of the command."""
         self.why_closed()  # before it is killed, which may cause other messages
         super().close()
         with self._asking:
@@ -230,7 +237,7 @@ class ProxyCommandStream(SocketStream):
             self._child.close()
 
     def why_closed(self) -> str:
-        """Return the command's last message; see ``ByteStream``."""
+        """Return the command's last message, or how it ended; "" if not known."""
         with self._asking:
             if not self._closed:
                 stderr_end = self._child.read_stderr()[-_STDERR_TAIL:].decode(errors="replace")
@@ -257,11 +264,12 @@ class JumpStream:
         self._closed = False
 
     def can_write(self) -> bool:
-        """Return whether the channel and the connection below it have room; see ``ByteStream``."""
+        """Return whether a write would not block: the channel and the connection below have
+        room."""
         return self.sock.out_window_size > _STDERR_TAIL and self._below()
 
     def close(self) -> None:
-        """Close the channel; see ``ByteStream``."""
+        """Close the channel. Can be called again."""
         if self._closed:
             return
         self._closed = True
@@ -273,12 +281,12 @@ class JumpStream:
         self.sock._unlink()  # noqa: SLF001 - wakes threads that wait, without sending to a jump host that may be gone
 
     def free(self) -> None:
-        """Release the jump host; see ``ByteStream``."""
+        """Release the jump host. Called when no thread uses the channel any longer."""
         release, self._release = self._release, _nothing
         release()
 
     def why_closed(self) -> str:
-        """Return "": a channel does not tell; see ``ByteStream``."""
+        """Return "", because a channel has no message."""
         return ""
 
 
