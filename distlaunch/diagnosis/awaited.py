@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import name_ranks
@@ -49,6 +49,10 @@ _ENQUEUED = re.compile(
     # completed NCCL work: 9140."; 2.6: "... PG status: last enqueued work: 120051, last completed
     # work: 120048"
     r"Rank (\d+)\].{0,200}?last enqueued (?:NCCL )?work: (\d+), last completed (?:NCCL )?work: (\d+)"
+)
+_RAISED_IN = re.compile(
+    # torch.distributed.checkpoint 1.13 to 2.13: "CheckpointException ranks:dict_keys([2])"
+    rf"CheckpointException ranks: ?dict_keys\(\[{_RANKS}\]\)"
 )
 _FINGERPRINT = re.compile(
     # torch 1.11 to 2.13, TORCH_DISTRIBUTED_DEBUG=DETAIL: "Rank 1 is running collective:
@@ -130,6 +134,20 @@ def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
         for match in _FINGERPRINT.finditer(f"{one.message or ''}\n{one.text}"):
             calls.setdefault(int(match[1]), f"{match[2]} {match[3] or ''}".rstrip())
     return _odd(calls, None)
+
+
+def ranks_with_the_exception(
+    evidence: FailureEvidence, failed: Collection[int]
+) -> tuple[int, ...] | None:
+    """Return the ranks in which an exception was raised that all ranks report.
+
+    Return None if the text does not name them.
+    """
+    match = _RAISED_IN.search(f"{evidence.message or ''}\n{evidence.text}")
+    if match is None:
+        return None
+    named = {int(number[:9]) for number in _ITEM.findall(match[1])}
+    return tuple(rank for rank in sorted(named) if rank in failed) or None
 
 
 def _named(texts: Iterable[str]) -> set[int]:

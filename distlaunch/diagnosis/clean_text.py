@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from distlaunch.diagnosis.unwrap import expand_record
+
 _ESCAPES = re.compile(
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links
     r"|\x1b[PX^_][^\x1b\n]*(?:\x1b\\)?"  # DCS and the other strings
@@ -12,6 +14,7 @@ _ESCAPES = re.compile(
 )
 _LINE_CHARS = 4000
 """Of a longer line, only the two ends are examined."""
+_LEFT_OUT = " ... "
 _BREAK = re.compile(r"\r\n|\n|\r")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch.distributed's excepthook writes this before every line of a traceback once a process group
@@ -53,6 +56,11 @@ def to_lines(data: bytes) -> list[str]:
         line = without_escapes(raw).rstrip()
         if line.startswith("[rank"):
             line = _RANK_PREFIX.sub("", line)
+        if ("exc_type" in line or "Traceback (most" in line) and (
+            found := expand_record(line)
+        ) is not None:
+            lines += [part.rstrip() for part in found]
+            continue
         if "\\udc" in line and _NAMES_FILE.search(line):
             line = _BYTE.sub(r"\\x\1", line)
         if len(line) > _LINE_CHARS:
@@ -71,6 +79,14 @@ def is_noise(line: str) -> bool:
 def is_markers(line: str) -> bool:
     """Return whether a line only has markers that point at the line above it."""
     return _MARKERS.match(line) is not None
+
+
+def shorten_middle(text: str, limit: int) -> str:
+    """Return a line of at most ``limit`` characters that keeps both ends of the text."""
+    if len(text) <= limit:
+        return text
+    kept = limit - len(_LEFT_OUT)
+    return f"{text[: kept - kept // 2]}{_LEFT_OUT}{text[len(text) - kept // 2 :]}"
 
 
 def shorten(text: str, limit: int) -> str:

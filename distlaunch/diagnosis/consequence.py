@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from distlaunch.diagnosis.clean_text import is_markers
 from distlaunch.diagnosis.tracebacks import Raised
 
 
@@ -86,6 +87,7 @@ _DISTRIBUTED = (
     "process group",
     "horovod",
 )
+_INTERRUPTS_ITSELF = ("raise KeyboardInterrupt", "interrupt_main(", "raise_signal(", "os.kill(")
 _WEAK_TYPES = (
     "ConnectionResetError",
     "ConnectionRefusedError",
@@ -139,9 +141,20 @@ def standing_of(raised: Raised) -> Standing:
     standing = standing_of_text(text)
     if standing is Standing.CAUSE and inner.type.endswith(_WEAK_TYPES):
         return Standing.LOST_PEER if in_collective else Standing.WEAK
+    if inner.type == "KeyboardInterrupt" and is_own_interrupt(inner):
+        return Standing.CAUSE
     if inner.type in ("KeyboardInterrupt", "SystemExit"):
         return Standing.WEAK
     return standing
+
+
+def is_own_interrupt(raised: Raised) -> bool:
+    """Return whether the script raised its KeyboardInterrupt itself: a signal's has no text."""
+    if raised.type != "KeyboardInterrupt":
+        return False
+    sources = (line for line in raised.lines[:-1] if line.startswith("    "))
+    source = next((line for line in reversed(list(sources)) if not is_markers(line)), "")
+    return bool(raised.message) or any(call in source for call in _INTERRUPTS_ITSELF)
 
 
 def standing_of_chain(chain: Sequence[Raised]) -> Standing:

@@ -9,13 +9,26 @@ that cannot be read counts as missing.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis import tracebacks as tb
-from distlaunch.diagnosis.clean_text import is_markers, shorten, to_lines, without_escapes
-from distlaunch.diagnosis.consequence import Standing, standing_of_chain, standing_of_text
+from distlaunch.diagnosis.clean_text import is_markers, shorten_middle, to_lines, without_escapes
+from distlaunch.diagnosis.consequence import (
+    Standing,
+    is_own_interrupt,
+    standing_of_chain,
+    standing_of_text,
+)
+from distlaunch.diagnosis.inner_cause import (
+    before,
+    device_assertion,
+    is_report_of_a_child,
+    is_report_of_another_end,
+    words_of_child,
+)
 from distlaunch.diagnosis.last_lines import (
     PROBLEM,
     Stream,
@@ -37,12 +50,14 @@ from distlaunch.diagnosis.tracebacks import (
     loader_may_be_gone,
     read_tracebacks,
 )
+from distlaunch.diagnosis.unwrap import unwrap
 
 _EXCERPT = 20
 _STALE = 20
 """A traceback that is followed by more lines of ordinary output than this was handled, and does not
 count."""
 _MESSAGE_CHARS = 600
+_LINE_CHARS = 300
 _CANNOT_OPEN = re.compile(r".*can't open file '(.+)': \[Errno \d+\] (.+)")
 _NO_MODULE = re.compile(
     r"\S*python[\d.]*: (?:Error while finding module specification for '(.+)' \((?:\w+: )?)?"
@@ -120,7 +135,7 @@ def was_stopped(end: WorkerExit) -> bool:
 
 def read(end: WorkerExit) -> FailureEvidence:
     """Return the evidence in a worker's error file, its stderr and its exit code or signal."""
-    lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
+    lines, found, torn = read_tracebacks(unwrap(to_lines(end.stderr_tail[-65536:])))
     number = _signal_of(end)
     native = (
         find_native_message(lines)
@@ -128,13 +143,15 @@ def read(end: WorkerExit) -> FailureEvidence:
         else None
     )
     chain, kind, trailing = _exception(end, lines, found, torn)
-    stdout = to_lines(end.stdout_tail.encode("utf-8", "replace")) if end.stdout_tail else []
+    stdout = unwrap(to_lines(end.stdout_tail.encode("utf-8", "replace")))
     if native is not None and not chain:
-        evidence = _of_native_message(end, native, lines)
+        evidence = _of_native_message(end, native, lines, stdout)
     elif chain:
         evidence = _of_chain(end, chain, trailing, standing_of_chain(chain))
-        more = " while it ended with an exception" if number is not None else ""
+        own = is_own_interrupt(chain[-1])
+        more = " while it ended with an exception" if number is not None and not own else ""
         evidence = replace(evidence, summary=f"{evidence.summary}{more}{_OF_KIND.get(kind, '')}")
+        evidence = _with_inner_cause(evidence, chain, found, lines)
     elif torn is not None and (number is None or torn.kind != "ignored"):
         evidence = _of_torn_traceback(end, torn)
     elif number is None:
@@ -152,7 +169,7 @@ def read(end: WorkerExit) -> FailureEvidence:
     if chain and kind == "main" and not trailing and _left_the_script(chain[-1]):
         changes |= {"uncaught": True, "failed_s": end.ended_s - (end.traceback_age_s or 0.0)}
     if evidence.message is not None:
-        changes["message"] = shorten(evidence.message, _MESSAGE_CHARS) or None
+        changes["message"] = shorten_middle(evidence.message, _MESSAGE_CHARS) or None
     return replace(evidence, **changes)
 
 
@@ -243,6 +260,10 @@ def _exception(
     )
     if main is None and recorded:
         return recorded, "main", []
+    if main is not None and is_report_of_a_child(main.chain[-1]):
+        child = before(main, found)
+        if child is not None:
+            return child.chain, "process", []
     if main is not None:
         told = {raised.type for raised in main.chain}
         told |= {name.rpartition(".")[2] for name in told}
@@ -250,7 +271,10 @@ def _exception(
             return recorded, "main", []
         if (
             side
-            and standing_of_chain(main.chain) >= Standing.WEAK
+            and (
+                standing_of_chain(main.chain) >= Standing.WEAK
+                or is_report_of_another_end(main.chain[-1])
+            )
             and standing_of_chain(side.chain) is Standing.CAUSE
         ):
             return side.chain, side.kind, []
@@ -273,6 +297,24 @@ def _is_the_loaders(traceback: tb.Traceback) -> bool:
     )
 
 
+def _with_inner_cause(
+    evidence: FailureEvidence,
+    chain: list[tb.Raised],
+    found: Sequence[tb.Traceback],
+    lines: list[str],
+) -> FailureEvidence:
+    """Return the evidence with what a child process or a GPU has printed about the failure."""
+    main = next((one for one in found if one.chain is chain), None)
+    words = words_of_child(chain[-1], main, found, lines) if main is not None else ()
+    if words:
+        text = "\n".join((evidence.text, *words))
+        excerpt = (*words[:-1], *evidence.excerpt)[-_EXCERPT:]
+        evidence = replace(evidence, original=words[-1], excerpt=excerpt, text=text)
+    if "device-side assert" in evidence.text and (asserted := device_assertion(lines)):
+        evidence = replace(evidence, original=asserted)
+    return evidence
+
+
 def _of_stdouts_traceback(end: WorkerExit, stdout: list[str]) -> FailureEvidence | None:
     """Return the evidence of a traceback at the end of stdout. Return None if there is none."""
     lines, found, _ = read_tracebacks(stdout)
@@ -287,8 +329,23 @@ def _of_stdouts_traceback(end: WorkerExit, stdout: list[str]) -> FailureEvidence
     return replace(evidence, stream="stdout")
 
 
-def _of_native_message(end: WorkerExit, native: NativeMessage, lines: list[str]) -> FailureEvidence:
+def _of_native_message(
+    end: WorkerExit, native: NativeMessage, lines: list[str], stdout: list[str]
+) -> FailureEvidence:
     summary, text = _summary(end), "\n".join(native.lines)
+    if native.at_exit and native.lines[0] in lines:
+        words = choose(lines[: lines.index(native.lines[0])], stdout, 6)
+        if words.message is not None:
+            return FailureEvidence(
+                end=end,
+                summary=f"{summary} at its exit",
+                standing=standing_of_text(words.message),
+                message=words.message,
+                excerpt=words.lines,
+                last_words=True,
+                stream=words.stream,
+                text="\n".join((words.message, *words.lines)),
+            )
     standing = standing_of_text(text)
     bare_abort = native.type is None and native.frame is None and end.returncode == -6
     if standing is Standing.CAUSE and bare_abort:
@@ -300,7 +357,7 @@ def _of_native_message(end: WorkerExit, native: NativeMessage, lines: list[str])
         exception_type=native.type,
         message=native.message if native.message.lower() not in summary else None,
         frame=str(native.frame) if native.frame else None,
-        excerpt=tuple(shorten(line, 200) for line in native.lines[:_EXCERPT]),
+        excerpt=tuple(shorten_middle(line, _LINE_CHARS) for line in native.lines[:_EXCERPT]),
         text=text,
     )
 
@@ -320,6 +377,8 @@ def _of_chain(
         )
     original = chain[0].inner or chain[0]
     head = outermost
+    if is_own_interrupt(outermost) and end.returncode == -signal.SIGINT:
+        summary = "ended by a KeyboardInterrupt that the script raised itself"
     if outermost.inner is not None and "sub-exception" in outermost.message:
         original = outermost.inner
     elif outermost.inner is not None:
@@ -327,7 +386,8 @@ def _of_chain(
         where = (
             "data-loader worker" if "DataLoader worker" in outermost.message else "child process"
         )
-        summary += f" (raised in a {where})"
+        if not outermost.type.endswith("CheckpointException"):
+            summary += f" (raised in a {where})"
     if standing >= Standing.TIMED_OUT and head is chain[0]:
         short = head.with_message(_GLOO_TAIL.sub("", _CPP_PLACE.sub("", head.message)))
         original = short if original is head else original
@@ -342,6 +402,8 @@ def _of_chain(
         shown_original = _shown_original(original)
     elif original.frame is not None:
         frame = original.frame
+    if head is outermost.inner and outermost.frame and not (frame and frame.of_user):
+        frame = outermost.frame
     loader_gone = head.type in _READER_GONE and loader_may_be_gone(head)
     types = {name.rpartition(".")[2] for name in (head.type, original.type)}
     repeats: RepeatKind | None = None
@@ -370,7 +432,7 @@ def _of_chain(
 
 def _shown_original(original: tb.Raised) -> str:
     where = f" ({original.frame})" if original.frame is not None else ""
-    return shorten(original.text, _MESSAGE_CHARS) + where
+    return shorten_middle(original.text, _MESSAGE_CHARS) + where
 
 
 def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
@@ -399,7 +461,9 @@ def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
     )
     shown.extend(detail[: min(next(native, 6), 6)])
     shown.extend(trailing[-3:])
-    return tuple(shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in shown[-_EXCERPT:])
+    return tuple(
+        shorten_middle(_LIBRARY_PATH.sub('File "', line), _LINE_CHARS) for line in shown[-_EXCERPT:]
+    )
 
 
 def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
@@ -437,7 +501,8 @@ def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
         original=original,
         frame=str(frame) if frame else None,
         excerpt=tuple(
-            shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in raised.lines[-_EXCERPT:]
+            shorten_middle(_LIBRARY_PATH.sub('File "', line), _LINE_CHARS)
+            for line in raised.lines[-_EXCERPT:]
         ),
         loader_may_be_gone=loader_gone,
         text=text,

@@ -15,7 +15,12 @@ from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.diagnosis.awaited import Awaited, find_awaited, find_odd_collective
+from distlaunch.diagnosis.awaited import (
+    Awaited,
+    find_awaited,
+    find_odd_collective,
+    ranks_with_the_exception,
+)
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
@@ -102,9 +107,11 @@ def diagnose(
         hidden = _cause_of_a_stopped_one(bad, seen)
         best = hidden or best
     same = (*_same(best, seen, eligible), *_stopped_alike(best, bad))
+    same = ranks_with_the_exception(best, {end.rank for end in bad}) or same
     cause_seen = best.standing < Standing.TIMED_OUT
     cause = _cause(best, same, _hosts_of(best, same, bad), cause_seen=cause_seen)
-    lost = _lost_before_the_stop([end for end in ends if end.rank not in cause.ranks])
+    named = set(cause.ranks)
+    lost = _lost_before_the_stop([end for end in ends if end.rank not in named])
     awaited = (
         find_odd_collective(list(seen.values()))
         if cause_seen
@@ -118,7 +125,7 @@ def diagnose(
     )
     if awaited is not None:
         cause = _of_awaited(awaited, best, ends)
-    named = set(cause.ranks)
+        named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
     hint = (
         hint_for(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from distlaunch.core.model.record import Record
-from distlaunch.diagnosis.clean_text import is_noise, shorten
+from distlaunch.diagnosis.clean_text import is_noise, shorten_middle
 
 Stream = Literal["stderr", "stdout"]
 _LOOKED_AT = 200
@@ -57,7 +57,7 @@ def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
     words: list[str] = []
     for line in reversed(lines[-_LOOKED_AT:]):
         if not is_noise(line):
-            words.append(shorten(line, _LINE_CHARS))
+            words.append(shorten_middle(line, _LINE_CHARS))
             if len(words) == count:
                 break
     return tuple(reversed(words))

@@ -54,6 +54,8 @@ class NativeMessage(Record):
     message: str
     frame: Frame | None = None
     lines: tuple[str, ...] = ()
+    at_exit: bool = False
+    """The runtime ended the process while it was exiting. The message says nothing of a cause."""
 
 
 def signal_name(number: int) -> str:
@@ -103,7 +105,8 @@ def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessag
         what = text.removeprefix("what():").strip()
         end += 1
     message = what or ("" if type_ else "C++ terminate was called")
-    return NativeMessage(type=type_, message=message, lines=tuple(lines[at:end]))
+    shown = tuple(lines[at:end])
+    return NativeMessage(type=type_, message=message, lines=shown, at_exit=type_ is None)
 
 
 def _fatal_python(lines: Sequence[str], at: int) -> NativeMessage:

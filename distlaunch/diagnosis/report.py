@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distlaunch.core.model.text import name_ranks, printable
-from distlaunch.diagnosis.clean_text import shorten
+from distlaunch.diagnosis.clean_text import shorten_middle
 from distlaunch.diagnosis.model import Cause, Diagnosis
 
 _WIDTH = 100
@@ -65,7 +65,7 @@ def render_report(
         label = [f"  last lines on {where}:"] if cause.last_words else [""]
         if cause.awaited and cause.frame:
             label = [f"  where {name_ranks(cause.ranks[:1])} was:"]
-        lines += [*label, *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
+        lines += [*label, *_shown_excerpt(excerpt), ""]
     for other in diagnosis.others:
         lines += _wrapped(other, "  ", limit=3)
     if diagnosis.hint:
@@ -201,6 +201,17 @@ def _says_the_same(line: str, cause: Cause) -> bool:
     )
 
 
+def _shown_excerpt(excerpt: Sequence[str]) -> list[str]:
+    """Return the last lines of the excerpt. The last long line is wrapped; others keep both ends."""
+    shown: list[str] = []
+    for number, line in enumerate(excerpt[-_EXCERPT:], 1):
+        if number == len(excerpt[-_EXCERPT:]) and len(line) > _WIDTH - 4:
+            shown += _wrapped(line, "    ", limit=3)
+        else:
+            shown.append(shorten_middle(f"    {line}", _WIDTH))
+    return shown
+
+
 def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
     """Return a text wrapped at the report's width, as at most ``limit`` lines (0: all)."""
     import textwrap
@@ -213,9 +224,10 @@ def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
         subsequent_indent=further,
         break_on_hyphens=False,
     )
-    if limit and len(lines) > limit:
-        lines = lines[:limit]
-        lines[-1] = lines[-1][: _WIDTH - 4].rstrip() + " ..."
+    if limit and len(lines) > limit:  # keep both ends of the text
+        first = lines[: limit - limit // 2]
+        first[-1] = first[-1][: _WIDTH - 4].rstrip() + " ..."
+        lines = [*first, *lines[len(lines) - limit // 2 :]]
     return lines
 
 

@@ -18,7 +18,7 @@ from distlaunch.diagnosis.clean_text import is_noise
 
 Kind = Literal["main", "thread", "process", "ignored"]
 _HEADER = "Traceback (most recent call last):"
-_FRAME = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?$')
+_FRAME = re.compile(r'[\s>]\s*File "(.+)", line (\d+)(?:, in (.+))?$')
 _EXCEPTION = re.compile(
     r"((?:[^\W\d]\w*|<locals>)(?:\.(?:\w+|<locals>|<lambda>))*)(?::(?: (.*))?)?$"
 )
@@ -48,6 +48,9 @@ _BEFORE: tuple[tuple[str, Kind], ...] = (
 _NATIVE_STARTS = ("terminate called ", "Fatal Python error: ")
 """First words of a crash. A process may crash while it ends with its exception (torch's gloo
 threads do that)."""
+_CARRIERS = ("ProcessRaisedException", "CheckpointException")
+"""Exceptions whose messages carry the traceback of another process: torch.multiprocessing's, and
+torch.distributed.checkpoint's with one for each rank."""
 _REACH = 4
 """How many consecutive lines of other output a traceback may contain."""
 _DETAIL = 12
@@ -357,7 +360,7 @@ def _read_message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) 
     These are the rest of the message, notes, and a child process's traceback. Return the index of
     the next line.
     """
-    child = raised.message.startswith("Caught ") or raised.type.endswith("ProcessRaisedException")
+    child = raised.message.startswith("Caught ") or raised.type.endswith(_CARRIERS)
     last = min(at + _DETAIL, len(lines))
     for probe in range(at, min(at + _CHAIN_REACH, len(lines))):
         if lines[probe].strip(" |") in _CHAIN:

@@ -320,7 +320,7 @@ def test_exception_line_alone_is_not_repeated_in_the_message_and_long_text_is_cu
     cause = explained(end_of, textwrap.dedent(PLAIN).replace("bad batch", "x" * 9000))
     assert cause.message is not None
     assert len(cause.message) <= 600
-    assert all(len(line) <= 200 for line in cause.excerpt)
+    assert all(len(line) <= 300 for line in cause.excerpt)
     assert len(cause.excerpt) <= 20
 
 

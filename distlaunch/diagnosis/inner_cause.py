@@ -1,0 +1,78 @@
+"""Find the cause behind an exception that only reports the end of something else. No I/O.
+
+The script of a rank may start processes, threads and launchers. Their own exceptions stand in the
+same log, before the exception that ended the rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from distlaunch.diagnosis.consequence import Standing, standing_of_chain
+from distlaunch.diagnosis.last_lines import PROBLEM, last_lines
+from distlaunch.diagnosis.tracebacks import Raised, Traceback
+
+_OF_LAUNCHERS = ("ChildFailedError", "ProcessExitedException", "SignalException")
+"""Raised by torchrun, torch.multiprocessing and launchers built on them, when a child has failed."""
+_OF_PROCESSES = ("CalledProcessError",)
+_WITHOUT_CAUSE = (
+    "EOFError",
+    "BrokenPipeError",
+    "ConnectionResetError",
+    "BrokenProcessPool",
+    "Empty",
+    "Full",
+    "TimeoutError",
+    "BrokenBarrierError",
+)
+"""A pipe, queue or pool of the script's own raises these when its other end is gone."""
+_NEAR = 60
+"""The output of a child stands at most this many lines before the exception that reports its end."""
+_DEVICE_ASSERT = re.compile(
+    # torch 1.0 to 2.13: "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex:
+    # block: [12,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
+    r"(?:.*/)?([\w.-]+\.(?:cu|cuh|h|hpp|cpp|hip)):(\d+): (.*?):? ?block: \[[\d,]+\], "
+    r"thread: \[[\d,]+\] Assertion [`'](.*?)['`] failed"
+)
+
+
+def is_report_of_a_child(raised: Raised) -> bool:
+    """Return whether an exception only says that a launcher's or a pool's child has failed."""
+    return raised.type.rpartition(".")[2] in _OF_LAUNCHERS
+
+
+def is_report_of_another_end(raised: Raised) -> bool:
+    """Return whether an exception only says that the other end of a pipe or a queue is gone."""
+    return raised.type.rpartition(".")[2] in _WITHOUT_CAUSE
+
+
+def before(main: Traceback, found: Sequence[Traceback]) -> Traceback | None:
+    """Return the last traceback before ``main``, if it may be that of the child."""
+    earlier = [one for one in found if one.chain and one.end <= main.start]
+    if not earlier or main.start - earlier[-1].end > _NEAR:
+        return None
+    return earlier[-1] if standing_of_chain(earlier[-1].chain) is Standing.CAUSE else None
+
+
+def words_of_child(
+    raised: Raised, main: Traceback, found: Sequence[Traceback], lines: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the last lines of the process whose failure ``raised`` reports, the cause last."""
+    if raised.type.rpartition(".")[2] not in _OF_PROCESSES:
+        return ()
+    child = before(main, found)
+    if child is not None:
+        inner = child.chain[-1]
+        where = f" ({inner.frame})" if inner.frame is not None else ""
+        return (f"{inner.text}{where}",)
+    above = last_lines(lines[max(0, main.start - _NEAR) : main.start], 6)
+    return above if above and any(PROBLEM.search(line) for line in above) else above[-1:]
+
+
+def device_assertion(lines: Sequence[str]) -> str | None:
+    """Return the first device-side assertion: its file, kernel and condition."""
+    for line in lines:
+        if "Assertion" in line and (match := _DEVICE_ASSERT.search(line)) is not None:
+            return f"{match[1]}:{match[2]} in {match[3]}: assertion `{match[4]}` failed"
+    return None
