@@ -39,8 +39,8 @@ _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
     """Return the timeout for closing a writer.
 
-    It is limited for a terminal even if the caller has no limit. A terminal may drop lines, and a
-    stopped terminal must not prevent the job from ending.
+    For a terminal the timeout is limited even if the caller sets no limit. A terminal may drop
+    lines, and a stopped terminal must not prevent the job from ending.
     """
     if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
@@ -48,15 +48,16 @@ def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
 
 
 def launcher_lines(text: str) -> bytes:
-    """Return a message of the launcher as lines with the prefix ``distlaunch:``, without control
-    characters."""
+    """Return ``text``, a message of the launcher, as lines with the prefix ``distlaunch:``, without
+    control characters."""
     return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
 
 
 if TYPE_CHECKING:
 
     class TextOutput(Protocol):
-        """Shows the streams of one descriptor as text: ``Screen`` or ``TorchrunOutput``."""
+        """Shows the streams of one descriptor as text. Implemented by ``Screen`` and
+        ``TorchrunOutput``."""
 
         writer: Writer
 
@@ -67,7 +68,8 @@ if TYPE_CHECKING:
             """Finish the lines of this rank."""
 
         def flush_due(self, now: float) -> float | None:
-            """Show what has been held long enough; return when the next is due."""
+            """Show output that has been held long enough. Return when the next output is due, or
+            None."""
 
         def show_launcher_lines(self, lines: bytes) -> None:
             """Show messages of the launcher."""
@@ -77,10 +79,10 @@ if TYPE_CHECKING:
 
 
 class Console(Sink):
-    """The sink for worker output and the launcher's messages; see ``open_console``.
+    """The sink for worker output and the launcher's messages. Created by ``open_console``.
 
-    The pump's thread and the main thread both use it. Its lock is never held while bytes are
-    written.
+    The pump's thread and the main thread both use the console. Its lock is never held during a
+    write.
     """
 
     def __init__(
@@ -111,10 +113,10 @@ class Console(Sink):
         self._suspended = False
         self._lost: int | None = None
         self._stalled_at: float | None = None
-        """When the writer ran out of room. Workers cannot write then, so held lines wait longer,
-        too. None: there is room."""
+        """When the writer ran out of room; None while it has room. Without room workers cannot
+        write, so held lines wait longer, too."""
         self._stalled_s = 0.0
-        """Total time without room before that."""
+        """Total time without room before ``_stalled_at``."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         if self._shown is not None and rank not in self._shown:
@@ -156,16 +158,16 @@ class Console(Sink):
         return all(writer.has_room() for writer in self._writers)
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when there is room again.
+        """Set the function to call when the writers have room again.
 
-        It is also called if ``tick`` is due earlier than the last ``tick`` returned.
+        The function is also called if ``tick`` is due earlier than the last ``tick`` returned.
         """
         self._wake = wake
         for writer in self._writers:
             writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show a message of the launcher after all complete lines of workers.
+        """Show ``text``, a message of the launcher, after all complete lines of workers.
 
         A ``quiet`` console hides messages of level info.
         """
@@ -225,11 +227,11 @@ class Console(Sink):
         self._wake()
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Write everything. Return how many bytes were not accepted by a failed or blocked
-        descriptor.
+        """Write everything. Return how many bytes a failed or blocked descriptor did not accept.
 
-        Skipped and dropped lines are not counted, because a line of output reports them. See
-        ``coordinator.runtime.sink.Sink``.
+        Skipped and dropped lines are not counted, because a line of output reports their number.
+        ``timeout_s`` is None if the job has succeeded. Once ``hurried`` returns True, the user
+        wants a quick end.
         """
         if self._lost is None:
             with self._lock:
@@ -273,9 +275,9 @@ def open_console(
     """Return the console of a job.
 
     ``show``: the result of ``parse_output_ranks`` (None: all ranks). The default format is rich if
-    stderr is a terminal and plain otherwise. Colours need a terminal, the format rich, and values
-    of NO_COLOR and TERM that allow them. There is no status line if stdout is a pipe (``| tee
-    log``), because the pipe's reader may write to the same terminal.
+    stderr is a terminal and plain otherwise. Colours require a terminal, the format rich, and
+    values of NO_COLOR and TERM that allow colours. If stdout is a pipe (``| tee log``), no status
+    line is shown, because the pipe's reader may write to the same terminal.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     if format is None:
@@ -324,7 +326,7 @@ def open_console(
 def same_file(one: int, two: int) -> bool:
     """Return whether two descriptors refer to the same file.
 
-    One writer then serves both, so that the order of all lines is kept.
+    In that case one writer is used for both, so that all lines remain in order.
     """
     try:
         first, second = os.fstat(one), os.fstat(two)

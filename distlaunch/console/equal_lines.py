@@ -1,14 +1,14 @@
 """Join equal lines of several ranks without changing the order of any rank's lines.
 
 ``LineFolder`` compares line by line while few lines are pending. Pending lines form a sequence of
-groups. A rank's next line joins the first group with the same text after the rank's previous line.
-If there is none, the line opens a new group at the end. Groups are emitted from the front, so each
-rank's lines stay in order. A group that contains all live ranks is emitted with all groups before
-it, because no rank can join those any more.
+groups. A rank's next line joins the first group with the same text that follows the rank's previous
+line. If there is no such group, the line opens a new group at the end. Groups are emitted from the
+front, so each rank's lines remain in order. A group that contains all live ranks is complete; it is
+emitted together with all groups before it.
 
-``BlockFolder`` takes over while many lines are pending. It splits, compares and joins lists of
-lines in C. Python code runs once per stretch of equal or different lines. Lines are paired by
-position. If the ranks are out of step, it searches for their first lines in each other's lines.
+``BlockFolder`` is used while many lines are pending. It splits, compares and joins lists of lines
+in C. Python code runs once per stretch of equal or different lines. Lines are paired by position.
+If the ranks are out of step, the first lines of each rank are searched in the lines of the others.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ LINE_COST = 48
 """Approximate memory of a pending line besides its bytes: object header and list slot."""
 _BULK_CHUNK = 16 << 10
 _BULK_PENDING = 64 << 10
-"""If pending lines weigh more than this, they are compared in blocks, not line by line."""
+"""If pending lines take more memory than this, they are compared in blocks, not line by line."""
 _CAPACITY_PER_RANK = 512 << 10
-"""Bytes per rank that may wait for other ranks: one chunk and some more."""
+"""Bytes per rank that may wait for other ranks: a little more than one chunk."""
 _CAPACITY = (1 << 20, 8 << 20)
 _ALIGN_TRIES = 8
 
@@ -43,14 +43,14 @@ class _Group:
     def __init__(self, seq: int, key: bytes, text: bytes, rank: int, born: float) -> None:
         self.seq = seq
         self.key = key
-        """The value that lines of the group have in common; see
-        ``repeated_blocks.comparison_key``."""
+        """The value that is equal for all lines of the group
+        (``repeated_blocks.comparison_key``)."""
         self.text = text
         self.ranks = {rank}
         self.born = born
         self.weight = len(text) + LINE_COST
         self.others: dict[int, bytes] = {}
-        """The lines of ranks whose text differs from the first one although the key is equal."""
+        """By rank: lines that differ from ``text`` although their key is equal."""
 
 
 class LineFolder:
@@ -84,7 +84,7 @@ class LineFolder:
         self._blocks.relieve()
 
     def ended(self, rank: int) -> None:
-        """Record that this rank has ended. Emits the lines that were waiting only for it."""
+        """Record that a rank has ended. Emit the lines that were waiting only for this rank."""
         self._alive.discard(rank)
         if not self._alive:
             self.flush()
@@ -105,7 +105,8 @@ class LineFolder:
         return groups[0].born + HOLD_S if groups else None
 
     def release(self, rank: int) -> None:
-        """Emit all lines of this rank, and the lines that must be emitted before them."""
+        """Emit all lines of a rank, and the lines of other ranks that must be emitted before
+        them."""
         if self._blocks:
             self._blocks.release(rank)
         elif self._groups and (last := self._last.get(rank, -1)) >= self._groups[0].seq:
@@ -174,7 +175,8 @@ class LineFolder:
 
 
 class _Queue:
-    """Pending lines of one rank. ``births`` has [time, lines, weight] of each block."""
+    """Pending lines of one rank. ``births`` has [time of arrival, number of lines, memory] of each
+    block."""
 
     __slots__ = ("births", "lines", "weight")
 
@@ -205,7 +207,7 @@ class _Queue:
 
 
 class BlockFolder:
-    """Joins equal lines of several ranks in blocks. It is true while lines are pending."""
+    """Joins equal lines of several ranks in blocks. The object is true while lines are pending."""
 
     def __init__(self, emit: Emit, *, capacity: int) -> None:
         self._emit = emit
@@ -284,8 +286,8 @@ class BlockFolder:
             self._emit(rank, queue.lines)
 
     def _align(self) -> None:
-        """Align ranks that are out of step, at the first line of one rank that all ranks have
-        pending."""
+        """Align ranks that are out of step: find a first line of one rank that is pending for all
+        ranks, and emit the lines before it."""
         queues = self._queues
         heads = dict.fromkeys(queue.lines[0] for queue in queues.values())
         if len(heads) == 1:
@@ -301,7 +303,8 @@ class BlockFolder:
             return
 
     def _mask(self, count: int) -> bytes:
-        """Return one byte per line: 1 if all ranks have the same line there."""
+        """Return one byte for each of the first ``count`` positions: 1 if all ranks have the same
+        line at this position."""
         first, *others = [queue.lines for queue in self._queues.values()]
         masks = [bytes(map(eq, islice(first, count), other)) for other in others]
         if len(masks) == 1:

@@ -1,9 +1,11 @@
-r"""Remove control sequences from worker output, so that it cannot disturb the user's terminal.
+r"""Remove control sequences from worker output, so that the output cannot disturb the user's
+terminal.
 
-Colours (SGR) and erase-in-line (``K``) pass. Sequences that progress bars use, such as cursor up
-(``\x1b[A``) and hiding or showing the cursor, are dropped. Other control characters are made
-visible. An ESC byte is only output as part of a complete harmless sequence, so that two pieces
-cannot form a harmful one. Bytes that are not UTF-8 become U+FFFD, so 8-bit controls cannot occur.
+Colours (SGR) and erase-in-line (``K``) are passed on. Sequences that progress bars use, such as
+cursor up (``\x1b[A``) and hiding or showing the cursor, are dropped. Other control characters are
+made visible. An ESC byte is only output as part of a complete harmless sequence, so that two pieces
+cannot form a harmful sequence. Bytes that are not UTF-8 become U+FFFD, so 8-bit controls cannot
+occur.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
 
 
 def is_clean(data: bytes) -> bool:
-    """Return whether ``clean`` would not change these complete lines, and they have no carriage
+    """Return whether complete lines contain nothing that ``clean`` would change, and no carriage
     return.
 
     The test is fast: it uses no Python loop unless the lines have C1 characters.
@@ -45,7 +47,7 @@ def is_clean(data: bytes) -> bool:
 def clean(line: bytes, *, reset: bool = True) -> bytes:
     """Return a line, or a piece of a line, without harmful control sequences.
 
-    ``reset`` ends colours that the line leaves on.
+    With ``reset``, a reset sequence is added if a colour is still on at the end.
     """
     if is_clean(line):
         return line
@@ -60,7 +62,7 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
 
 
 def hold_back(piece: bytes) -> tuple[bytes, bytes]:
-    """Return the piece split into its complete part and an unfinished sequence or character at its
+    """Return the complete beginning of a piece, and an unfinished sequence or character at its
     end."""
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
     if start >= 0:

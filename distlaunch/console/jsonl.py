@@ -1,11 +1,14 @@
 """``--format jsonl``: write one JSON object per line to one descriptor.
 
 A line of a worker is ``{"time": epoch seconds, "type": "output", "rank": r, "stream":
-"stdout"|"stderr", "text": ...}``, without its newline. Further keys: ``"partial": true`` if the
-line continues in the next record of this stream; ``"base64"`` with the bytes of a line that is not
-UTF-8; ``"progress": true`` for the newest state of a progress bar, whose last state is written as a
-line. Messages of the launcher are ``{"time", "type": "message", "level", "text"}``. Job events are
-written as they are.
+"stdout"|"stderr", "text": ...}``, without its newline. Further keys:
+
+* ``"partial": true`` if the line continues in the next record of this stream.
+* ``"base64"`` has the bytes of a line that is not UTF-8.
+* ``"progress": true`` for the newest state of a progress bar. Its last state is written as a line.
+
+Messages of the launcher are ``{"time", "type": "message", "level", "text"}``. Job events are
+written unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class JsonOutput:
         self._lines.finish(now)
 
     def message(self, text: str, level: str) -> None:
-        """Write a message of the launcher as a record."""
+        """Write ``text``, a message of the launcher, as a record."""
         self.event(
             {"time": round(self._wall(), 6), "type": "message", "level": level, "text": text}
         )
@@ -92,8 +95,8 @@ class JsonOutput:
         )
 
     def show_unfinished(self, source: Source) -> None:
-        """Write the unfinished line in pieces of at most PIECE bytes. An unfinished character stays
-        pending."""
+        """Write the unfinished line in pieces of at most PIECE bytes. An unfinished character
+        remains pending."""
         start = self._start(source)
         shown, held = hold_back(bytes(source.buf))
         source.buf[:] = held
@@ -127,7 +130,7 @@ class JsonOutput:
         return False
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
-        """Do nothing: there are no live rows."""
+        """Do nothing, because this format has no live rows."""
 
     def end_open_line(self) -> None:
         """Do nothing: each record is a line."""
@@ -148,7 +151,7 @@ class JsonOutput:
         return "".join(out)
 
     def _start(self, source: Source) -> str:
-        """Return the beginning that all records of one chunk share."""
+        """Return the beginning that all records of one chunk have in common."""
         stream = STREAMS[source.stream]
         return (
             f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": '

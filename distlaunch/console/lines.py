@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from distlaunch.console.live_rows import LiveRows
 
 PARTIAL_S = 0.5
-"""An unfinished line is shown after this time."""
+"""Time after which an unfinished line is shown."""
 PROGRESS_S = 10.0
 """Minimum time between two states of a bar that cannot be drawn in place."""
 PIECE = 64 << 10
 """A longer line is shown in pieces, so that memory is limited."""
 STREAMS = {1: "stdout", 2: "stderr"}
 _REDRAW_S = 0.05
-"""How long a program that has moved below its bars may still be drawing them."""
+"""How long a program may still be drawing its bars after it has moved the cursor below them."""
 _MAX_HELD_S = 0.2
 """How long output is held while the rank redraws bars again and again."""
 _MAX_MOVE_BYTES = 8
@@ -40,7 +40,8 @@ _MAX_MOVE_BYTES = 8
 
 
 class Source:
-    """One stream of one rank, with the output after its last newline that has not been shown."""
+    """One stream of one rank. ``buf`` has the output after the last newline that has not been
+    shown."""
 
     __slots__ = (
         "bar",
@@ -63,19 +64,19 @@ class Source:
         self.buf = bytearray()
         self.due = 0.0
         self.started = False
-        """A first part of this line is already shown."""
+        """Whether the beginning of the current line is already shown."""
         self.length = 0
         self.cut = False
         """The rest of this line is not shown (terminal only)."""
         self.bar = False
-        """This line has a carriage return. ``buf`` holds its newest state, whether it has been
+        """Whether the current line has a carriage return. ``buf`` then holds its newest state,
         shown or not."""
         self.state: bytes | None = None
         """The state of this bar that is shown."""
         self.paced_s = -PROGRESS_S
         """When a state of a bar was last shown."""
         self.display: Display | None = None
-        """The rows that the program redraws, if there are any."""
+        """The rows that the program redraws; None if it redraws no rows."""
         self.drawn_s = 0.0
         """When the display last changed."""
 
@@ -87,7 +88,8 @@ class LineView(Protocol):
         """Show complete lines. ``block`` has newlines between them, but not after the last one."""
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line in ``source.buf``. Bytes that cannot be shown yet stay there."""
+        """Show the unfinished line in ``source.buf``. Bytes that cannot be shown yet remain in
+        ``buf``."""
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
         """Show a state of a bar. The state may change again."""
@@ -97,7 +99,7 @@ class LineView(Protocol):
         any."""
 
     def leave_line(self, source: Source) -> None:
-        """End the unfinished line that is visible, because other output replaces it."""
+        """End the visible unfinished line, because other output follows."""
 
     def is_open(self, source: Source) -> bool:
         """Return whether an unfinished line of this source is visible."""
@@ -130,8 +132,8 @@ class LineSplitter:
         self._drawing: dict[Source, None] = {}
         """Sources with a display."""
         self._held: dict[Source, tuple[bytearray, float]] = {}
-        """Output that came while the rank may be drawing on its other stream, and since when it is
-        held."""
+        """Output that is held because the rank may be drawing on its other stream, and the time
+        since when."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         source = self._sources.get((rank, stream))
@@ -250,8 +252,7 @@ class LineSplitter:
         self._view.show_lines(source, last_states(block) if b"\r" in block else block, now)
 
     def _with_held(self, source: Source, block: bytes) -> bytes:
-        """Return ``block`` preceded by the held part of the source. The source holds nothing
-        afterwards."""
+        """Return ``block`` preceded by the output that the source holds, and empty the source."""
         self._partial.pop(source, None)
         if source.buf:
             source.buf += block
@@ -270,8 +271,8 @@ class LineSplitter:
     def _hold_s(self, source: Source) -> float:
         """Return how long an unfinished line is held.
 
-        It is held longer beside live rows. The cursor cannot stay in an unfinished line then, so
-        each piece becomes a line.
+        With live rows the cursor cannot remain in an unfinished line, so each piece becomes a line.
+        The line is therefore held longer.
         """
         live = self._live
         return PARTIAL_S if live is None or live.owner in (None, source.rank) else PROGRESS_S
@@ -333,8 +334,8 @@ class LineSplitter:
             self._show_unfinished(source)
 
     def _end_bar(self, source: Source, line: bytes, now: float) -> None:
-        """Show the last state of a bar unless it has been shown. ``line`` is the rest of the bar's
-        line."""
+        """Show the last state of a bar, unless this state has been shown. ``line`` is the rest of
+        the bar's line."""
         line = bytes(source.buf) + line
         shown = source.state
         self._forget_bar(source)
@@ -373,7 +374,7 @@ class LineSplitter:
         return self._bars_due if self._bars else None
 
     def _show_bar(self, source: Source, now: float) -> None:
-        """Show the newest state of a bar unless it has been shown.
+        """Show the newest state of a bar, unless this state has been shown.
 
         An unfinished character or escape sequence is held.
         """
@@ -433,7 +434,7 @@ class LineSplitter:
         source.state = b"\n".join(rows)
 
     def _show_rows(self, source: Source, rows: list[bytes], now: float) -> None:
-        """Show final rows of a display, except those that have been shown."""
+        """Show final rows of a display, except rows that have been shown."""
         live = self._live
         if live is not None and live.owner == source.rank and rows:
             self._view.show_live_rows_as_lines(source.rank, rows)
@@ -466,10 +467,8 @@ class LineSplitter:
         return min((due for due in dues if due is not None), default=None)
 
     def _complete_displays(self, source: Source, now: float) -> None:
-        """End the display on the rank's other stream if it looks complete.
-
-        This keeps the order of the rank's output.
-        """
+        """End the display on the rank's other stream if it looks complete, so that the rank's
+        output remains in order."""
         for other in list(self._drawing):
             display = other.display
             if other.rank == source.rank and display is not None and display.is_complete:
@@ -478,7 +477,8 @@ class LineSplitter:
     # --- live rows
 
     def draw_due(self, now: float) -> float | None:
-        """Draw the live rows if that is due. Return when they are due next."""
+        """Draw the live rows if they are due. Return when they are due next; None if they are up to
+        date."""
         live = self._live
         if live is None:
             return None
@@ -524,7 +524,7 @@ def is_redrawn(line: bytes) -> bool:
 
 
 def newest_state(line: bytes) -> bytes:
-    """Return the last state that is not blank. Return empty bytes if there is none."""
+    """Return the last state of a bar that is not blank; empty bytes if all are blank."""
     end = len(line)
     while end >= 0:
         start = line.rfind(b"\r", 0, end) + 1

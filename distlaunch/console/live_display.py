@@ -1,16 +1,16 @@
 r"""Interpret the output of a program that moves the cursor, as a terminal would.
 
 A progress bar returns to the start of its row (``\r``). Nested bars and live displays also move up
-to rows above (``\x1b[A``). ``Display`` interprets the bytes of one stream. It keeps the rows to
-which the program may return. A row to which it will not return is final, and becomes a line:
+to rows above (``\x1b[A``). ``Display`` interprets the bytes of one stream. It stores the rows to
+which the program may return. A row to which the program will not return is final, and becomes a
+line:
 
 * If a program hides the cursor, or moves up from an empty row below its display, it redraws its
   display from the top. The rows above the top of the last redraw are final.
-* Otherwise a row is final SETTLE_S after the cursor has moved down from it, if the output since
-  then shows that the program will not return: the row is not a bar, or the program has completed a
-  line or redrawn a bar below it; and the row is further up than the program has ever moved from the
-  lowest row.
-* If a program has written lines for _STALE_S without moving up, its earlier moves no longer count.
+* Otherwise a row is final SETTLE_S after the cursor has moved down from it, if two conditions hold.
+  First, the row is not a bar, or the program has since completed a line or redrawn a bar below it.
+  Second, the row is further up than the program has ever moved from the lowest row.
+* If a program has written lines for _STALE_S without moving up, its earlier moves are forgotten.
 * With more than MAX_ROWS rows or _MAX_CELLS cells, the top rows are final.
 
 Time alone does not make a row final, since a worker may pause while drawing. Rows contain only
@@ -24,20 +24,20 @@ import re
 from unicodedata import category, east_asian_width
 
 SETTLE_S = 1.0
-"""How long the cursor must have been below a row before it is final."""
+"""How long the cursor must have been below a row before the row can be final."""
 MAX_ROWS = 100
 _MAX_ROW_CELLS = 64 << 10
 _MAX_CELLS = 2 * _MAX_ROW_CELLS
-"""Largest number of cells of all rows. If there are more, the top rows become final."""
+"""Largest number of cells of all rows together. Beyond it, the top rows become final."""
 _MAX_COLUMNS = 1000
 """The cursor cannot move beyond this column unless text is written. No screen is wider."""
 _MAX_COLOURED_BYTES = 4 * _MAX_ROW_CELLS
-"""A row that takes more bytes with its colours is shown without them."""
+"""A row that has more bytes with its colours is shown without colours."""
 _STALE_S = 10.0
-"""A program that has written lines for this long without moving up no longer counts as one that
-does."""
+"""If a program has written lines for this long without moving up, its earlier moves are
+forgotten."""
 _PAUSE_S = 1.0
-"""A longer pause between two lines counts as this long."""
+"""A longer pause between two lines is counted as this long."""
 _MAX_STYLE = 160
 _MAX_STATES = 16
 _LONGEST_SEQUENCE = 4096
@@ -61,7 +61,7 @@ def moves_cursor(data: bytes) -> bool:
 
 
 class _Row:
-    """One row: the character and its colours for each column.
+    """One row: for each column, the character and its colours.
 
     ``""`` is the second column of a wide character.
     """
@@ -142,7 +142,7 @@ class Display:
         self._max_moved_up = 0
         """Largest number of rows that the program has moved up."""
         self._has_written = False
-        """Whether this row was written to since the cursor came to it."""
+        """Whether the current row was written to since the cursor moved to it."""
         self._has_returned = False
         """Whether the cursor has returned to the start of this row without writing since."""
         self._rows_left = 0
@@ -150,10 +150,8 @@ class Display:
         self._left_s = 0.0
         """When the cursor last moved down."""
         self._lines_time_s = 0.0
-        """How long the program has written lines since it last moved up or hid the cursor.
-
-        Pauses count at most _PAUSE_S each.
-        """
+        """How long the program has written lines since it last moved up or hid the cursor. Each
+        pause counts at most _PAUSE_S."""
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
         """Interpret output of the program. Return the rows that have become final, in order."""
@@ -188,7 +186,7 @@ class Display:
         return done + self.settle(now)
 
     def settle(self, now: float) -> list[bytes]:
-        """Remove rows that have become final and return them as lines."""
+        """Remove rows that have become final, and return them as lines."""
         return self._remove_rows(self._count_final_rows(now))
 
     def due(self) -> float | None:
@@ -327,8 +325,8 @@ class Display:
             self._has_returned = False
 
     def _cells(self, text: str) -> list[str]:
-        """Return one entry per column. A wide character takes two columns. A combining one joins
-        the column before."""
+        """Return one entry per column. A wide character has two columns. A combining character is
+        added to the column before."""
         cells: list[str] = []
         for char in text:
             if category(char) in ("Mn", "Me", "Cf"):
@@ -400,7 +398,7 @@ class Display:
 
 
 def _drop_old_states(text: str) -> str:
-    """Return a row without the states that it showed many carriage returns ago."""
+    """Return a row without the states that were overwritten many carriage returns ago."""
     lines = text.split("\n")
     for index, line in enumerate(lines):
         if line.count("\r") > _MAX_STATES:

@@ -1,8 +1,8 @@
 """Live rows: progress bars that are redrawn in place at the bottom of a terminal.
 
-One rank at a time owns them. The lowest shown rank may take them at any time; another rank may if
-they are free, or if their owner's bars have not moved for OWNER_S. Lines of all ranks appear above
-the live rows. Bars of other ranks are shown as lines.
+One rank at a time owns the live rows. The lowest shown rank may become the owner at any time.
+Another rank may if no rank is the owner, or if the owner's bars have not moved for OWNER_S. Lines
+of all ranks appear above the live rows. Bars of ranks that are not the owner are shown as lines.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class LiveRows:
         self.moved_s = 0.0
         """When a display of the owner last changed."""
         self.due: float | None = None
-        """When the rows are to be drawn; None if they are up to date."""
+        """When the live rows are to be drawn; None if they are up to date."""
 
     def can_own(self, rank: int, now: float) -> bool:
-        """Return whether this rank owns the live rows or may take them."""
+        """Return whether a rank owns the live rows or may become their owner."""
         is_free = self.owner in (None, rank) or now >= self.moved_s + OWNER_S
         return self._draws and (is_free or rank == self._lowest_rank)
 
     def set_owner(self, rank: int, now: float) -> bool:
-        """Make a rank the owner because its display has changed. Return whether it is a new
-        owner."""
+        """Make a rank the owner, because its display has changed. Return whether the owner has
+        changed."""
         is_new = self.owner != rank
         self.owner = rank
         self.moved_s = now

@@ -1,7 +1,7 @@
 """Connect the only worker to the user's terminal, for debuggers and progress bars.
 
-The worker gets a pseudo-terminal. Keys are passed to it without being interpreted. Its output goes
-to the screen and its log file unchanged.
+The worker gets a pseudo-terminal. Keys are passed to the worker without being interpreted. Its
+output is written to the screen and its log file unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEYS = 4096
 
 
 def user_terminal() -> UserTerminal | None:
-    """Return the terminal if stdin, stdout and stderr are the same one and this process is its
+    """Return the terminal if stdin, stdout and stderr are terminals and this process is the
     foreground job.
 
     Return None otherwise.
@@ -34,7 +34,7 @@ def user_terminal() -> UserTerminal | None:
 
 
 class UserTerminal:
-    """The terminal of descriptors 0 to 2. It remembers the terminal's original modes."""
+    """The terminal of descriptors 0 to 2, and its original modes."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -44,7 +44,8 @@ class UserTerminal:
         return _STDIN
 
     def keys(self) -> bytes:
-        """Return the bytes that the user has typed. Return empty bytes if the terminal is gone."""
+        """Return the bytes that the user has typed; empty bytes if the terminal no longer
+        exists."""
         try:
             return os.read(_STDIN, _KEYS)
         except OSError:
@@ -61,12 +62,12 @@ class UserTerminal:
     def is_foreground(self) -> bool:
         """Return whether this process is the terminal's foreground job.
 
-        A background job that changes the terminal's modes is stopped by the kernel.
+        The kernel stops a background job that changes the terminal's modes.
         """
         return in_foreground(_STDIN)
 
     def enter_raw_mode(self) -> None:
-        """Set modes in which the terminal passes on every key without interpreting it."""
+        """Set modes in which the terminal passes on every key without interpreting the key."""
         try:
             self._before = termios.tcgetattr(_STDIN)
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes_that_pass_keys_on(self._before))
@@ -107,8 +108,8 @@ class Passthrough:
         self._writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show a message. Each line begins with a carriage return, because the terminal may be
-        raw."""
+        """Show ``text``, a message of the launcher. Each line begins with a carriage return,
+        because the terminal may be raw."""
         if level == "info" and self._quiet:
             return
         self._writer.put(b"\r" + launcher_lines(text).replace(b"\n", b"\r\n") + b"\r\n", must=True)

@@ -12,10 +12,10 @@ _CACHED = 4096
 
 
 def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
-    """Return the ranks that ``--output`` selects: None for ``all``, no rank for ``none``, or
-    ``0,2-5``.
+    """Return the ranks that ``text``, the value of --output, selects: ``all`` (None), ``none``, or
+    a list as ``0,2-5``.
 
-    Raises ConfigError for other text and for ranks that do not exist.
+    Raises ConfigError for any other text and for ranks that do not exist.
     """
     value = text.strip()
     if value == "all":

@@ -1,12 +1,12 @@
-"""Replace blocks of lines that other ranks have already shown with one line and a count.
+"""Replace blocks of lines that other ranks have already shown by one line with a count.
 
 ``equal_lines`` joins equal lines that arrive within 0.1 s. This module compares lines with those
 that other ranks have shown in the last WINDOW_S. New lines are emitted at once. Lines that may
-repeat a block are held until one of them differs, until GAP_S after the last line that matched, and
-for at most WINDOW_S. Repetitions of one block by several ranks are counted for GATHER_S. The lines
-of each rank stay in order.
+repeat a block are a candidate. They are held until a line differs, until GAP_S after the last line
+that matched, and for at most WINDOW_S. Repetitions of one block by several ranks are counted for
+GATHER_S and then reported. The lines of each rank remain in order.
 
-Lines are equal if ``comparison_key`` returns the same value for them. It ignores torch's rank
+Lines are equal if ``comparison_key`` returns the same value for them. The key ignores torch's rank
 prefix, addresses of native frames, and, in messages about lost connections, numbers such as ports.
 """
 
@@ -24,14 +24,14 @@ GAP_S = 0.3
 GATHER_S = 1.0
 _MIN_LINES = 2
 _MAX_LINES = 400
-"""Largest number of lines of one call that are compared, and of lines kept per rank. Further lines
-are passed on."""
+"""Largest number of lines of one call that are compared, and of lines stored per rank. Further
+lines are passed on."""
 _MAX_MATCHES = 4
 _MAX_KEYS = 8192
 _MAX_AHEAD = 32
-"""If a candidate has more lines beyond the matching ones, it is no repetition."""
+"""If a candidate has more lines than this beyond the matching ones, it is no repetition."""
 _MAX_BYTES = 256 << 10
-"""Largest number of bytes of a candidate's lines, and of the lines kept per rank."""
+"""Largest number of bytes of a candidate's lines, and of the lines stored per rank."""
 _MIN_CHARS = 4
 _MAX_CHARS = 4096
 """A repetition begins with a line of _MIN_CHARS to _MAX_CHARS."""
@@ -40,7 +40,7 @@ _LOST_CONNECTION_WORDS = (b"peer", b"onnection", b"remote", b"pipe", b"shut")
 
 
 def comparison_key(line: bytes) -> bytes:
-    """Return the part of a line that two lines must have in common to count as equal."""
+    """Return the text of a line that two lines must have in common to be considered equal."""
     line = without_rank(line)
     if b"0x" in line and line.lstrip().startswith(b"frame #"):
         import re
@@ -67,13 +67,13 @@ def _is_lost_connection(line: bytes) -> bool:
 
 
 class _Shown:
-    """The recent lines of a rank, or of a set of ranks (then keyed by the lowest of them)."""
+    """The recent lines of a rank, or of a set of ranks. A set is identified by its lowest rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.base = 0
         self.entries: deque[tuple[bytes, bytes, float]] = deque()
-        """Comparison key, line, and the time at which it was shown."""
+        """Comparison key, line, and the time at which the line was shown."""
         self._weight = 0
 
     @property
@@ -96,8 +96,8 @@ class _Shown:
 
 
 class _Match:
-    """A place where a block may have been shown before, and the number of lines that match so
-    far."""
+    """A position in the shown lines at which a block may begin, and the number of lines that match
+    up to now."""
 
     __slots__ = ("exact", "found", "shown", "start")
 
@@ -108,7 +108,7 @@ class _Match:
         self.exact = True
 
     def compare_more(self, keys: list[bytes], lines: list[bytes]) -> bool:
-        """Compare further lines. Return False if one differs."""
+        """Compare further lines. Return False if a line differs."""
         while self.found < len(keys) and (position := self.start + self.found) < self.shown.end:
             entry = self.shown.at(position)
             if entry is None or entry[0] != keys[self.found]:
@@ -190,7 +190,7 @@ class RepeatedBlocks:
         self._repetition_of_rank: dict[int, tuple[int, int, int]] = {}
 
     def add(self, who: Who, lines: list[bytes], now: float) -> None:
-        """Add lines of a rank, or of several ranks that wrote the same lines."""
+        """Add lines of ``who``: a rank, or several ranks that wrote the same lines."""
         if len(lines) > _MAX_LINES:
             self._end_candidates(who, now)
             self._pass_on(who, lines)
@@ -199,7 +199,8 @@ class RepeatedBlocks:
             self._add(who, line, now, now)
 
     def flush_due(self, now: float) -> float | None:
-        """Show the lines that have been held long enough. Return when the next ones are due."""
+        """Show the lines that have been held long enough. Return when the next lines are due, or
+        None."""
         while candidate := next(
             (candidate for candidate in self._candidates.values() if candidate.due <= now), None
         ):
@@ -227,7 +228,7 @@ class RepeatedBlocks:
     # --- candidates
 
     def _add(self, who: Who, line: bytes, came_s: float, now: float) -> None:
-        """Add one line: a new line, or a line left over from a candidate that has ended."""
+        """Add one line: a new line, or a line that is left over from a candidate that has ended."""
         candidate = self._candidate_of(who, now)
         key = comparison_key(line)
         if candidate is None and not _is_indented(line) and (matches := self._find(who, key, now)):
@@ -241,7 +242,7 @@ class RepeatedBlocks:
             self._end_candidate(candidate, now)
 
     def _candidate_of(self, who: Who, now: float) -> _Candidate | None:
-        """Return the candidate that these lines continue. End other candidates of the same
+        """Return the candidate that new lines of ``who`` continue. End other candidates of the same
         ranks."""
         if not self._candidates:
             return None
@@ -260,7 +261,7 @@ class RepeatedBlocks:
             self._end_candidate(self._candidates[rank], now)
 
     def _end_candidate(self, candidate: _Candidate, now: float) -> None:
-        """Count the matching part of a candidate as a repetition. Show its other lines."""
+        """Count the matching lines of a candidate as a repetition, and show its other lines."""
         for rank in _ranks(candidate.who):
             self._candidates.pop(rank, None)
         candidate.compare_more()
@@ -324,7 +325,8 @@ class RepeatedBlocks:
         shown.add(key, line, now)
 
     def _find(self, who: Who, key: bytes, now: float) -> list[_Match]:
-        """Return the places where other ranks have recently shown this line, latest first."""
+        """Return the positions at which other ranks have recently shown a line with this key,
+        latest first."""
         known = self._matches_by_key.get(key)
         if known is None:
             return []

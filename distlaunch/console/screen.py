@@ -1,8 +1,9 @@
 """Show the output of all ranks as complete, prefixed lines on one pipe, file or terminal.
 
-One screen serves all streams that go to the same file, so that the order of each rank's stdout and
-stderr is kept. Lines pass through ``lines`` (lines, bars and displays), ``equal_lines`` and
-``repeated_blocks`` (equal lines of several ranks). They then get a prefix and go to the writer.
+One screen handles all streams that are written to the same file, so that each rank's stdout and
+stderr remain in order. Lines pass through ``lines`` (lines, bars and displays), ``equal_lines`` and
+``repeated_blocks`` (equal lines of several ranks). They then get a prefix and are passed to the
+writer.
 
 A pipe or file gets each line unchanged, except bars. A terminal gets lines without harmful control
 sequences and of limited length, and has live rows (``live_rows``).
@@ -24,7 +25,7 @@ CUT = "… line continues, see the log".encode()
 
 
 class Screen:
-    """Adds prefixes to lines, joins equal lines, and passes them to a writer.
+    """Joins equal lines, adds prefixes to lines, and passes them to a writer.
 
     ``live``: the live rows, if the writer's descriptor is a terminal.
     """
@@ -71,8 +72,8 @@ class Screen:
         self._is_raw_open = not data.endswith(b"\n")
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish the lines of this rank. Lines that are held to be joined stay until they are
-        due."""
+        """Finish the unfinished lines of a rank. Lines that are held to be joined remain held until
+        they are due."""
         self._now = now
         self._lines.rank_ended(rank, now)
         if self._folder is not None:
@@ -124,7 +125,7 @@ class Screen:
         self._add(source.rank, block, now)
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line. Unless there are live rows, the cursor stays in it."""
+        """Show the unfinished line. Without live rows, the cursor remains in the line."""
         if self._live is None:
             self._claim(source)
             self._out.append(bytes(source.buf))
@@ -161,7 +162,8 @@ class Screen:
         return self._open is source
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
-        """Show rows as lines at once, because they were visible as live rows."""
+        """Show rows as lines at once, without joining, because the user has seen them as live
+        rows."""
         if self._folder is not None:
             self._folder.release(rank)
         if self._repeats is not None:
@@ -208,7 +210,8 @@ class Screen:
     # --- the unfinished line in which the cursor stands
 
     def _claim(self, source: Source) -> bool:
-        """Move the cursor into a line of this source. Return whether it is a new line."""
+        """Move the cursor into the unfinished line of a source. Return whether a new line was
+        begun."""
         source.started = True
         if self._open is source:
             return False
@@ -245,7 +248,7 @@ class Screen:
     # --- the writer
 
     def _append_lines(self, data: bytes) -> None:
-        """End the open line, then add bytes after it."""
+        """End the open line, then add bytes."""
         self._flush_folder()
         self.end_open_line()
         self._out.append(data)

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.sink import StatusView
 
 SEPARATOR = " · "
-"""Separates parts. If the terminal is narrow, the last parts are dropped first."""
+"""Separates the items of the status line. On a narrow terminal, items are dropped from the end."""
 _HOUR_S = 3600
 _STALE_S = 10.0
-"""A rate is not shown if it is older than this."""
+"""A rate that is older than this is not shown."""
 _NUMBERS = 3
 _NAME_CHARS = 16
 _WHOLE = 1e12
 
 
 def status_text(view: StatusView, now: float) -> str | None:
-    """Return the job's state in one line. Return None after the job's end."""
+    """Return the job's state in one line; None after the job's end."""
     if view.phase == "ended":
         return None
     phase = "" if view.phase == "running" else f"{view.phase} · "

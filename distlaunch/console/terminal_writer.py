@@ -1,9 +1,10 @@
-"""Write output to a terminal without blocking the job, and keep live rows at the bottom.
+"""Write output to a terminal without blocking the job, and draw live rows at the bottom.
 
 If the terminal is slow, lines are dropped and their number is reported. The live rows are the
-progress bars and, below them, the status line. The writer's thread erases them before output and
-draws them again after it. It does both in one write, so that nothing flickers. It writes only their
-newest state. It does not draw them while the cursor is in an unfinished line (a prompt).
+progress bars and, below them, the status line. The writer's thread erases the live rows before
+output and draws them again afterwards, both in one write, so that nothing flickers. Only their
+newest state is written. The live rows are not drawn while the cursor is in an unfinished line (a
+prompt).
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _ERASE_BELOW = b"\x1b[J"
 _DIM = b"\x1b[2m"
 _WIDTH, _HEIGHT = 80, 24
 _ROOM_FOR_LINES = 6
-"""Rows of the screen that live rows leave for lines and the status line."""
+"""Rows of the screen that live rows do not use, for lines and the status line."""
 
 
 class TerminalWriter(Writer):
-    """Writer that never blocks. It drops lines when the terminal is slow, and reports how many."""
+    """Writer that never blocks. When the terminal is slow, the writer drops lines, and reports
+    their number."""
 
     def __init__(
         self, fd: int, *, skipped: Callable[[int], bytes], colour: bool, high_water: int = BUFFER
@@ -47,7 +49,7 @@ class TerminalWriter(Writer):
         self._hidden = False
 
     def set_status(self, text: str | None) -> None:
-        """Show ``text`` in the last row of the screen. None removes the row."""
+        """Show ``text`` in the last row of the screen. With None, remove the row."""
         with self._cond:
             if text == self._status or self._dead or self._closing:
                 return
@@ -82,7 +84,8 @@ class TerminalWriter(Writer):
         return True
 
     def begin_close(self) -> None:
-        """Clear the live rows, and accept no more bytes; see ``Writer``."""
+        """Clear the live rows, and accept no more bytes. The thread ends when all pending bytes are
+        written."""
         self.set_status(None)
         self.set_bars(())
         super().begin_close()
@@ -164,9 +167,10 @@ class TerminalWriter(Writer):
 
     @staticmethod
     def _fitted(text: str, width: int) -> bytes:
-        """Return the text shortened to the terminal's width. Parts are dropped from the end.
+        """Return the text of the status line shortened to the terminal's width. Items are dropped
+        from the end.
 
-        The first part is cut if necessary.
+        If the first item alone is too long, it is cut.
         """
         text = printable(text)
         room = width - 1

@@ -1,13 +1,13 @@
 """The console of ``distlaunch torchrun``: shows each stream as torchrun's users expect.
 
 A ``raw`` stream is passed on unchanged, with unfinished lines. A ``tee`` stream is shown as
-complete lines with the prefix of torchrun's template. A ``hidden`` stream is not shown. Unlike
+complete lines with the prefix of torchrun's template. A ``hidden`` stream is not shown. Unlike in
 torchrun, lines of a ``tee`` stream are never mixed with another rank's lines, and a progress bar is
 one line, not one line per state.
 
 If several ranks are raw on one descriptor, unfinished lines are held for HOLD_S. Unbuffered Python
-writes a line and its newline separately, and another rank's output could otherwise come between
-them.
+writes a line and its newline separately, so another rank's output could otherwise appear between
+the two.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _HeldLine:
 
 
 class TorchrunOutput:
-    """The streams of one descriptor, raw or as lines. ``screen`` shows both."""
+    """The streams of one descriptor, raw or as lines. ``screen`` shows both kinds."""
 
     def __init__(self, screen: Screen, modes: Mapping[tuple[int, int], Mode]) -> None:
         self.writer = screen.writer
@@ -114,7 +114,7 @@ class TorchrunOutput:
             self._screen.raw_output(bytes(held.buf))
 
     def _release(self, rank: int | None) -> None:
-        """Show the held output of one rank. None stands for all ranks."""
+        """Show the held output of one rank; with None, of all ranks."""
         for key in [key for key in self._held if rank in (None, key[0])]:
             self._screen.raw_output(bytes(self._held.pop(key).buf))
 

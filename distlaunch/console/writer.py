@@ -1,11 +1,11 @@
 """A bounded buffer and a thread with blocking writes for one descriptor.
 
 A slow reader must not delay supervision. O_NONBLOCK must not be set on descriptors 0 to 2, because
-they share their file description with the user's shell. Therefore a daemon thread writes and may
-block. For a pipe, file or socket, ``has_room`` returns False when the buffer is full, and nothing
-is lost. Only at the end of a failed job may queued lines of workers be dropped, so that the
-launcher's messages reach a slow reader. A descriptor that fails (reader gone, disk full) is not
-used again.
+they share their file description with the user's shell. Therefore a daemon thread writes, which may
+block. For a pipe, file or socket, ``has_room`` returns False when the buffer is full, and no bytes
+are lost. Only at the end of a failed job may queued lines of workers be dropped, so that the
+launcher's messages reach a slow reader. A descriptor that fails (the reader has gone, the disk is
+full) is not used again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from collections.abc import Callable
 from time import monotonic
 
 HIGH_WATER = 4 << 20
-"""If more bytes are pending, there is no room. There is room again at half of this number."""
+"""With more pending bytes than this, the buffer is full. It has room again at half of this
+number."""
 _WRITE = 64 << 10
 _WRITE_SLOW = 4 << 10
 """Size of a write to a slow reader and while closing. Each write is progress, and the rest can be
 dropped."""
 _SLOW_S = 0.02
-"""A write that takes longer shows that the reader is slow."""
+"""If a write takes longer than this, the reader is considered slow."""
 DRAIN_S = 2.0
 """How long a failed job waits for its reader before queued lines of workers are dropped."""
 HURRIED_S = 1.0
 """Longest total time that closing waits for a reader once the user wants to end quickly."""
 MAX_CLOSE_S = 300.0
-"""Longest total time after a failed job, even if the reader goes on reading."""
+"""Longest total time of closing after a failed job, even if the reader goes on reading."""
 _POLL_S = 0.1
 _LONGEST_LINE = 512 << 10
-"""A line that has begun is written to its end before the rest is dropped, unless it is longer."""
+"""Before lines are dropped, a line that is partly written is completed, unless it is longer than
+this."""
 
 
 def dropped_text(lines: int) -> str:
@@ -110,25 +112,26 @@ class Writer:
     def has_room(self) -> bool:
         """Return whether more bytes may be put.
 
-        Return False from the high-water mark on, until the buffer is half empty.
+        Return False from HIGH_WATER on, until the buffer is half empty.
         """
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
-        """Queue bytes. Return whether they were accepted.
+        """Queue bytes. Return whether the bytes were accepted.
 
-        ``must`` marks the launcher's messages, which are never dropped.
+        ``must`` is set for the launcher's messages, which are never dropped.
         """
         with self._cond:
             return self._put(data, must=must)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until everything has been written. Return whether it has."""
+        """Wait at most ``timeout_s`` until all bytes have been written. Return whether they
+        have."""
         with self._cond:
             return self._cond.wait_for(self._is_idle, timeout_s)
 
     def begin_close(self) -> None:
-        """Accept no more bytes. The thread ends when it has written all pending bytes."""
+        """Accept no more bytes. The thread ends when all pending bytes are written."""
         with self._cond:
             self._closing = True
             self._progress_s = monotonic()
@@ -200,8 +203,8 @@ class Writer:
         return max(_WRITE_SLOW, min(_WRITE, size - self._unread()))
 
     def _drop_queued(self) -> None:
-        """Drop queued lines of workers. Of a batch that is being written, drop all bytes after a
-        line end."""
+        """Drop queued lines of workers. If a batch is being written, also drop its bytes after the
+        next line end."""
         kept = [chunk for chunk in self._chunks if isinstance(chunk, _LauncherLines)]
         dropped = [chunk for chunk in self._chunks if not isinstance(chunk, _LauncherLines)]
         self._pending -= sum(map(len, dropped))
@@ -258,8 +261,8 @@ class Writer:
             self._cond.notify_all()
 
     def _next(self) -> bytes | None:
-        """Wait for work. Return a batch for about one write, or None when the writer is closed and
-        done.
+        """Wait for work. Return a batch for about one write; None when the writer is closed and all
+        is written.
 
         A batch has either messages of the launcher or lines of workers.
         """
@@ -296,7 +299,7 @@ class Writer:
     def _write(self, data: bytes, share: int, *, may_drop: bool) -> bool:
         """Write all bytes, or only up to a line end if the remaining bytes are to be dropped.
 
-        ``share`` is how many of the pending bytes ``data`` stands for. Return False if the
+        ``share`` is the number of pending bytes for which ``data`` is counted. Return False if the
         descriptor failed.
         """
         view = memoryview(data)
@@ -325,12 +328,13 @@ class Writer:
 
     @staticmethod
     def _to_line_end(view: memoryview) -> memoryview:
-        """Return the part of a batch to write before the rest of it is dropped."""
+        """Return the beginning of a batch, up to a line end. It is written before the rest of the
+        batch is dropped."""
         end = bytes(view[:_LONGEST_LINE]).find(b"\n")
         return view[: end + 1] if end >= 0 else view[:_LONGEST_LINE]
 
     def _drop_rest(self, rest: memoryview, share: int) -> int:
-        """Drop the rest of a batch. Return how many pending bytes it stands for."""
+        """Drop the rest of a batch. Return for how many pending bytes the rest is counted."""
         with self._cond:
             part = min(share, len(rest))
             self._pending -= part

@@ -1,9 +1,9 @@
 """Decide whether a silent worker has made progress between two samples of its stacks. No I/O.
 
-A sample consists of a worker's stacks and the processor time that it has used. Processor time alone
-proves nothing: a worker that waits for a GPU, and so for a collective of NCCL, spins. A changed
-stack alone proves nothing either: a loop that polls and sleeps is at different lines at different
-times.
+A sample consists of a worker's stacks and the processor time that the worker has used. Processor
+time alone proves nothing: a worker that waits for a GPU, and so for a collective of NCCL, spins. A
+changed stack alone proves nothing either: a loop that polls and sleeps is at different lines at
+different times.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BUSY = 0.2
 """A process that uses this share of a processor computes. The machine may be overloaded several
 times."""
 HARDLY_BUSY = 0.02
-"""The share that is sufficient for a worker that was runnable in both samples. It may not have been
-given more."""
+"""Share of a processor that is sufficient for a worker that was runnable in both samples, because
+the system may not have given it more."""
 _STANDS = ("T", "t", "D", "Z", "X", "")
 """Process states in which a worker does not run."""
 
@@ -34,14 +34,14 @@ class Activity(Record):
 
     rank: int
     why: Why
-    """``moved``: the rank was in another function. ``computes``: it used a processor. ``children``:
-    its child processes did."""
+    """``moved``: the rank was in another function. ``computes``: the rank used a processor.
+    ``children``: its child processes used one."""
     frame: str | None
-    """The innermost frame of the user's code at the second sample."""
+    """The innermost frame of the user's code in the second sample."""
 
     @property
     def words(self) -> str:
-        """Return a text that names the rank that works, and its place."""
+        """A text that names the rank that works, and its frame."""
         who = (
             f"processes of rank {self.rank} work"
             if self.why == "children"
@@ -89,10 +89,11 @@ class _Path:
 def find_activity(
     before: Sequence[m.Stack], after: Sequence[m.Stack], script_dir: str
 ) -> Activity | None:
-    """Return the activity of the lowest rank that has made progress between two samples.
+    """Return the activity of the lowest rank that has made progress between the samples ``before``
+    and ``after``.
 
-    Return None if no rank has. A rank has made progress if its calls other than waiting ones have
-    changed, or if it used a processor outside a collective and outside a wait for a GPU.
+    Return None if no rank has. A rank has made progress if its calls, other than waiting ones, have
+    changed. It also has if it used a processor outside a collective and outside a wait for a GPU.
     ``script_dir``: files below it are the user's own.
     """
     earlier = {stack.rank: stack for stack in before}
@@ -146,7 +147,8 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
 
 
 def _is_busy(first: m.Stack, second: m.Stack) -> bool:
-    """Return whether a worker has used a processor, or has waited for a free one."""
+    """Return whether a worker has used a processor, or has been ready to run without getting
+    one."""
     elapsed_s = second.taken_s - first.taken_s
     if elapsed_s <= 0:
         return False
@@ -155,10 +157,10 @@ def _is_busy(first: m.Stack, second: m.Stack) -> bool:
 
 
 def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
-    """Return whether a thread does something else than in the first sample.
+    """Return whether a thread is in another call than in the first sample.
 
-    The same function at another line, or a further call within it, may belong to a loop that polls.
-    It counts only for a busy worker.
+    The same function at another line, or a further call within the function, may belong to a loop
+    that polls. Both count only for a busy worker.
     """
     if first.functions == second.functions:
         return busy and first.lines != second.lines

@@ -1,8 +1,8 @@
 """Explain from the stacks of hung workers which ranks the others wait for, and where. No I/O.
 
-Ranks at the same place form one group. A rank that waits for others is not blamed while another
-rank does not wait. Steps decide only if stacks do not, because heartbeats are rare and the last one
-of a rank may be some steps old.
+Ranks with the same stack, as far as it matters, form one group. While some rank does not wait for
+others, a rank that does is not blamed. Steps decide only if stacks do not, because heartbeats are
+rare and the last heartbeat of a rank may be some steps old.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WIDTH = 100
 _GROUPS = 6
 """Number of groups that the report shows."""
 _RECORDED = 32
-"""Number of groups and frames that the record keeps."""
+"""Number of groups and frames that the record has."""
 _LINES = 8
 _LINES_OTHERS = 4
 _THREADS = 3
@@ -50,12 +50,12 @@ Kind = Literal[
     "stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"
 ]
 _MOST = 200
-"""Number of places that are distinguished. If there are more, places in the same function count as
-one."""
+"""Largest number of different stacks that are distinguished by line. With more, stacks in the same
+functions are considered equal."""
 _RANKS_CHARS = 48
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _Seen = tuple[StackView | None, Wait | None, list[ThreadStack]]
-"""The main thread's stack, its wait, and the other threads."""
+"""The main thread's stack, its wait, and the stacks of the other threads."""
 _KINDS: dict[str, Kind] = {
     "T": "stopped",
     "t": "traced",
@@ -64,7 +64,7 @@ _KINDS: dict[str, Kind] = {
     "X": "gone",
     "": "gone",
 }
-"""The meaning of a process state's letter, if it says more than a stack."""
+"""The meaning of a process state's letter, if the letter explains more than a stack."""
 
 
 class HangDiagnosis(Record):
@@ -78,16 +78,16 @@ class HangDiagnosis(Record):
     headline: str
     """The first line of the report."""
     text: str
-    """The report: several lines without control characters other than newlines. It ends with a
-    newline."""
+    """The report: several lines without control characters other than newlines, with a newline at
+    the end."""
     places: str
-    """The lines of the report that say where each rank is."""
+    """The lines of the report that say where in their code the ranks are."""
     summary: str
     """One line that names the ranks that are behind."""
     signature: tuple[str, str] | None
-    """A value that is equal for two attempts that hang at the same place."""
+    """A value that is equal for two attempts that hang at the same line."""
     record: Mapping[str, object]
-    """For ``events.jsonl``; see ``_record``."""
+    """The diagnosis for ``events.jsonl`` (``_record`` describes it)."""
 
 
 def diagnose_hang(
@@ -104,11 +104,11 @@ def diagnose_hang(
 ) -> HangDiagnosis:
     """Return the diagnosis of a hang.
 
-    ``stacks``: the stacks of every running worker. A rank that is neither there nor in ``ended``
-    (exit code 0) has not answered. ``heartbeats``: the last heartbeat of each rank, of which
-    ``step`` is used. ``script_dir``: files below it are the user's own. ``output_came``: workers
-    whose heartbeats count as their signs of life have written output. ``spelt`` replaces names of
-    options by those that the user knows.
+    ``stacks``: the stacks of every running worker. A rank that is neither in ``stacks`` nor in
+    ``ended`` (exit code 0) has not answered. ``heartbeats``: the last heartbeat of each rank, of
+    which ``step`` is used. ``script_dir``: files below it are the user's own. ``output_came``:
+    workers that report heartbeats have written output, although only heartbeats count as their
+    activity. ``spelt`` replaces names of options by those of the user's command.
     """
     gone = sorted(set(ended))
     groups = _group_by_place(stacks, script_dir)
@@ -170,7 +170,7 @@ def diagnose_hang(
 
 
 class _Group:
-    """Ranks at the same place."""
+    """Ranks with the same stack, as far as it matters."""
 
     __slots__ = ("kind", "pids", "ranks", "state", "threads", "view", "wait")
 
@@ -201,7 +201,7 @@ class _Group:
 
     @property
     def waiting(self) -> Waiting | None:
-        """How certainly the group waits for other ranks. None if that is unknown."""
+        """How certainly the group waits for other ranks; None if not known."""
         if self.view is None or self.view.place is None:
             return None
         return self.wait.waiting if self.wait else Waiting.NOT
@@ -213,8 +213,8 @@ class _Group:
 
 
 def _group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[_Group]:
-    """Return the ranks grouped by place. If there are very many places, compare only their
-    functions."""
+    """Return the ranks grouped by stack. If there are very many different stacks, compare only
+    their functions."""
     seen: dict[str, _Seen] = {}  # most ranks' stacks differ in their threads' addresses only
     found = []
     for stack in stacks:
@@ -236,8 +236,8 @@ class _HostNames:
         self._many = len(set(self._host.values())) > 1
 
     def on_host(self, ranks: Sequence[int]) -> str:
-        """Return the host of some ranks as `` on node3``. Return an empty string if it would not
-        help."""
+        """Return the host of some ranks as `` on node3``; an empty string if naming the host would
+        not help."""
         names = sorted({self._host[rank] for rank in ranks})
         return f" on {names[0]}" if self._many and len(names) == 1 else ""
 
@@ -318,7 +318,8 @@ def _blame(groups: Sequence[_Group], words: str, hint: str | None) -> _Verdict:
 def _state_hint(group: _Group) -> str:
     """Return a hint for the state of a group's processes.
 
-    The user reads it after the worker was killed, unless the kernel does not let the worker end.
+    The user reads the hint after the worker was killed, except if the worker is stuck in the
+    kernel.
     """
     hints: Mapping[Kind, str] = {
         "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script "
@@ -380,7 +381,7 @@ def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
 
 
 def _judge_one_place(group: _Group, steps: Mapping[int, float], world_size: int) -> _Verdict:
-    """Return the verdict on ranks that are all at the same place."""
+    """Return the verdict if all ranks have the same stack."""
     waits = f" in {group.wait.name}" if group.wait else ""
     where = (
         f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
@@ -443,7 +444,8 @@ def _lowest(groups: Sequence[_Group], steps: Mapping[int, float]) -> list[_Group
 
 
 def _smallest(groups: Sequence[_Group]) -> list[_Group]:
-    """Return the group with the fewest ranks, if there is exactly one."""
+    """Return the group with the fewest ranks, if exactly one group has the fewest; otherwise no
+    group."""
     sizes = sorted(len(group.ranks) for group in groups)
     return (
         [group for group in groups if len(group.ranks) == sizes[0]]
@@ -455,7 +457,7 @@ def _smallest(groups: Sequence[_Group]) -> list[_Group]:
 def _busy_hint(groups: Sequence[_Group], states: Mapping[int, str]) -> str | None:
     """Return a hint that the job may not hang, if the blamed ranks compute.
 
-    They compute if they wait for no other rank and none of them sleeps.
+    They compute if they do not wait for other ranks and none of them sleeps.
     """
     ranks = [rank for group in groups for rank in group.ranks]
     if not ranks or any(group.waiting is Waiting.SURELY for group in groups):
@@ -524,8 +526,8 @@ def _stack(view: StackView, *, detailed: bool) -> list[str]:
 def _other_threads(group: _Group, script_dir: str) -> list[str]:
     """Return lines on the other threads of the group's first rank.
 
-    Threads that run the user's code are named, because the main thread may wait for them. The
-    others are counted.
+    Threads that run the user's code are listed, because the main thread may wait for them. Other
+    threads are counted.
     """
     lines: list[str] = []
     for thread in group.threads:
@@ -549,14 +551,18 @@ def _record(
     ended: Sequence[int],
     steps: Mapping[int, float],
 ) -> dict[str, object]:
-    """Return the diagnosis as JSON-able data.
+    """Return the diagnosis as data for JSON.
 
-    ``behind``, ``frame`` and ``summary`` are those of the report. ``ended``: ranks that had ended
-    with 0. ``groups``: for the first 32 groups, ``ranks``, ``kind`` (stack, stopped, traced,
-    kernel, zombie, gone, hidden, silent, unanswered), ``waits_in`` (a collective, or null),
-    ``frame`` (innermost frame of the user's code, or null), ``stack`` (innermost first), ``steps``
-    ([lowest, highest], or null) and ``other_threads`` (of the first rank). ``groups_left_out``: the
-    number of further groups.
+    Keys:
+
+    * ``behind``, ``frame`` and ``summary``: as in the report.
+    * ``ended``: ranks that had ended with 0.
+    * ``groups``: an entry for each of the first 32 groups, with ``ranks``, ``kind`` (stack,
+      stopped, traced, kernel, zombie, gone, hidden, silent, unanswered), ``waits_in`` (a
+      collective, or null), ``frame`` (innermost frame of the user's code, or null), ``stack``
+      (innermost first), ``steps`` ([lowest, highest], or null) and ``other_threads`` (of the first
+      rank).
+    * ``groups_left_out``: the number of further groups.
     """
     entries: list[dict[str, object]] = []
     for group in groups[:_RECORDED]:

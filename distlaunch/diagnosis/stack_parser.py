@@ -1,8 +1,8 @@
-"""Read the stacks of a running worker as faulthandler or py-spy print them.
+"""Read the stacks of a running worker as printed by faulthandler or py-spy.
 
 Formats: faulthandler of Python 3.8 to 3.14 (thread names since 3.14, free-threaded builds, C stacks
-after it) and ``py-spy dump --full-filenames``. The text comes from a worker. It may lack its
-beginning or its end, or contain no stacks.
+at the end) and ``py-spy dump --full-filenames``. The text is from a worker: its beginning or its
+end may be missing, or it may contain no stacks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _READ_CHARS = 1 << 20
 _THREADS = 256
 _FRAMES = 512
 _DEPTH = 100
-"""Number of frames of a thread that faulthandler prints. Python 3.13 does not mark omitted ones."""
+"""Number of frames of a thread that faulthandler prints. Python 3.13 does not say that frames are
+omitted."""
 _PATH_CHARS = 1000
 _NAME_CHARS = 80
 _HEADER = re.compile(
@@ -47,7 +48,7 @@ _WRAPPERS = {
     ("eval_frame.py", "_fn"),
     ("eval_frame.py", "compile_wrapper"),
 }
-"""Library frames between a caller and the function that it calls. They carry no information."""
+"""Library frames between a caller and the function that it calls, which carry no information."""
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 STDLIB = "the standard library"
 IMPORTS = "importlib"
@@ -67,9 +68,9 @@ class ThreadStack(Record):
 
 
 def parse_stacks(text: str) -> list[ThreadStack]:
-    """Return all threads that have a header, in the order of the text. Other text is skipped.
+    """Return all threads in ``text`` that have a header, in order. Other text is skipped.
 
-    If there are several dumps, the last one counts.
+    Of several dumps, the last one is used.
     """
     lines = text[-_READ_CHARS:].split("\n")
     if not lines[-1].endswith(
@@ -80,11 +81,11 @@ def parse_stacks(text: str) -> list[ThreadStack]:
 
 
 def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
-    """Return the main thread, which runs the script. Return None if the text does not contain it.
+    """Return the main thread, which runs the script; None if it is not among ``threads``.
 
-    A process handles a signal in its main thread, so that thread is the current one of the dump,
-    unless it blocks the signal. faulthandler lists the newest thread first, and omits the main
-    thread if there are more than a hundred.
+    A process handles a signal in its main thread, so the main thread is the current thread of the
+    dump, unless it blocks the signal. faulthandler lists the newest thread first, and omits the
+    main thread if the process has more than a hundred threads.
     """
     candidates = [thread for thread in threads if not _is_started(thread)]
     return next(
@@ -93,7 +94,8 @@ def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
 
 
 class StackView:
-    """A main thread's stack for the report: the frames of the script, and the frames below them."""
+    """A main thread's stack for the report: the frames of the script, and the library frames that
+    they have called."""
 
     __slots__ = ("below", "cut", "frames", "users")
 
@@ -102,10 +104,11 @@ class StackView:
         marks = [is_users(frame, script_dir) for frame in frames]
         first = marks.index(True) if True in marks else None
         self.below: tuple[Frame, ...] = tuple(frames if first is None else frames[:first])
-        """The frames below the script's innermost frame: library code, innermost first."""
+        """The library frames called by the script's innermost frame, innermost first."""
         last = len(marks) - marks[::-1].index(True) if first is not None else 0
         self.frames: tuple[Frame, ...] = tuple(frames[first:last])
-        """The frames from the script's innermost to its outermost one."""
+        """The frames of the script, from the innermost to the outermost, with library frames
+        between them."""
         self.users: tuple[bool, ...] = tuple(marks[first:last])
         """Whether each of ``frames`` belongs to the script. A library such as a trainer may be in
         between."""
@@ -113,16 +116,15 @@ class StackView:
 
     @property
     def place(self) -> Frame | None:
-        """The innermost frame of the user's code, or else the innermost frame, as in
-        ``tracebacks.Raised.frame``."""
+        """The innermost frame of the user's code; without user code, the innermost frame."""
         return self.frames[0] if self.frames else self.below[0] if self.below else None
 
     def key(self, waits_in: str | None, call: Frame | None = None) -> tuple[object, ...]:
-        """Return a value that is equal for ranks at the same place.
+        """Return a value that is equal for ranks that are considered to be at the same place.
 
-        Frames of the script are compared with their lines. The libraries below them poll and loop.
-        Of each package, only the function that was called first is compared, down to the call that
-        waits (``call``), together with ``waits_in``, the name of that wait.
+        Frames of the script are compared with their lines. The libraries below poll and loop, so of
+        each package only the function that was called first is compared. The comparison ends at the
+        call that waits (``call``). ``waits_in``, the name of that wait, is compared as well.
         """
         entries: list[tuple[str, str | None]] = []
         package = None
@@ -139,10 +141,10 @@ class StackView:
         return (_without_recursion(self.frames), tuple(entries), waits_in)
 
     def shown(self, limit: int, *, brief: bool = False) -> list[str]:
-        """Return the stack as at most ``limit`` lines, innermost first, with long stretches of
-        libraries shortened.
+        """Return the stack as at most ``limit`` lines, innermost first. Long stretches of library
+        frames are shortened.
 
-        ``brief``: of the frames below the script, show only the call itself.
+        ``brief``: of the frames below the script, show only the first call.
         """
         lines = (
             [str(self.below[-1])]
@@ -192,7 +194,7 @@ def package_of(file: str) -> str:
 
 
 class _Threads:
-    """The threads that have been read so far."""
+    """The threads that have been read up to now."""
 
     def __init__(self) -> None:
         self.done: list[ThreadStack] = []
@@ -289,7 +291,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _is_started(thread: ThreadStack) -> bool:
-    """Return whether ``threading`` started this thread, so that it is not the main thread."""
+    """Return whether ``threading`` started a thread, so that the thread is not the main thread."""
     if thread.name == _MAIN or not thread.frames:
         return False
     outermost = thread.frames[-1]
@@ -308,7 +310,8 @@ def _without_recursion(frames: Sequence[Frame]) -> tuple[tuple[str, int, str | N
 
 
 def _folded(frames: Sequence[Frame]) -> list[str]:
-    """Return one line per frame. A recursion is shown once."""
+    """Return one line per frame. Repeated frames of a recursion are shown once, with their
+    number."""
     lines: list[str] = []
     start = 0
     while start < len(frames):
@@ -326,8 +329,8 @@ def _folded(frames: Sequence[Frame]) -> list[str]:
 def _format_library_frames(frames: Sequence[Frame], *, inner: bool) -> list[str]:
     """Return lines for consecutive library frames.
 
-    A long run is shortened: the innermost one to its first and last frame, any other to one line
-    with the number of frames.
+    A long run is shortened. The innermost run keeps its first and last frame; any other run becomes
+    one line with the number of frames.
     """
     if len(frames) <= (_WHOLE if inner else 1):
         return [str(frame) for frame in frames]

@@ -17,9 +17,9 @@ class Waiting(IntEnum):
 
     NOT = 0
     MAYBE = 1
-    """The worker may wait. A collective may run where Python does not see it: in backward with DDP,
-    or in a synchronisation with the GPU. Or the worker waits for a process that may be another
-    rank, such as one that builds an extension."""
+    """The worker may wait. Possible reasons: a collective runs where Python does not see it, in
+    backward with DDP or in a synchronisation with the GPU; or the worker waits for a process that
+    may be another rank, such as one that builds an extension."""
     SURELY = 2
 
 
@@ -34,7 +34,7 @@ class Wait(Record):
 
     @property
     def synchronises(self) -> bool:
-        """Return whether the call waits for a GPU, which may keep a processor busy."""
+        """Whether the call waits for a GPU. Such a wait may use a processor."""
         return self.frame.function in _SYNCHRONISE and "/torch/" in self.frame.file
 
 
@@ -133,7 +133,8 @@ _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
     ("/ray/_private/worker.py", frozenset({"get", "wait"}), "ray.{}", Waiting.MAYBE),
     ("/torch/utils/file_baton.py", None, "the lock of an extension that is built", Waiting.MAYBE),
 )
-"""Part of the file's path, functions in it (None: any), the name, and how certainly it waits."""
+"""Calls that wait for other ranks: a substring of the file's path, the functions (None: any), the
+name in the report, and how certainly the call waits."""
 
 _SHM = (
     "a full /dev/shm or a loader worker that hangs does this: `df -h /dev/shm`, and try "
@@ -253,8 +254,8 @@ DIFFERENT = "ranks wait in different collectives: all must call the same ones in
 
 
 def find_wait(view: StackView) -> Wait | None:
-    """Return the wait of a worker: the outermost call that waits for other ranks, below the
-    script's innermost frame."""
+    """Return the outermost call below the script's innermost frame that waits for other ranks; None
+    if there is none."""
     for frame in reversed(view.below):
         for part, functions, name, waiting in _TABLE:
             if part in frame.file and (functions is None or frame.function in functions):
@@ -285,13 +286,13 @@ _SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("/filelock/", None),
     ("/torch/utils/data/dataloader.py", frozenset({"_try_get_data", "_get_data"})),
 )
-"""Part of the file's path, and functions in it (None: any), of calls that wait for anything. The
-current line of such a call tells nothing."""
+"""Calls that wait for anything: a substring of the file's path, and the functions (None: any). The
+line within such a call carries no information."""
 
 
 def call_that_waits(view: StackView) -> Frame | None:
     """Return the outermost call below the script's innermost frame that waits for other ranks or
-    for anything else."""
+    for anything else; None if there is none."""
     for frame in reversed(view.below):
         if any(_matches(frame, part, functions) for part, functions in _SLEEPS):
             return frame
@@ -301,13 +302,13 @@ def call_that_waits(view: StackView) -> Frame | None:
 
 
 def waits_for_children(view: StackView) -> bool:
-    """Return whether a worker waits for processes that it has started."""
+    """Return whether a worker waits for processes that it has started itself."""
     return any(part in frame.file for frame in view.below for part in _CHILDREN)
 
 
 def hint_for_place(view: StackView) -> str | None:
-    """Return a hint for a worker that does not wait for other ranks. Return None if none is
-    useful."""
+    """Return a hint for a worker that does not wait for other ranks, from the call that its stack
+    shows; None if no hint is useful."""
     for part, functions, hint in _HINTS:
         if any(_matches(frame, part, functions) for frame in view.below):
             return hint
