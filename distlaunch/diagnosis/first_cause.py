@@ -24,9 +24,10 @@ from distlaunch.diagnosis.awaited import (
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
-from distlaunch.diagnosis.hints import hint_for, missing_module
+from distlaunch.diagnosis.hints import hint_for
 from distlaunch.diagnosis.model import Cause, Diagnosis
 from distlaunch.diagnosis.native import signal_name
+from distlaunch.diagnosis.special_hints import missing_module
 
 _OWN_FAILURE_S = 2.0
 """A worker that was told to stop may still fail by itself for this long after the first failure."""
@@ -127,20 +128,21 @@ def diagnose(
         cause = _of_awaited(awaited, best, ends)
         named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
-    hint = (
-        hint_for(
-            best,
-            python=python,
-            world_size=world_size,
-            adds_local_rank=adds_local_rank,
-            dashes_first=dashes_first,
-            master_port=master_port,
-        )
-        if cause_seen
-        else _hint_without_cause(best, ends, running, world_size, lost)
-        if awaited is None or awaited.frame is None
-        else None
+    known = hint_for(
+        best,
+        python=python,
+        world_size=world_size,
+        adds_local_rank=adds_local_rank,
+        dashes_first=dashes_first,
+        master_port=master_port,
     )
+    hint = known.text if known else None
+    if not cause_seen and not (known and known.tells_why_ranks_did_not_meet):
+        hint = (
+            _hint_at_others(ends, running, world_size, lost) or hint or _hint_at_network(best)
+            if awaited is None or awaited.frame is None
+            else None
+        )
     if hint is None and after_grace is not None and any(map(was_killed_by_us, others)):
         hint = GRACE_HINT
     return Diagnosis(
@@ -148,6 +150,7 @@ def diagnose(
         exit_code=code if code > 0 else 128 - code,
         others=_others(others, seen, running, lost, world_size=world_size, after_grace=after_grace),
         hint=hint,
+        hint_kind=known.kind.value if known and known.text == hint else None,
         repeats=best.repeats if cause_seen else None,
         signature=_signature(best) if cause_seen else None,
         cause_seen=cause_seen,
@@ -314,8 +317,7 @@ def _signature(best: FailureEvidence) -> tuple[str, str] | None:
     return (name, best.frame) if name and best.frame else None
 
 
-def _hint_without_cause(
-    best: FailureEvidence,
+def _hint_at_others(
     ends: Sequence[WorkerExit],
     running: Sequence[int],
     world_size: int,
@@ -334,26 +336,26 @@ def _hint_without_cause(
     if late:
         if len(late) == 1:
             return (
-                f"{name_ranks(late)} was still running and had not failed: its log shows where "
-                "it hung"
+                f"{name_ranks(late)} was still running and had not failed: with a --hang-timeout "
+                "below the timeout of the collective, the report shows where it hangs"
             )
         return (
-            f"{name_ranks(late)} were still running and had not failed: their logs show where "
-            "they hung"
+            f"{name_ranks(late)} were still running and had not failed: with a --hang-timeout "
+            "below the timeout of the collective, the report shows where they hang"
         )
     known = {end.rank for end in ends}
     if missing := [rank for rank in range(world_size) if rank not in known]:
-        logs = "logs" if len(missing) > 1 else "log"
-        return f"{name_ranks(missing)} did not fail: the {logs} may show an early end or a hang"
+        return f"{name_ranks(missing)} did not fail: did it end early, or does it hang?"
+    return None
+
+
+def _hint_at_network(best: FailureEvidence) -> str:
     if best.standing is Standing.TIMED_OUT:
         return (
             "ranks waited for each other: do all of them call the same collectives in the same "
             "order?"
         )
-    return (
-        hint_for(best, python=None, world_size=world_size)
-        or "a connection broke while all ranks ran: look at the nodes' network"
-    )
+    return "a connection broke while all ranks ran: look at the nodes' network"
 
 
 def _others(

@@ -50,6 +50,8 @@ class Diagnosis(Record):
     others: tuple[str, ...] = ()
     """The states of the other ranks, one line per kind: ``ranks 1-3: stopped by us``, ..."""
     hint: str | None = None
+    hint_kind: str | None = None
+    """The kind of the failure: a section of ``docs/hints.md``."""
     repeats: RepeatKind | None = None
     """Set if the failure would certainly repeat. There is no restart then, if it came before
     --min-uptime."""

@@ -163,6 +163,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
         "told_by": cause.told_by,
         "others": list(diagnosis.others),
         "hint": diagnosis.hint,
+        "hint_kind": diagnosis.hint_kind,
         "repeats": diagnosis.repeats,
         "signature": list(diagnosis.signature) if diagnosis.signature else None,
         "log_path": cause.log_path,

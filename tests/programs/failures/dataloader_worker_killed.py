@@ -1,7 +1,7 @@
 # expect-rank: 2
 # expect-exit: 1
 # expect-cause: DataLoader worker
-# expect-hint: /dev/shm
+# expect-hint: host memory
 """A data-loader worker is killed, as by the kernel when memory or /dev/shm is full, while the training runs."""
 
 import multiprocessing

@@ -557,4 +557,4 @@ def test_a_killed_loader_worker_is_the_cause_wherever_torchs_handler_met_it(end_
     )
     diagnosis = one(end_of, tail, returncode=1)
     assert diagnosis.cause.message == "DataLoader worker (pid 5965) is killed by signal: Killed."
-    assert "/dev/shm" in (diagnosis.hint or "")
+    assert "host memory" in (diagnosis.hint or "")

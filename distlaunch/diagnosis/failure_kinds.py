@@ -1,0 +1,112 @@
+"""The kinds of failures for which a hint is known, and what a row of the table of hints sees."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.clean_text import to_lines
+from distlaunch.diagnosis.evidence import FailureEvidence
+from distlaunch.diagnosis.resources import LibraryCall, last_calls
+
+_OUTPUT_BYTES = 16384
+
+
+class FailureKind(Enum):
+    """A kind of failure. The value is the anchor of its section in ``docs/hints.md``."""
+
+    NOT_PYTHON = "not-a-python-program"
+    QUESTION = "a-question-on-stdin"
+    OPTION = "options-of-the-script"
+    COMMAND = "commands"
+    MODULE = "missing-modules"
+    OLD_NAME = "names-that-a-library-no-longer-has"
+    BINARY = "shared-libraries"
+    VARIABLE = "environment-variables"
+    GPU_MEMORY = "gpu-memory"
+    HOST_MEMORY = "host-memory"
+    SHARED_MEMORY = "shared-memory"
+    DISK = "full-disks"
+    FILE_SIZE = "file-size-limits"
+    STALE_FILE = "stale-file-handles"
+    SAME_FILE = "files-that-every-rank-makes"
+    DAMAGED_FILE = "damaged-files"
+    CHECKPOINT = "checkpoints-that-do-not-fit"
+    GPU_NUMBER = "gpu-numbers"
+    GPU_BUSY = "busy-gpus"
+    GPU_FAULT = "broken-gpus"
+    GPU_BUILD = "builds-for-another-gpu"
+    GPU_DRIVER = "gpu-drivers"
+    NO_GPU = "no-gpu"
+    GPU_FORK = "cuda-in-a-forked-process"
+    GPU_KERNEL = "errors-of-gpu-kernels"
+    CONVOLUTION = "cudnn"
+    INDEX = "indices-out-of-range"
+    RANK = "ranks-and-world-size"
+    NO_GROUP = "no-process-group"
+    SAME_GPU = "two-ranks-on-one-gpu"
+    INTERFACE = "network-interfaces"
+    NCCL = "nccl-errors"
+    PORT = "ports"
+    FILE_STORE = "file-stores"
+    WATCHDOG = "nccl-heartbeat"
+    SHAPES = "collectives-that-differ"
+    DDP = "distributed-data-parallel"
+    DTENSOR = "dtensors"
+    BATCH_NORM = "batches-of-one-row"
+    NAN = "nan"
+    THREADS = "threads-and-processes"
+    OPEN_FILES = "open-files"
+    SOCKET_PATH = "socket-paths"
+    SPAWN = "spawned-processes"
+    POOL = "process-pools"
+    LOADER = "data-loader-workers"
+    DEEPSPEED = "deepspeed-configuration"
+    SIGNAL = "signals"
+    CRASH = "crashes-of-native-code"
+
+
+class Hint(Record):
+    """What to do about a failure."""
+
+    kind: FailureKind
+    text: str
+    tells_why_ranks_did_not_meet: bool = False
+    """See ``hint_table.HintRow``."""
+
+
+class Failure:
+    """A failure as the rows of the table see it."""
+
+    def __init__(
+        self,
+        evidence: FailureEvidence,
+        *,
+        python: str | None,
+        world_size: int,
+        adds_local_rank: bool = False,
+        dashes_first: bool = False,
+        master_port: int | None = None,
+    ) -> None:
+        self.evidence = evidence
+        self.python = python
+        self.world_size = world_size
+        self.adds_local_rank = adds_local_rank
+        self.dashes_first = dashes_first
+        self.master_port = master_port
+        self.type = (evidence.exception_type or "").rpartition(".")[2]
+        self.text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}"
+        """The exception, its message and its further lines."""
+        self.lower = self.text.lower()
+        self.output = "\n".join(to_lines(evidence.end.stderr_tail[-_OUTPUT_BYTES:])[-150:])
+        """The last lines of stderr, which may belong to something else than the failure."""
+        self.lower_output = self.output.lower()
+        self.calls: tuple[LibraryCall, ...] = last_calls(self.output)
+
+    def in_call(self, file: str, *functions: str) -> bool:
+        """Return whether a frame lies in a file whose path has this part, and in one of the
+        functions, if any are given."""
+        return any(
+            file in call.file and (not functions or call.function in functions)
+            for call in self.calls
+        )

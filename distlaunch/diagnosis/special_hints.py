@@ -1,0 +1,325 @@
+"""Hints that need more than a pattern: the functions of the table's rows. Each returns None if its
+row does not apply."""
+
+from __future__ import annotations
+
+import re
+
+from distlaunch.core.model.record import fields_of
+from distlaunch.diagnosis.evidence import FailureEvidence
+from distlaunch.diagnosis.failure_kinds import Failure
+from distlaunch.diagnosis.native import signal_name
+from distlaunch.diagnosis.resources import (
+    other_process,
+    package_root,
+    path_in,
+    port_in,
+)
+from distlaunch.planning.train_options import NO_LOCAL_RANK, TrainOptions
+
+PORT_TAKEN = ("address already in use", "eaddrinuse")
+DASHES = (
+    "the script got `--` as its first argument, and its own parser took it: leave out the "
+    "`--` behind SCRIPT"
+)
+_ALONE = "one worker alone on a terminal has the terminal: --num-procs 1 (or --num-gpus 1)"
+_DEBUGGER = f"it found no input; {_ALONE}"
+_QUESTION = (
+    "it asked a question, and workers have no stdin: answer it with an option or a variable; "
+    f"{_ALONE}"
+)
+_ANY_PYTHON = "the workers' Python"
+_NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
+_NO_SOURCE = (
+    "source code cannot contain null bytes",
+    "source code string cannot contain",
+    "Non-UTF-8 code starting",
+)
+_NOT_THE_SCRIPTS = re.compile(
+    r"(?:unrecognized arguments: |no such option: |not used by the HfArgumentParser: |unknown "
+    r"command line flag )(.*)",
+    re.IGNORECASE,
+)
+"""The errors of argparse, click, optparse, Transformers and absl about options that a script does
+not have."""
+_NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
+_OWN_NAMES = frozenset(
+    {"src", "utils", "models", "configs", "modules", "helpers", "tools", "common", "scripts"}
+)
+"""Names of packages that lie in a user's repository and are installed from nowhere."""
+_NOT_IN_NUMPY = frozenset(
+    {"alltrue", "asscalar", "bool8", "cumproduct", "in1d", "msort", "product", "sometrue", "trapz"}
+)
+"""Names that NumPy removed in 1.23 to 2.4 without a message that tells of it."""
+_AT_EXIT = b"terminate called without an active exception"
+_NO_ADDRESS = b"Unable to find address for: "
+"""gloo prints this and aborts, or crashes without it, depending on the resolver's answer."""
+_IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
+_STORE_COUNT = re.compile(r"world_size=(\d+), worker_count=(\d+)")
+
+
+def missing_main_module(failure: Failure) -> str | None:
+    """Return what to do if ``python -m`` did not find its module."""
+    name = failure.evidence.main_module
+    if name is None:
+        return None
+    if "cannot be directly executed" in failure.lower:
+        return f"{name} has no module __main__: name the module in it that is to run"
+    return _missing(name, failure.python, folder="the working directory (--workdir)")
+
+
+def not_python(failure: Failure) -> str | None:
+    """Return what to do if Python was given a shell script or a binary."""
+    return _NOT_PYTHON if _is_no_python(failure.evidence) else None
+
+
+def question(failure: Failure) -> str | None:
+    """Return what to do if a debugger or ``input()`` found no stdin."""
+    evidence = failure.evidence
+    if failure.world_size < 2:
+        return None
+    if evidence.exception_type == "EOFError":
+        return _QUESTION if evidence.message == "EOF when reading a line" else None
+    if evidence.exception_type is None:
+        return _DEBUGGER if b"(Pdb) " in evidence.end.stderr_tail[-4096:] else None
+    return _DEBUGGER if evidence.exception_type == "bdb.BdbQuit" else None
+
+
+def dashes(failure: Failure) -> str | None:
+    """Return what to do if the script's parser refused the ``--`` in front of its arguments."""
+    refused = failure.evidence.repeats == "usage error" or _NOT_THE_SCRIPTS.search(
+        failure.evidence.message or ""
+    )
+    return DASHES if failure.dashes_first and refused else None
+
+
+def unknown_option(failure: Failure) -> str | None:
+    """Return where an option belongs that the script does not know."""
+    refused = _NOT_THE_SCRIPTS.search(failure.evidence.message or "")
+    if refused is None:
+        return None
+    said = refused[1].replace("--local-rank", "--local_rank")
+    if failure.adds_local_rank and "--local_rank=" in said:
+        return NO_LOCAL_RANK
+    ours = fields_of(TrainOptions).keys() - _NO_OPTIONS
+    names = re.findall(r"(?:--|^')([a-z][\w-]+)", refused[1])
+    field = next((name.replace("-", "_") for name in names if name.replace("-", "_") in ours), None)
+    if field is None:
+        return None
+    name = field.replace("_", "-")
+    return (
+        f"distlaunch has an option --{name}, which goes before SCRIPT: what follows SCRIPT is "
+        "the script's own"
+    )
+
+
+def missing_module(evidence: FailureEvidence) -> str | None:
+    """Return the name of the missing module, if its absence ended the worker and it can be
+    installed."""
+    if evidence.main_module is not None:
+        return evidence.main_module
+    name = _module_of(evidence)
+    return None if name is None or name.partition(".")[0] in _OWN_NAMES else name
+
+
+def missing_module_of_own_package(failure: Failure) -> str | None:
+    """Return what to do if the missing module is a package of the user's own repository."""
+    name = _module_of(failure.evidence)
+    top = name.partition(".")[0] if name else ""
+    if top not in _OWN_NAMES:
+        return None
+    root = package_root(top, failure.calls, deep=True) or "ROOT"
+    where = "" if root != "ROOT" else ", where ROOT is its folder"
+    return (
+        f"{top} is a package of your repository, which Python does not search: start the script "
+        f"from the repository's root with -m, or set PYTHONPATH={root} (--env){where}"
+    )
+
+
+def missing_module_of_script(failure: Failure) -> str | None:
+    """Return what to do if the interpreter does not have a module."""
+    name = _module_of(failure.evidence)
+    if name is None:
+        return None
+    hint = _missing(name, failure.python, folder="the script's folder")
+    top = name.partition(".")[0]
+    root = package_root(top, failure.calls, deep=False)
+    if root is None:
+        return hint
+    return f"{hint}. If it is the script's own package, set PYTHONPATH={root} (--env)"
+
+
+def missing_distribution(failure: Failure) -> str | None:
+    """Return what to do if the metadata of a package are missing."""
+    package = re.search(r"no package metadata was found for ([\w.-]+)", failure.lower)
+    if package is None:
+        return None
+    python = failure.python or _ANY_PYTHON
+    return f"a library needs the package {package[1]}: {python} -m pip install {package[1]}"
+
+
+def removed_from_numpy(failure: Failure) -> str | None:
+    """Return what to do about a name that NumPy no longer has."""
+    found = re.search(r"module 'numpy' has no attribute '(\w+)'", failure.text)
+    if found is None or found[1] not in _NOT_IN_NUMPY:
+        return None
+    return (
+        f"the installed NumPy no longer has np.{found[1]}: change the script, or install an "
+        'older NumPy (pip install "numpy<2")'
+    )
+
+
+def gpu_memory_of_another(failure: Failure) -> str | None:
+    """Return what to do if another process holds memory of the GPU."""
+    other = other_process(failure.text)
+    if other is None:
+        return None
+    return (
+        f"GPU memory is full, and process {other.pid} holds {other.holds} of it: end it, or if it "
+        "is another rank, call torch.cuda.set_device(LOCAL_RANK) first, so that each has its own"
+    )
+
+
+def no_address(failure: Failure) -> str | None:
+    """Return what to do if gloo finds no address for the machine's own name."""
+    found = re.search(r"Unable to find (?:address|interface) for: ([^\s,]+)", failure.text)
+    if found is None:
+        return None
+    name = found[1].rstrip(".")
+    return (
+        f"gloo finds no address of this machine by the name {name}: see `getent hosts {name}` "
+        "there, or set GLOO_SOCKET_IFNAME to the interface of the nodes' network"
+    )
+
+
+def port_of_the_job(failure: Failure) -> str | None:
+    """Return what to do if the port in use is the job's own, on which rank 0 listens for all
+    workers."""
+    port, rank = failure.master_port, failure.evidence.end.rank
+    if not port or not re.search(rf"\b{port}\b", failure.lower):
+        return None
+    own = f"port {port} is this job's own (MASTER_PORT)"
+    if rank:
+        return (
+            f"{own}, and rank 0 listens on it: rank {rank} tried to, as the script gives every "
+            "worker rank 0; use RANK"
+        )
+    if failure.world_size > 1:
+        return (
+            f"{own}: does the script give another worker rank 0, or does rank 0 open the port "
+            "twice?"
+        )
+    return f"{own}: does the script open it twice?"
+
+
+def port_of_the_script(failure: Failure) -> str:
+    """Return what to do about a port that the script chose itself."""
+    port = port_in(failure.text)
+    taken = (
+        f"{'the port' if port is None else f'port {port}'} is taken: `ss -ltnp` names the process"
+    )
+    if failure.world_size > 1 and (port is None or failure.master_port):
+        return (
+            f"{taken}. The ranks of a node need different ports: add LOCAL_RANK to the script's "
+            "own, or let port 0 give a free one"
+        )
+    return taken
+
+
+def has_too_many_workers(failure: Failure) -> bool:
+    """Return whether more workers than the job has had come to the barrier of a store."""
+    found = _STORE_COUNT.search(failure.text)
+    return found is not None and int(found[2]) > int(found[1])
+
+
+def full_disk(failure: Failure) -> str:
+    """Return what to do about a full disk."""
+    path = path_in(failure.text)
+    if path is None:
+        return "a disk is full (or its inodes): `df -h` and `df -i` where this file lies"
+    return f"the disk of {path} is full (or its inodes): see `df -h` and `df -i` there"
+
+
+def existing_file(failure: Failure) -> str | None:
+    """Return what to do about a file or folder that more than one rank makes."""
+    path = path_in(failure.text)
+    if path is None:
+        return None
+    return (
+        f"{path} was there already, from another rank or an earlier run: use "
+        "os.makedirs(..., exist_ok=True), or make it on rank 0 alone"
+    )
+
+
+def horovod_without_address(failure: Failure) -> str | None:
+    """Return what to do if Horovod crashed because the machine's own name has no address."""
+    end = failure.evidence.end
+    has_no_address = end.returncode == -11 or (
+        end.returncode == -6 and _NO_ADDRESS in end.stderr_tail
+    )
+    if not has_no_address or not _IN_HOROVODS_INIT.search(end.stderr_tail):
+        return None
+    return (
+        "Horovod crashes where a machine's own name has no address: see `getent hosts "
+        "$(hostname)` there"
+    )
+
+
+def unhandled_signal(failure: Failure) -> str | None:
+    """Return what to do if a signal that a handler should have taken came before the handler."""
+    code = failure.evidence.end.returncode
+    name = signal_name(-code) if code < 0 else ""
+    if name not in ("SIGUSR1", "SIGUSR2"):
+        return None
+    return (
+        f"the worker had no handler for {name}, which ends a process without one: install it "
+        "first, before imports and init_process_group, which take time"
+    )
+
+
+def aborted_at_exit(failure: Failure) -> bool:
+    """Return whether threads of torch that still ran at exit aborted the process."""
+    return crashed_somewhere(failure) and (
+        failure.evidence.end.returncode == -6 and _AT_EXIT in failure.evidence.end.stderr_tail
+    )
+
+
+def crashed_somewhere(failure: Failure) -> bool:
+    """Return whether native code crashed and nothing shows where."""
+    evidence = failure.evidence
+    return (
+        evidence.end.returncode in (-6, -11)
+        and evidence.frame is None
+        and evidence.exception_type is None
+    )
+
+
+def _module_of(evidence: FailureEvidence) -> str | None:
+    if evidence.repeats != "import error":
+        return None
+    name = re.search(
+        r"no module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}", re.IGNORECASE
+    )
+    return name[1] if name else None
+
+
+def _missing(name: str, python: str | None, *, folder: str) -> str:
+    return (
+        f"{python or _ANY_PYTHON} has no module {name}, nor has {folder}: is the name right? "
+        "If so, install it for that interpreter, or choose another with --python"
+    )
+
+
+def _is_no_python(evidence: FailureEvidence) -> bool:
+    """Return whether Python was given a shell script or a binary.
+
+    The name of the file, the shown line and the error message tell.
+    """
+    file = (evidence.frame or "").partition(" in ")[0].rpartition(":")[0]
+    if file.endswith((".sh", ".bash", ".zsh", ".ksh")):
+        return True
+    if evidence.repeats != "syntax error" or file.endswith(".py"):
+        return False
+    return (evidence.message or "").startswith(_NO_SOURCE) or any(
+        line.lstrip().startswith("#!") and "sh" in line for line in evidence.excerpt
+    )

@@ -1,0 +1,146 @@
+"""Hints for failures as they are in the logs of ranks: tests/data/hints, one file for each group.
+
+Each ``[[row]]`` belongs to one row of the table of hints: the ``kind`` of the failure and words of
+the ``hint``. Its ``text`` has real texts of libraries, with the version that wrote them and where
+the text came from. Its ``near`` has failures with similar words from another cause, ``why`` they
+are another, and the kind of hint that one ``gives`` (none if empty). An ``exception`` stands below
+a traceback of the script; a ``log`` is all that the worker wrote. ``code`` is how it ended, -9 for
+a signal. One rank of four failed in that way, or ``everywhere`` all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.diagnosis.evidence import read
+from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
+from distlaunch.diagnosis.first_cause import diagnose
+from distlaunch.diagnosis.hint_table import ROWS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "tests" / "data" / "hints").glob("*.toml"))
+CASES: list[dict[str, Any]] = [
+    row for file in FILES for row in tomllib.loads(file.read_text(encoding="utf-8"))["row"]
+]
+TEXTS = [(row, text) for row in CASES for text in row["text"]]
+NEAR = [(row, text) for row in CASES for text in row["near"]]
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/home/u/project/train.py", line 42, in step\n'
+    "    run(batch)\n"
+)
+SETTINGS = {"adds_local_rank", "dashes_first", "master_port"}
+
+
+def end_of_case(end_of, case, rank=None):
+    tail = case["log"] if "log" in case else f"{TRACEBACK}{case['exception']}\n"
+    return end_of(
+        case.get("rank", 0) if rank is None else rank,
+        tail,
+        returncode=case.get("code", 1),
+        oom_kills=case.get("oom_kills", 0),
+    )
+
+
+def diagnosed(end_of, case):
+    workers = case.get("workers", 4)
+    ranks = range(workers) if case.get("everywhere") else [case.get("rank", 0)]
+    settings = {name: case[name] for name in SETTINGS if name in case}
+    return diagnose(
+        [end_of_case(end_of, case, rank) for rank in ranks], world_size=workers, **settings
+    )
+
+
+def failure_of(end_of, case):
+    settings = {name: case[name] for name in SETTINGS if name in case}
+    return Failure(
+        read(end_of_case(end_of, case)),
+        python=None,
+        world_size=case.get("workers", 4),
+        **settings,
+    )
+
+
+def name_of(case):
+    row, text = case
+    return f"{row['kind']}: {text.get('library') or text['why']}"
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=name_of)
+def test_a_real_text_gets_the_hint_of_its_row(end_of, case):
+    row, text = case
+    diagnosis = diagnosed(end_of, text)
+    assert row["hint"] in (diagnosis.hint or "")
+    assert diagnosis.hint_kind == row["kind"]
+
+
+@pytest.mark.parametrize("case", NEAR, ids=name_of)
+def test_similar_words_from_another_cause_do_not_get_that_hint(end_of, case):
+    row, text = case
+    diagnosis = diagnosed(end_of, text)
+    assert row["hint"] not in (diagnosis.hint or "")
+    assert (diagnosis.hint_kind or "") == text["gives"]
+
+
+def test_each_row_of_the_table_is_the_first_that_matches_some_real_text(end_of):
+    first = Counter()
+    for _, text in TEXTS:
+        failure = failure_of(end_of, text)
+        first[next(n for n, row in enumerate(ROWS) if row.hint_of(failure) is not None)] += 1
+    unused = [(ROWS[n].kind, ROWS[n].marks) for n in range(len(ROWS)) if n not in first]
+    assert unused == []
+
+
+def test_the_order_of_rows_decides_where_more_than_one_matches(end_of):
+    pairs = set()
+    for _, text in TEXTS:
+        failure = failure_of(end_of, text)
+        kinds = [row.kind for row in ROWS if row.hint_of(failure) is not None]
+        pairs |= {(kinds[0], later) for later in kinds[1:] if later is not kinds[0]}
+    kind = FailureKind
+    assert pairs >= {
+        (kind.SHARED_MEMORY, kind.DISK),
+        (kind.SHARED_MEMORY, kind.NCCL),
+        (kind.SHARED_MEMORY, kind.LOADER),
+        (kind.INDEX, kind.GPU_KERNEL),
+        (kind.GPU_DRIVER, kind.BINARY),
+        (kind.HOST_MEMORY, kind.SIGNAL),
+        (kind.NO_GROUP, kind.CRASH),
+    }
+
+
+def test_each_row_has_words_that_tell_it_from_the_other_rows_and_a_near_miss():
+    for row in CASES:
+        assert row["text"], row["hint"]
+        assert row["near"], row["hint"]
+        assert row["kind"] in {kind.value for kind in FailureKind}
+        for text in row["text"]:
+            assert text["library"]
+            assert text["from"].startswith("https://") or (ROOT / text["from"]).exists()
+
+
+def test_each_kind_has_a_row():
+    assert {row["kind"] for row in CASES} == {kind.value for kind in FailureKind}
+    assert {row.kind for row in ROWS} == set(FailureKind)
+
+
+def test_a_hint_fits_on_four_lines_of_the_report(end_of):
+    for _, text in TEXTS:
+        assert len(diagnosed(end_of, text).hint) <= 360
+
+
+def test_the_page_that_says_more_has_a_section_for_each_kind():
+    page = (ROOT / "distlaunch" / "docs" / "hints.md").read_text(encoding="utf-8")
+    sections = [
+        line[4:].lower().replace(" ", "-") for line in page.splitlines() if line[:4] == "### "
+    ]
+    assert sorted(sections) == sorted(kind.value for kind in FailureKind)
