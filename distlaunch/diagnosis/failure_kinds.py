@@ -10,6 +10,7 @@ from distlaunch.diagnosis.evidence import FailureEvidence
 from distlaunch.diagnosis.resources import LibraryCall, last_calls
 
 _OUTPUT_BYTES = 16384
+_OUTPUT_LINES = 150
 
 
 class FailureKind(Enum):
@@ -98,8 +99,14 @@ class Failure:
         self.text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}"
         """The exception, its message and its further lines."""
         self.lower = self.text.lower()
-        self.output = "\n".join(to_lines(evidence.end.stderr_tail[-_OUTPUT_BYTES:])[-150:])
-        """The last lines of stderr, which may belong to something else than the failure."""
+        end = evidence.end
+        tail = (
+            end.stdout_tail.encode("utf-8", "replace")
+            if evidence.stream == "stdout"
+            else end.stderr_tail
+        )
+        self.output = "\n".join(to_lines(tail[-_OUTPUT_BYTES:])[-_OUTPUT_LINES:])
+        """The last lines of the stream with the failure. They may belong to something else."""
         self.lower_output = self.output.lower()
         self.calls: tuple[LibraryCall, ...] = last_calls(self.output)
 

@@ -137,7 +137,9 @@ def diagnose(
         master_port=master_port,
     )
     hint = known.text if known else None
-    if not cause_seen and not (known and known.tells_why_ranks_did_not_meet):
+    if cause_seen:
+        hint = hint if awaited is None else None
+    elif not (known and known.tells_why_ranks_did_not_meet):
         hint = (
             _hint_at_others(ends, running, world_size, lost) or hint or _hint_at_network(best)
             if awaited is None or awaited.frame is None

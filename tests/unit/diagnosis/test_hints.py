@@ -118,6 +118,13 @@ def test_the_order_of_rows_decides_where_more_than_one_matches(end_of):
     }
 
 
+def test_a_failure_that_is_written_to_stdout_has_the_same_hint(end_of):
+    row, text = next((row, text) for row, text in TEXTS if "synchronize.py" in text.get("log", ""))
+    end = end_of(0, b"", stdout_tail=text["log"])
+    diagnosis = diagnose([end], world_size=4)
+    assert (diagnosis.cause.stream, diagnosis.hint_kind) == ("stdout", row["kind"])
+
+
 def test_each_row_has_words_that_tell_it_from_the_other_rows_and_a_near_miss():
     for row in CASES:
         assert row["text"], row["hint"]
