@@ -41,7 +41,7 @@ Render = Callable[[Target, TrainOptions, RenderOptions], int]
 
 
 def main_train(options: TrainOptions) -> int:
-    """Train; returns the exit code."""
+    """Run a job and return the exit code."""
     from distlaunch.cli.commands.train import train
 
     return train(options)
@@ -125,7 +125,7 @@ def _refuse_options_of_train(word: str) -> None:
 def build_app(
     environ: Mapping[str, str], *, train: Train, plan: Plan, render: Render
 ) -> typer.Typer:
-    """Make the application; ``train``, ``plan`` and ``render`` are what its commands call with
+    """Return the typer application. Its commands call ``train``, ``plan`` and ``render`` with
     parsed options."""
     app = typer.Typer(
         name="distlaunch",
@@ -176,14 +176,14 @@ def _help_of(ctx: Any) -> str:
 
 
 class _Command(TyperCommand):
-    """A command whose help is laid out by us."""
+    """A command whose help has distlaunch's own layout."""
 
     def get_help(self, ctx: Any) -> str:
         return _help_of(ctx)
 
 
 class _Group(TyperGroup):
-    """A group of commands whose help is laid out by us."""
+    """A group of commands whose help has distlaunch's own layout."""
 
     def get_help(self, ctx: Any) -> str:
         return _help_of(ctx)
@@ -346,7 +346,7 @@ class _Files(_Group):
 
 
 def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) -> None:
-    """Add ``render`` with a command for each kind of file."""
+    """Add ``render`` with a command for each file format."""
     files = typer.Typer(
         cls=_Files,
         help="Print a file that runs a training job on a cluster.",

@@ -30,7 +30,7 @@ Words = tuple[str, ...]
 
 _ASKED = "--words"
 _HERE = "\0"
-"""Stands for the word that is to be completed: no word of a command line has this character."""
+"""Placeholder for the word to complete. No word of a command line contains this character."""
 _METAVARS: dict[str, Literal["files", "directories"]] = {
     "FILE": "files",
     "PATH": "files",
@@ -41,12 +41,12 @@ _DROP_INS = ("deepspeed", "horovodrun", "accelerate")
 
 
 class Candidates(Record):
-    """What a word may be completed to."""
+    """The possible completions of a word."""
 
     kind: Literal["words", "files", "directories"] = "words"
-    """The shell finds files and directories by itself."""
+    """The kind of candidates. Files and directories are found by the shell itself."""
     prefix: str = ""
-    """The part of the word before its value, as ``--backend=``."""
+    """The beginning of the word before its value, such as ``--backend=``."""
     rows: tuple[tuple[str, str], ...] = ()
     """Values and their descriptions, which may be empty."""
 
@@ -56,7 +56,8 @@ _FILES = Candidates(kind="files")
 
 
 def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run ``distlaunch completion WORDS`` and return the exit code. Raises UsageError."""
+    """Run ``distlaunch completion WORDS`` and return the exit code. Raises UsageError for invalid
+    words."""
     if words[:1] == [_ASKED] and len(words) > 2:
         sys.stdout.write(_answer(words[1], words[2:], environ))
         return 0
@@ -72,7 +73,7 @@ def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return the lines that the script of a shell reads."""
+    """Return the lines that the completion script of a shell reads."""
     if shell == "bash":
         line, word = words[0], words[-1]
         whole = split_line(line)[1:]
@@ -92,8 +93,8 @@ def _answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> str
 
 
 def split_line(line: str) -> list[str]:
-    """Split a command line up to the cursor as a shell does. The last word may be empty, or have a
-    quote that is not closed."""
+    """Split a command line up to the cursor as a shell does. The last word may be empty, or have an
+    open quote."""
     import shlex
 
     for closing in ("", "\\", "'", '"'):
@@ -106,7 +107,7 @@ def split_line(line: str) -> list[str]:
 
 
 def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
-    """Return the candidates for the last of the words behind ``distlaunch``."""
+    """Return the candidates for the last of the words that follow ``distlaunch``."""
     *before, word = words
     match before:
         case []:
@@ -127,7 +128,7 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
 
 
 def _next_words(begun: Words) -> list[tuple[str, str]]:
-    """Return the words that go on after these words of a command, with their summaries."""
+    """Return the words that may follow the words of a command, with their summaries."""
     from distlaunch.cli.help import SUMMARIES
 
     place = len(begun)
@@ -145,7 +146,7 @@ def _topics() -> list[tuple[str, str]]:
 
 
 def _options(command: Words) -> Sequence[Spelling]:
-    """Return the table of options of a command; empty if it has none."""
+    """Return the option table of a command; empty if the command has none."""
     if command == ("train",):
         return TRAIN_OPTIONS
     if command == ("plan",):
@@ -171,7 +172,7 @@ def _complete_options(
     word: str,
     environ: Mapping[str, str],
 ) -> Candidates:
-    """Complete a word of a command that has a table of options."""
+    """Return the candidates for a word of a command with an option table."""
     typed = before[len(command) :]
     flag, equals, value = word.partition("=")
     attached = word.startswith("--") and equals != ""
@@ -197,7 +198,8 @@ def _complete_options(
 
 
 def _flags(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
-    """Return the options with their descriptions, spelt with underscores if the word is."""
+    """Return the options with their descriptions. If ``word`` has underscores, so have the
+    options."""
     found = []
     for option in options:
         if getattr(option, "group", "") in ("refused", "no effect"):
@@ -209,7 +211,7 @@ def _flags(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
 
 
 def _summary(option: Spelling) -> str:
-    """Return the first sentence on an option."""
+    """Return the first sentence of an option's description."""
     text = option.help if isinstance(option, Option) else getattr(option, "here", "")
     return str(text).partition(". ")[0].rstrip(".")
 
@@ -217,7 +219,7 @@ def _summary(option: Spelling) -> str:
 def _complete_value(
     command: Words, option: Spelling, value: str, given: Given, environ: Mapping[str, str]
 ) -> Candidates:
-    """Complete the value of an option."""
+    """Return the candidates for the value of an option."""
     choices: tuple[str, ...] = getattr(option, "choices", ())
     if choices:
         return _words(value, [(choice, "") for choice in choices])
@@ -243,7 +245,8 @@ def _complete_value(
 
 
 def _is_typed(part: str) -> bool:
-    """Return whether a part of a metavar is typed as it stands, as ``auto`` in ``N|auto``."""
+    """Return whether an alternative of a metavar is typed literally, like ``auto`` in
+    ``N|auto``."""
     return part.replace("-", "").replace("_", "").isalnum() and part[0].islower() and part.islower()
 
 
@@ -255,8 +258,8 @@ def _backends() -> list[tuple[str, str]]:
 
 
 def _entry_points(group: str) -> Iterator[str]:
-    """Yield the names of a group of entry points, read without ``importlib.metadata``, whose import
-    takes longer than all else here."""
+    """Yield the names in a group of entry points. ``importlib.metadata`` is not used, because its
+    import takes longer than the whole completion."""
     for folder in sys.path:
         try:
             names = os.listdir(folder or os.curdir)
@@ -278,7 +281,7 @@ def _entry_points(group: str) -> Iterator[str]:
 
 
 def _backend_options(name: str) -> list[tuple[str, str]]:
-    """Return the options of a backend for ``-o``; of one that is not found none."""
+    """Return the options of a backend for ``-o``; empty if the backend is not found."""
     from distlaunch.backends.base import BackendError
     from distlaunch.backends.registry import find_backend, spelled_backend
 
@@ -291,7 +294,7 @@ def _backend_options(name: str) -> list[tuple[str, str]]:
 
 
 def _complete_backends(typed: Sequence[str], word: str) -> Candidates:
-    """Complete a word of ``distlaunch backends``."""
+    """Return the candidates for a word of ``distlaunch backends``."""
     from distlaunch.cli.help import BACKENDS_FORMATS
 
     flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
@@ -307,5 +310,5 @@ def _complete_backends(typed: Sequence[str], word: str) -> Candidates:
 
 
 def _words(begun: str, rows: Iterable[tuple[str, str]], *, prefix: str = "") -> Candidates:
-    """Return the rows whose values begin like this."""
+    """Return the rows whose values begin with ``begun``."""
     return Candidates(prefix=prefix, rows=tuple(row for row in rows if row[0].startswith(begun)))

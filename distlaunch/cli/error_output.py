@@ -102,7 +102,7 @@ def guarded(work: Callable[[], int]) -> int:
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Write ``distlaunch: warning: ...`` to stderr for each."""
+    """Write a line ``distlaunch: warning: ...`` to stderr for each warning."""
     if lines := [f"distlaunch: warning: {_indented(warning)}" for warning in warnings]:
         _to_stderr(lines)
 
@@ -142,7 +142,7 @@ def report_fault(error: BaseException) -> None:
 
 
 def _indented(text: str) -> str:
-    """Make a text harmless, and indent its lines after the first."""
+    """Return a text without control characters, with all lines after the first indented."""
     return printable(text, keep="\n").replace("\n", "\n  ")
 
 

@@ -104,7 +104,7 @@ _SCRIPTS = (
     ("zsh", "~/.distlaunch-completion.zsh", "Then: source it in ~/.zshrc"),
     ("fish", "~/.config/fish/completions/distlaunch.fish", "fish finds it there."),
 )
-"""Shell, file of its completion script, and what to do then."""
+"""Shell, file of its completion script, and what the user has to do after installing the file."""
 _DROP_INS: dict[Words, tuple[str, tuple[Row, ...]]] = {
     ("deepspeed",): (
         "SCRIPT",
@@ -179,7 +179,7 @@ def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def print_short_version() -> int:
-    """Print the version of distlaunch; return the exit code."""
+    """Print the version of distlaunch. Return the exit code."""
     sys.stdout.write(f"distlaunch {distlaunch.__version__}\n")
     return 0
 
@@ -253,7 +253,7 @@ def _table(
 
 
 def _closing(options: Sequence[Option], usage: str) -> tuple[str, ...]:
-    """Return the paragraphs on times, variables and arguments."""
+    """Return the paragraphs about times, variables and arguments."""
     variables = {each.field: each.variable for each in options if each.variable is not None}
     first = "num_gpus" if "num_gpus" in variables else "hosts"
     odd = [

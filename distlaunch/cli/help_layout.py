@@ -49,11 +49,11 @@ class HelpPage(Record):
     """Sections with short names, whose descriptions are printed beside the names."""
     sections: Sequence[Section] = ()
     closing: Sequence[str] = ()
-    """Paragraphs at the end."""
+    """Paragraphs after the options."""
 
 
 def format_page(page: HelpPage, columns: int) -> str:
-    """Return the text of a page for a terminal of so many columns. No name is cut."""
+    """Return the text of a help page for a terminal with ``columns`` columns. No name is cut."""
     width = max(_NARROWEST, min(columns, _WIDEST))
     sections = (*page.sections, _HELP_ROW) if page.usage else page.sections
     blocks = [
@@ -117,7 +117,7 @@ def described(option: Option, place: Place | None = None) -> str:
 
 
 def terminal_columns(environ: Mapping[str, str]) -> int:
-    """Return the width to print for: COLUMNS, else the terminal's, else 80."""
+    """Return the width for output: COLUMNS, else the terminal's width, else 80."""
     given = environ.get("COLUMNS", "")
     if given.isdigit() and int(given) > 0:
         return int(given)

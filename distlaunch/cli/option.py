@@ -48,7 +48,8 @@ Place = Literal[
     "deepspeed",
     "horovodrun",
 ]
-"""Where an option may not apply: what ``render`` writes, or another launcher's command line."""
+"""Commands and file formats to which an option of train may not apply: file formats of ``render``,
+and commands with another launcher's options."""
 
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9
@@ -87,7 +88,7 @@ class Spelling(Record):
     repeatable: bool = False
     """Whether all values are kept. Otherwise the last one counts."""
     once: bool = False
-    """Two different values are refused."""
+    """Whether two different values on one command line are an error."""
 
     @property
     def name(self) -> str:
@@ -101,7 +102,7 @@ class Spelling(Record):
 
     @property
     def all_flags(self) -> tuple[str, ...]:
-        """Every spelling, the negation's too."""
+        """All flags of the option, including the negation."""
         return self.flags if self.negation is None else (*self.flags, self.negation)
 
 
@@ -124,7 +125,7 @@ class Option(Spelling):
     absent: Mapping[Place, Absence] = {}
     """The commands and file formats to which the option does not apply, with the reason."""
     unset_at: Mapping[Place, str] = {}
-    """``unset`` where something else applies."""
+    """``unset`` by command, where it differs."""
 
     @property
     def negation(self) -> str | None:
@@ -215,8 +216,11 @@ def read_switch(text: str, source: str) -> bool:
 
 
 def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:
-    """Read a whole number written in plain digits: no sign, no underscore, no other script's
-    digits."""
+    """Return the integer in a text of plain digits: without sign, underscore or digits of other
+    scripts.
+
+    ``also`` names other forms of the option, for the error.
+    """
     if not (text.isascii() and text.isdigit()):
         raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
     digits = text.lstrip("0") or "0"
@@ -244,7 +248,7 @@ def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
 
 
 def _delay(text: str, source: str) -> tuple[float, float]:
-    """Read ``8`` or ``8:60``: the first delay and the longest."""
+    """Read ``8`` or ``8:60``: the first and the longest delay in seconds."""
     first, colon, most = text.partition(":")
     first_s = _seconds(first, source, also=" or S:MAX")
     if not colon:
@@ -263,7 +267,7 @@ def _seconds(
     default_s: float | None = None,
     also: str = "",
 ) -> float:
-    """Read a time; a number without a unit is in seconds."""
+    """Return the seconds of a time. A number without a unit is in seconds."""
     from distlaunch.core.model.duration import read_duration
 
     value_s = read_duration(text)

@@ -37,7 +37,7 @@ GROUP_TITLES: dict[Group, str] = {
 _DEFAULTS = defaults_of(TrainOptions)
 HELP_FLAGS = ("--help", "-h")
 LEAST_LOST_S = 5.0
-"""Nodes are asked for a sign of life every 2 s."""
+"""Least value of --lost-after. Nodes are pinged every 2 s."""
 LEAST_JOIN_S = 0.1
 """Within a shorter time no launcher can connect."""
 LEAST_SILENCE_S = 1.5
@@ -97,7 +97,8 @@ def _not_in(*places: Place, why: str, hint: str = "", instead: str = "") -> dict
 
 
 def _of_torchrun(name: str) -> dict[Place, Absence]:
-    """Return torchrun's own option, or variable, which counts there instead of train's."""
+    """Return the entry of ``absent`` for an option of train that torchrun's own option or variable
+    ``name`` replaces."""
     return _not_in("torchrun", why="torchrun has an option or a variable of its own", instead=name)
 
 

@@ -34,9 +34,9 @@ class Block(Record):
     level: int = 0
     """For a heading, its level (1 is the title). For a list item, its indentation in columns."""
     mark: str = ""
-    """``*`` or the number of an item."""
+    """For a list item: ``*`` or its number."""
     rows: tuple[tuple[str, ...], ...] = ()
-    """Cells of a table; the first row is its head."""
+    """For a table: the cells of each row. The first row is the head."""
 
 
 def topics() -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def page_text(topic: str) -> str:
 
 
 def show_page(topic: str, columns: int) -> None:
-    """Show the page of a topic: formatted and by a pager on a terminal, else as plain text."""
+    """Show the page of a topic: formatted and in a pager on a terminal, otherwise as plain text."""
     text = page_text(topic)
     if not sys.stdout.isatty():
         sys.stdout.write(plain_page(text, columns))
@@ -89,8 +89,8 @@ def show_page(topic: str, columns: int) -> None:
 
 
 def _has_pager(environ: Mapping[str, str]) -> bool:
-    """Return whether the pager that the user has chosen exists. A shell runs it, so that a command
-    which does not exist would show nothing."""
+    """Return whether the pager that the user has chosen exists. A shell would run a missing pager,
+    and the page would not be shown."""
     import shlex
     import shutil
 
@@ -155,9 +155,9 @@ def file_topics() -> dict[str, str]:
 
 
 def with_topics(text: str, names: Mapping[str, str]) -> str:
-    """Return a line of Markdown without marks, with the topic behind each link to another page.
+    """Return a line of Markdown without marks, with the topic after each link to another page.
 
-    ``names`` is what ``file_topics`` returns.
+    ``names`` is the result of ``file_topics``.
     """
 
     def named(link: re.Match[str]) -> str:

@@ -32,12 +32,15 @@ _ATTEMPT = "DISTLAUNCH_ATTEMPT"
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
-    """The words ask for the help of the command."""
+    """The command line asks for the help of the command."""
 
 
 def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions:
-    """Parse what follows ``train``. Raises UsageError, ConfigError (a variable is wrong) or
-    HelpRequested."""
+    """Parse the arguments of ``train``.
+
+    Raises UsageError for an invalid command line, ConfigError for an invalid variable, and
+    HelpRequested if the user asks for help.
+    """
     given, rest = scan(argv, TRAIN_OPTIONS)
     return TrainOptions(**build(given, rest, environ, TRAIN_OPTIONS))
 
@@ -159,12 +162,13 @@ def whole_name(flag: str, fields: Mapping[str, str]) -> str:
 
 
 def _dashed(flag: str) -> str:
-    """Spell a long option with dashes."""
+    """Return a long option with dashes instead of underscores."""
     return "--" + flag[2:].replace("_", "-")
 
 
 def _short_steps(word: str, by_flag: Mapping[str, Spelling]) -> list[Step]:
-    """Take a word like ``-m``, ``-xNAME=1``, ``-mxNAME=1`` or ``-H=a:2`` apart."""
+    """Split a word of short options, such as ``-m``, ``-xNAME=1``, ``-mxNAME=1`` or ``-H=a:2``,
+    into flags and values."""
     name = _one_dash_name(word, by_flag)
     if name is not None:
         return [name]
@@ -339,7 +343,7 @@ def build(
 
 
 def _dropped(given: Given) -> set[str]:
-    """Name the fields whose variables the command line has made void."""
+    """Return the fields whose variables are ignored because of options on the command line."""
     dropped: set[str] = set()
     if any(field in given for field in (*_GPU_SIZES, *_PROC_SIZES)):
         dropped.update(_GPU_SIZES, _PROC_SIZES)
@@ -351,7 +355,7 @@ def _dropped(given: Given) -> set[str]:
 
 
 def _split_variable(text: str, variable: str) -> tuple[str, ...]:
-    """Split the variable of a repeatable option at white space, with a shell's quotes."""
+    """Split the variable of a repeatable option at white space. Quotes are those of a shell."""
     import shlex
 
     try:
@@ -361,7 +365,7 @@ def _split_variable(text: str, variable: str) -> tuple[str, ...]:
 
 
 def _check_sizes(source: Mapping[str, str]) -> None:
-    """Refuse a number of GPUs together with a number of processes."""
+    """Raise the error if both a number of GPUs and a number of processes are set."""
     gpu = next((source[field] for field in _GPU_SIZES if field in source), None)
     proc = next((source[field] for field in _PROC_SIZES if field in source), None)
     if gpu is not None and proc is not None:

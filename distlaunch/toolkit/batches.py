@@ -52,7 +52,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         drop_last: bool = True,
     ) -> None:
-        """``batch_size``: samples per worker and batch."""
+        """``batch_size``: number of samples in a batch of one worker."""
         grouped = dist.is_available() and dist.is_initialized()
         if not grouped and (workers := os.environ.get("WORLD_SIZE", "1")) not in {"", "0", "1"}:
             raise ToolkitError(

@@ -229,7 +229,8 @@ def parts_to_shard(
 def replace_parameters(
     optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Parameter, nn.Parameter]]
 ) -> None:
-    """Replace an optimizer's parameters and shard the state that it keeps for them."""
+    """Replace an optimizer's parameters by their shards, and shard the optimizer's state for
+    them."""
     new_by_old = {id(old): new for old, new in replaced}
     for group in optimizer.param_groups:
         group["params"] = [new_by_old.get(id(each), each) for each in group["params"]]

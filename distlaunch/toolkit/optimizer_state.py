@@ -58,10 +58,10 @@ def differing_classes(
     names: Sequence[Collection[str]],
     found: dict[int, int],
 ) -> list[str]:
-    """Describe the groups whose optimizer has another class than in the checkpoint.
+    """Return texts about groups whose optimizer has another class than in the checkpoint.
 
-    ``here``, ``there``: the class of each group's optimizer. ``names``: the parameters of each
-    group here. ``found``: the result of ``match_groups``.
+    ``here``, ``there``: the class of each group's optimizer, now and in the checkpoint. ``names``:
+    the parameters of each present group. ``found``: the result of ``match_groups``.
     """
     return [
         f"{_shown_names(names[number])}: the optimizer was {there[other]}, and is {here[number]} here"
@@ -75,11 +75,12 @@ def differing_sizes(
     fused: Sequence[object],
     sizes: Mapping[int, Mapping[str, Sequence[int]]],
 ) -> list[tuple[torch.Tensor, str]]:
-    """Find the states that are not of their parameter's size, and that a fused kernel would take.
+    """Return states whose size differs from their parameter's although a fused kernel would accept
+    them.
 
-    Fused kernels on CPUs do not compare the sizes: they read and write behind the end.
-    ``fused``: the setting of each group. ``sizes``: of the states of a parameter, by its id.
-    Returns the parameters, each with a text.
+    Fused kernels on CPUs do not compare sizes: they would read and write beyond the end. ``fused``:
+    the setting of each group. ``sizes``: the sizes of a parameter's states, by the id of the
+    parameter. Return the parameters, each with a text.
     """
     if not isinstance(optimizer, _FUSED):
         return []
@@ -116,8 +117,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]
 
 
 def _with_saved_types(loaded: Any, saved: Any) -> Any:
-    """Return loaded state with the number types, and the values that are no tensors, of
-    ``saved``."""
+    """Return loaded state with the number types of ``saved``, and with values of ``saved`` that are
+    not tensors."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(loaded, dict) and isinstance(saved, dict):

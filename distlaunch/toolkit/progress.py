@@ -76,7 +76,7 @@ def _send_last() -> None:
 def _is_launcher_pipe() -> bool:
     """Return whether the descriptor is still the launcher's pipe.
 
-    The script may have closed it and opened a file of its own with the same number.
+    The script may have closed the pipe, and opened another file with the same number.
     """
     global _descriptor, _pipe  # noqa: PLW0603 - one pipe a process
     if _pipe is None:
@@ -113,7 +113,8 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def _line(numbers: Mapping[str, float]) -> bytes:
-    """Encode numbers as one line of JSON, without the last ones if the line would be too long."""
+    """Return numbers as one line of JSON. The last ones are left out if the line would be too
+    long."""
     import json
 
     parts: list[str] = []

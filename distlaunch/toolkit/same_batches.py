@@ -19,7 +19,7 @@ log = logging.getLogger("distlaunch.toolkit")
 
 BATCHES = 2
 _HASHED_ELEMENTS = 4096
-"""How many elements of a tensor are hashed, beside its sum."""
+"""Number of elements of a tensor that are hashed, in addition to its sum."""
 
 
 class SameBatchesCheck:

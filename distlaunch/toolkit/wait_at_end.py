@@ -18,10 +18,10 @@ END_S = 10.0
 """How long a worker that ends waits for the others, which may still need its store."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
-"""Time between two reads of the store, first and longest."""
+"""First and longest pause between two reads of the store."""
 
 _calls_before_end: list[Callable[[], None]] = []
-"""Called before the groups are destroyed."""
+"""Functions to call before the groups are destroyed."""
 _uses: dict[str, int] = {}
 _incomplete_group: object = None
 """A process group that was not destroyed, because some workers did not reach its end."""
@@ -52,12 +52,12 @@ def wait_for_all_workers(name: str) -> bool:
 
 
 def call_before_end(finish: Callable[[], None]) -> None:
-    """Register a call that completes pending work before the groups are destroyed."""
+    """Register a function that completes pending work before the groups are destroyed."""
     _calls_before_end.append(finish)
 
 
 def cancel_call_before_end(finish: Callable[[], None]) -> None:
-    """Undo ``call_before_end``."""
+    """Remove a function registered with ``call_before_end``."""
     if finish in _calls_before_end:
         _calls_before_end.remove(finish)
 

@@ -15,7 +15,7 @@ from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.wrap_options import refuse_other_wrappers, wrap_options
 
 _has_check = False
-"""Whether a model has the check for equal batches; only the first one gets it."""
+"""Whether a model already has the check for equal batches. Only the first model gets the check."""
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 

@@ -33,7 +33,7 @@ from distlaunch.core.model.text import printable
 
 _INDENT = 2
 _NAMES, _OPTIONS = 14, 44
-"""Columns: of the names of backends, and of options at most."""
+"""Width of the column with the names of backends, and largest width of the column with options."""
 _LEAST_COLUMNS = 40
 
 

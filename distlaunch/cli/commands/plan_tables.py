@@ -211,7 +211,7 @@ def _devices(node: _Data, device: object) -> str:
 
 
 def _listed(devices: Sequence[object]) -> str:
-    """List devices, indices the short way."""
+    """Return devices as text. Indices are folded to ranges."""
     texts = list(map(str, devices))
     indices = [int(text) for text in texts if text.isascii() and text.isdecimal()]
     in_order = len(indices) == len(texts) and sorted(set(indices)) == indices
@@ -274,7 +274,7 @@ def _ranks(workers: Sequence[_Worker]) -> str:
 
 
 def _numbers(numbers: Iterable[int]) -> str:
-    """Write numbers, which may be many, in a cell."""
+    """Return numbers as the text of one cell, however many there are."""
     text = format_ranks(numbers)
     return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
 

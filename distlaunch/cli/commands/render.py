@@ -240,7 +240,7 @@ def _refuse_option_of_sbatch(
 
 
 def _refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
-    """Raise UsageError for an option of another kind of file."""
+    """Raise UsageError for an option of another file format."""
     for option in _ROWS:
         if option.field in fields and (absence := option.absent.get(target)) is not None:
             raise UsageError(f"{option.name} has no meaning in render {target}", hint=absence.hint)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def train(options: TrainOptions) -> int:
-    """Run a job (or, with --dry-run, print its plan); return the exit code."""
+    """Run a job and return the exit code. With --dry-run, print the plan of the job instead."""
     if options.dry_run:
         return plan(options, "json" if options.format == "jsonl" else "table")
     from distlaunch.launch.run import run_job

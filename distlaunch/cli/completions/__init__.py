@@ -8,5 +8,5 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def script_path(shell: str) -> str:
-    """Return the path of the script of a shell."""
+    """Return the path of the completion script of a shell."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), f"distlaunch.{shell}")

@@ -51,7 +51,7 @@ _TENSORS = {torch.Tensor, torch.nn.Parameter}
 
 
 class _NotInertError(Exception):
-    """A value is not of a type that a checkpoint holds."""
+    """A value has a type that a checkpoint may not hold."""
 
     def __init__(self, path: tuple[Any, ...], why: str) -> None:
         super().__init__(why)
@@ -59,8 +59,8 @@ class _NotInertError(Exception):
 
 
 def check_saved(value: Any, name: str) -> None:
-    """Raise ConfigError, which names key and class, for a value that a resume would refuse to
-    load."""
+    """Raise ConfigError if a resume would refuse to load a value. The text names the key and the
+    class."""
     try:
         _Check(None, Room(_SHARED_BYTES)).value(value, (), frozenset())
     except _NotInertError as error:
@@ -73,9 +73,10 @@ def check_saved(value: Any, name: str) -> None:
 
 
 def check_loaded(value: Any, size: int, room: Room | None = None) -> None:
-    """Raise UnsavedValueError for what a save does not write, or would take too long to walk through.
+    """Raise UnsavedValueError if a save would not write the value, or if checking it would take too
+    long.
 
-    ``size``: of the pickle, in bytes. ``room``: as for ``loaded``.
+    ``size`` is the size of the pickle in bytes, ``room`` the limit for tensors that share elements.
     """
     try:
         _Check(
@@ -282,7 +283,8 @@ def _sized(kind: Any) -> Any:
 
 
 def _is_one_of(value: Any, *texts: str) -> bool:
-    """Compare without a hash, which crashes Python for deeply nested tuples."""
+    """Return whether the value is one of these texts. No hash is used: Python crashes on the hash
+    of deeply nested tuples."""
     return type(value) is str and value in texts
 
 
@@ -446,7 +448,7 @@ TORCH: dict[str, Any] = {
     "torch.Size": Name(construct_size),
     "torch.serialization._get_layout": Name(construct_layout),
 }
-"""What torch's records and a state have in common."""
+"""Names that both ``.metadata`` and the pickles of states may contain."""
 
 
 @cache
@@ -480,5 +482,5 @@ def state_names() -> Mapping[str, Any]:
 
 
 OLD_MODULE = "distlaunch.toolkit.checkpoint_parts"
-"""The module that checkpoints of version 0.1 name for our records."""
+"""The module that pickles of version 0.1 name for our classes."""
 OLD_NAMES = {(OLD_MODULE, "Elsewhere"): Elsewhere, (OLD_MODULE, "Whole"): Whole}

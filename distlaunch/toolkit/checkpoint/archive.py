@@ -71,7 +71,7 @@ class Part(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return so many bytes, or all that are left."""
+        """Return at most ``size`` bytes; by default all remaining bytes."""
         left = max(0, self.size - self._at)
         wanted = left if size is None or size < 0 else min(size, left)
         self._file.seek(self._offset + self._at)
@@ -143,7 +143,7 @@ class _Archive:
         return self._content(f"{self._prefix}data.pkl")
 
     def storage(self, pid: Any) -> _Storage:
-        """Return the storage of a persistent id: ``("storage", type, key, device, count)``."""
+        """Return the storage for a persistent id: ``("storage", type, key, device, count)``."""
         if (
             type(pid) is not tuple
             or len(pid) != 5
@@ -162,7 +162,7 @@ class _Archive:
         return _Storage(data, kind.dtype)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        """Return a file's bytes as a tensor that has the memory for itself."""
+        """Return the bytes of a file in the archive as a tensor with its own memory."""
         at, size = self._place(name)
         data = torch.empty(size, dtype=torch.uint8)
         if size:
@@ -202,7 +202,7 @@ class _Archive:
 
 
 class _StorageType:
-    """A class of storages; ``dtype`` None: of bytes."""
+    """A class of storages. ``dtype`` is None for a storage of bytes."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
@@ -305,7 +305,7 @@ def _parameter_with_state(
 
 
 def _from_type(unpickler: Unpickler, construct: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """Construct a tensor that has attributes."""
+    """Construct a tensor with attributes."""
     makes = {_TENSOR_V2: _TENSOR, _TENSOR_V3: _TENSOR, _PARAMETER: _PARAMETER_CLASS}
     if (
         type(construct) is not Name

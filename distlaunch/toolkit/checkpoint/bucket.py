@@ -144,7 +144,7 @@ class Bucket(Store):
         """Do nothing: the next job overwrites the mark."""
 
     def listed(self) -> list[str]:
-        """List all there is."""
+        """Return the names of all objects and folders at the URL."""
         self._fs.invalidate_cache()
         try:
             return retried(lambda: self._names_in(self._path), f"checkpoints in {self.root}")
@@ -167,11 +167,11 @@ class Bucket(Store):
         ]
 
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return whether the manifest is there, which is written last."""
+        """Return whether the manifest, which is written last, exists."""
         return MANIFEST in files
 
     def open(self, path: str) -> BinaryIO:
-        """Open for reading."""
+        """Open an object for reading."""
         file: BinaryIO = self._fs.open(f"{self._path}/{path}", "rb")
         return file
 
@@ -190,7 +190,8 @@ class Bucket(Store):
         self.write(f"{name}/{MANIFEST}", sealed(manifest))
 
     def remove(self, name: str) -> bool:
-        """Remove the manifest first."""
+        """Remove a checkpoint. The manifest is removed first, so that the rest never looks
+        complete."""
         try:
             self._fs.invalidate_cache()
             if not only_ours(files := self.files(name)):
@@ -257,7 +258,7 @@ class Bucket(Store):
             return False
 
     def writer(self, folder: str) -> FileSystemWriter:
-        """Write through fsspec."""
+        """Return torch's writer for a folder, which writes through fsspec."""
         writer = FileSystemWriter(folder, sync_files=False)
         writer.fs = _Objects(self._fs)  # type: ignore[assignment]
         writer.path = f"{self._path}/{folder}"
@@ -265,7 +266,7 @@ class Bucket(Store):
 
 
 class _Objects(FileSystemBase):
-    """What torch asks of a file system."""
+    """The file system interface that torch's writer uses."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs

@@ -67,7 +67,8 @@ from distlaunch.toolkit.wait_at_end import (
 log = logging.getLogger("distlaunch.checkpoint")
 _NOTHING_ASKED = 0, 0, 0, 0
 _BY_SIGNAL = 2
-"""More than 1, which asks for a save by ``every_s``: the largest number of all workers counts."""
+"""Value by which a worker requests a save because of a signal. It is larger than that of
+``every_s``, because the largest value of all workers counts."""
 _TOO_LATE = "it came after the last step, and nothing has been saved for it"
 
 
@@ -154,7 +155,7 @@ class Checkpoint:
         self._only_resumed = False
         """Whether a checkpoint was loaded and no step has followed."""
         self._reached = 0
-        """After how many steps a call was last, or what resume() gave."""
+        """Number of completed steps at the last call, or the result of ``resume``."""
         self._saved_at = time.monotonic()
         self._owner = os.getpid()
         atexit.register(self._finish)
@@ -577,13 +578,13 @@ class Checkpoint:
             self._stop(_TOO_LATE)
 
     def _leave(self) -> None:
-        """Do the same where the group ends without ``close``."""
+        """Close, if the process group ends without ``close``."""
         if self._finish():
             self._stop(_TOO_LATE)
 
     def _finish(self) -> bool:
-        """Let a checkpoint that is being written become whole when Python ends without
-        ``close``."""
+        """Complete the checkpoint being written, if Python exits without ``close``. Return whether
+        a SIGTERM was not handled."""
         if self._closed or os.getpid() != self._owner:  # a forked child has no thread that writes
             return False
         self._closed = True
@@ -630,7 +631,8 @@ class Checkpoint:
             )
 
     def _say_what_is_not_saved(self) -> None:
-        """Warn of the steps since the last checkpoint, where the training has ended by itself."""
+        """Warn about steps since the last checkpoint, if the training has ended without an
+        error."""
         saved = max(0, self._writing.saved_steps)
         lost = self._reached - saved
         if lost <= 0 or self._requests.stop or sys.exc_info()[0] is not None:
@@ -667,7 +669,7 @@ def _age(saved_s: object) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing: what only rank 0 has to do."""
+    """Do nothing. Used for work that only rank 0 does."""
 
 
 def _sees(store: Store, mark: str) -> bool | str:
@@ -774,7 +776,7 @@ def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
 ASK_S = 0.5
 """Seconds between two agreements of the workers. Each costs a small all-reduce."""
 MOST_STEPS_BETWEEN = 1000
-"""The most steps between two questions."""
+"""Largest number of steps between two agreements of the workers."""
 
 
 class Asking:

@@ -45,8 +45,8 @@ _held: set[str] = set()
 locks, which do not exclude another Checkpoint in the same process."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 _WAIT_S = 5.0
-"""For the lock of a job that is just ending, and for network file systems that show new files
-late."""
+"""How long to wait for the lock of a job that is ending, and for network file systems that show new
+files late."""
 _LEASE_S = 100.0
 """How long to wait for a lock that the same job held on a node that has died. An NFSv4 server keeps
 such a lock until its lease ends, usually 90 s."""
@@ -131,9 +131,9 @@ class Folder(Store):
             raise OSError(errno.EMLINK, "a hard link to another file, which would be emptied")
 
     def _is_own_lock(self) -> bool:
-        """Return whether the lock file holds what ``_write_mark`` writes, or nothing.
+        """Return whether the lock file has the content that ``_write_mark`` writes, or is empty.
 
-        A copy of the directory by hard links (``cp -al``) shares its lock file.
+        A copy of the directory with hard links (``cp -al``) shares its lock file with the original.
         """
         content = os.pread(self._lock, _MAX_LOCK_BYTES, 0)
         if not content:
@@ -145,7 +145,7 @@ class Folder(Store):
         return isinstance(found, dict) and "mark" in found
 
     def _sweep(self) -> None:
-        """Remove what killed jobs left half-written."""
+        """Remove what interrupted saves have left."""
         for name in os.listdir(self.root):
             found = _HALF.fullmatch(name)
             if found is not None and steps_of(found[1]) >= 0 and self._remove_files(name):
@@ -249,21 +249,21 @@ class Folder(Store):
             raise CheckpointError(f"{where}: another job has begun to save there")
 
     def release(self) -> None:
-        """Unlock."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
             _held.discard(self._real)
 
     def listed(self) -> list[str]:
-        """List all there is."""
+        """Return the names of all files and folders in the directory."""
         try:
             return retried(lambda: os.listdir(self.root), f"checkpoints in {self.root}")
         except FileNotFoundError:
             return []
 
     def files(self, name: str) -> list[str]:
-        """List the directory."""
+        """Return the names of all files in a folder."""
         return os.listdir(f"{self.root}/{name}")
 
     def is_complete(self, files: Collection[str]) -> bool:
@@ -272,11 +272,11 @@ class Folder(Store):
         return True
 
     def open(self, path: str) -> BinaryIO:
-        """Open for reading."""
+        """Open a file for reading."""
         return open(f"{self.root}/{path}", "rb", opener=_open_regular)
 
     def write(self, path: str, data: bytes) -> None:
-        """Write and flush to the disk."""
+        """Write a file and sync it to the disk."""
         with Summed(open(f"{self.root}/{path}", "wb"), {}, path, sync=True) as file:
             file.write(data)
 
@@ -305,7 +305,8 @@ class Folder(Store):
             )
 
     def remove(self, name: str) -> bool:
-        """Rename, then remove."""
+        """Remove a folder. It is renamed first, so that it never looks like a checkpoint while its
+        files are removed."""
         try:
             if os.path.islink(f"{self.root}/{name}"):  # what it leads to is somebody else's
                 log.warning("distlaunch: %s stays: it is a symbolic link", self.where(name))
@@ -419,8 +420,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a file. Raises NotAFileError for anything else: a FIFO would wait, and a link leads out
-    of the folder."""
+    """Open a regular file. Raises NotAFileError for anything else: a FIFO would block, and a link
+    may lead out of the folder."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:

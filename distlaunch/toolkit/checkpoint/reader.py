@@ -110,9 +110,9 @@ class Reader(StorageReader):
     def unpickled(
         self, key: str, data: bytes | memoryview, check: Callable[[Any], None] | None = None
     ) -> Any:
-        """Return what torch.save had written into the bytes of an entry.
+        """Return the object that torch.save has written into the bytes of an entry.
 
-        Raises RefusedError, also for what ``check`` refuses by an error of its value.
+        Raises RefusedError if the object is not allowed, or if ``check`` raises an error for it.
         """
         part = Part(io.BytesIO(data), 0, memoryview(data).nbytes)
 
@@ -125,13 +125,13 @@ class Reader(StorageReader):
         return self._refusing(self._entry(key), load)
 
     def check(self, values: Mapping[str, Any], check: Callable[[str, Any], None]) -> None:
-        """Check values that have been read. Raises RefusedError for what ``check`` refuses by an
-        error of its value."""
+        """Call ``check`` for values that have been read. Raises RefusedError if it raises an error
+        for a value."""
         for key, value in values.items():
             self._refusing(self._entry(key), lambda key=key, value=value: check(key, value))  # type: ignore[misc]
 
     def _entry(self, key: str) -> str:
-        """Name an entry and its file."""
+        """Return a text that names an entry and its file."""
         found = (
             info.relative_path
             for index, info in self.metadata.storage_data.items()
@@ -251,8 +251,8 @@ class CheckpointLoadPlanner(DefaultLoadPlanner):
         super().__init__(flatten_state_dict=False)
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the plan. Raises RefusedError where the checkpoint has bytes instead of a tensor,
-        or vice versa."""
+        """Return the plan. Raises RefusedError if the checkpoint has bytes instead of a tensor, or
+        a tensor instead of bytes."""
         entries: Any = self.metadata.state_dict_metadata if self.metadata is not None else {}
         for key, value in self.state_dict.items():
             if key in entries and isinstance(entries[key], BytesStorageMetadata) == isinstance(
@@ -437,8 +437,8 @@ def covers_once(
 
 
 def _fields(kind: type, **checks: Callable[[Any], bool]) -> tuple[type, Callable[[Any, Any], Any]]:
-    """Return a class and what builds its objects from a dictionary of fields, each of which is
-    checked."""
+    """Return a class, and a function that builds its objects from a dictionary of fields. Each
+    field is checked."""
 
     def build(value: Any, state: Any) -> Any:
         if type(state) is not dict or not state.keys() <= checks.keys():
@@ -521,7 +521,7 @@ def _record(kind: type) -> Name:
 
 
 def _names() -> Mapping[str, Any]:
-    """Return what ``.metadata`` may name."""
+    """Return the names that ``.metadata`` may contain."""
     if not _all_names:
         _all_names.update(TORCH)
         _all_names.update(

@@ -13,8 +13,8 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class _Heard:
-    """What this process has been asked. A handler of the script's own, set before, is called as
-    well."""
+    """The signals that this process has received. A handler that the script has set before is
+    called as well."""
 
     def __init__(self) -> None:
         self.saves = 0
@@ -90,7 +90,7 @@ class Requests:
         return _heard.stop
 
     def saved(self) -> None:
-        """Say that all has been done that was asked by USR1."""
+        """Record that the save requested by SIGUSR1 is done."""
         self._served = _heard.saves
 
     def may_stop(self) -> bool:
@@ -103,7 +103,7 @@ class Requests:
         return again or not waits
 
     def answered(self) -> None:
-        """Say that Stopped is raised."""
+        """Record that Stopped is raised, so that SIGTERM is handled."""
         _heard.answered = True
 
     def end(self) -> bool:

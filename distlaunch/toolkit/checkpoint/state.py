@@ -45,26 +45,28 @@ from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Nested = dict[str, Any]
 SHOWN = 5
-"""How many differences an error shows."""
+"""Number of differences that an error lists."""
 _NAMES = {"params", "param_names"}
 _LENGTH = 4
 """Length of the path of an optimizer's state or setting: ``("optimizer", "state", name, key)``."""
 _MT_NUMBERS = 624
-"""How many numbers the state of numpy's generator has."""
+"""Number of integers in the state of numpy's generator."""
 
 
 class Stateful(Protocol):
-    """What a scheduler, a scaler and a sampler have."""
+    """An object whose state can be saved: a scheduler, a scaler, a sampler, or one of the
+    script."""
 
     def state_dict(self) -> Any:
-        """Return its state."""
+        """Return the object's state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take its state."""
+        """Set the object's state."""
 
 
 class Trained:
-    """All that decides the next step."""
+    """The objects whose states determine the next training step: model, optimizers, parts, random
+    generators."""
 
     def __init__(
         self,
@@ -74,8 +76,10 @@ class Trained:
         *,
         trust: bool = False,
     ) -> None:
-        """Raise ConfigError for what could be saved, but not be loaded again. ``trust``: objects of
-        any class can."""
+        """Raise ConfigError for objects that could be saved but not loaded again.
+
+        ``trust``: objects of any class may be saved and loaded.
+        """
         self._trust = trust
         self.model = model
         self.optimizers = list(optimizers)
@@ -86,12 +90,12 @@ class Trained:
         self._own_entries: Nested = {}
         """Buffers of the model as this worker saved them."""
         self._groups: dict[int, int] = {}
-        """The number in the checkpoint of each parameter group here."""
+        """The checkpoint's number of each parameter group, by the present number."""
         _check(model, self.optimizers)
 
     @property
     def kinds(self) -> list[str]:
-        """Name the optimizers' classes."""
+        """Return the names of the optimizers' classes."""
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def taken(self, *, alone: bool) -> Taken:
@@ -141,7 +145,7 @@ class Trained:
         return kept(self._checked(value, name), name)
 
     def _canonical(self) -> tuple[Nested, Nested]:
-        """Return both by canonical names, and change nothing."""
+        """Return the states of model and optimizers by canonical names. Neither is changed."""
         with _unstepped(self.optimizers):
             model, found = get_state_dict(self.model, self.optimizers)
         optimizer: Nested = {"state": {}, "param_groups": [], **found}
@@ -250,11 +254,12 @@ class Trained:
     def match_groups(
         self, read: Nested, metadata: Metadata, kinds: Sequence[str] | None
     ) -> list[str]:
-        """Find the parameter groups of the checkpoint by the names of their parameters.
+        """Match the parameter groups of the checkpoint with the present ones by the names of their
+        parameters.
 
-        ``read``: by ``groups_template``. ``kinds``: the classes of the checkpoint's optimizers.
-        Returns what cannot be compared, in words. Raises ConfigError where the groups, or the
-        classes of their optimizers, are others.
+        ``read``: the entries of ``groups_template``. ``kinds``: the classes of the checkpoint's
+        optimizers. Return warnings about what cannot be compared. Raises ConfigError if the groups,
+        or the classes of their optimizers, differ.
         """
         paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
         there = {
@@ -286,7 +291,7 @@ class Trained:
         )
 
     def _classes(self) -> list[str]:
-        """Name the class of each parameter group's optimizer."""
+        """Return the name of the optimizer class of each parameter group."""
         return [type(each).__name__ for each in self.optimizers for _ in each.param_groups]
 
     def template(self, metadata: Metadata) -> Nested:
@@ -474,7 +479,7 @@ class Trained:
     def _optimizer_states(
         self, found: Nested, optimizer: Nested
     ) -> list[tuple[torch.optim.Optimizer, Nested]]:
-        """Return what each optimizer is to load."""
+        """Return the state that each optimizer is to load."""
         names = {id(parameter): name for name, parameter in self._parameters(optimizer).items()}
         settings_there = found.get("param_groups", [])
         groups = (
@@ -506,7 +511,7 @@ class Trained:
 
 @contextmanager
 def _naming(what: object) -> Iterator[None]:
-    """Raise CheckpointError, which names the class, where something does not take its state."""
+    """Raise CheckpointError, which names the class of the object, if loading its state fails."""
     try:
         yield
     except Exception as error:
@@ -659,7 +664,8 @@ def _size(entry: object) -> torch.Size | None:
 
 
 def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[str]:
-    """List parameters and buffers whose names or shapes differ."""
+    """Return texts about parameters and buffers whose names or shapes differ between the model and
+    the checkpoint."""
     saved = {
         path[1]: metadata.state_dict_metadata[key]
         for key, path in metadata.planner_data.items()
@@ -751,7 +757,7 @@ Digests = dict[str, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a worker has at a save."""
+    """The state of one worker at a save."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any] | None
@@ -760,7 +766,7 @@ class Taken:
     tied: list[list[str]]
     """The names of each parameter that has several names."""
     parts: dict[str, tuple[Any, dict[str, torch.Tensor]]]
-    """Each without its sharded tensors, and these."""
+    """By name: the state of a part without its sharded tensors, and these tensors."""
     own: dict[str, Any]
     """Entries of the model that may differ between workers."""
     digests: Digests
@@ -795,8 +801,8 @@ class Taken:
 
 
 def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may differ between workers: extra states, buffers that DDP does not broadcast,
-    ignored parameters."""
+    """Return entries of the model that may differ between workers: extra states, buffers that DDP
+    does not broadcast, ignored parameters."""
     ignored = (
         getattr(model, "parameters_to_ignore", ())
         if isinstance(model, DistributedDataParallel)
@@ -817,7 +823,8 @@ def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(model: nn.Module, names: Iterable[str]) -> set[str]:
-    """Return the names of parameters and buffers that wrappers, as DDP, do not change."""
+    """Return the names of parameters and buffers without the prefixes that wrappers such as DDP
+    add."""
     return {name for each in names for name in _get_fqns(model, each)}
 
 
@@ -838,8 +845,11 @@ def differing(entries: Mapping[str, Any], mine: Digests, theirs: Digests) -> dic
 
 
 def _digest(value: Any) -> bytes:
-    """Take a tensor's type, shape and numbers; of anything else its pickle: that may differ where
-    nothing else does."""
+    """Return a digest of a tensor's type, shape and values; of any other value, a digest of its
+    pickle.
+
+    Pickles of equal values may differ.
+    """
     value = value.to_local() if is_sharded(value) else value
     hashed = blake2b(digest_size=16)
     if type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
@@ -852,7 +862,7 @@ def _digest(value: Any) -> bytes:
 
 
 def random_states() -> dict[str, Any]:
-    """Read all random generators that a script is likely to use."""
+    """Return the states of the random generators that scripts commonly use."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         import numpy as np
@@ -883,7 +893,8 @@ def _is_empty(state: object) -> bool:
 
 
 def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
-    """List what a worker has for itself, and the model has not, or in another size."""
+    """Return texts about entries that a worker has saved and that the model lacks or has in another
+    size."""
     differing = []
     for name, value in own.items():
         live: Any = model.get(name)
@@ -937,7 +948,7 @@ def check_random_states(states: dict[str, Any]) -> None:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Set what ``random_states`` has read."""
+    """Set the random generators to states that ``random_states`` has returned."""
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states:

@@ -35,21 +35,20 @@ MOST_STEPS = 10**18 - 1
 """Largest number of steps; it has 18 digits."""
 _NAME = re.compile(r"step-(\d{9,18})(?:\.[0-9a-f]{16})?")
 OUR_FILE = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp|manifest\.json")
-"""The files of a checkpoint: torch.distributed.checkpoint's and the manifest."""
+"""Names of the files of a checkpoint: those of torch.distributed.checkpoint, and the manifest."""
 _PIECE_BYTES = 4 << 20
 _MANIFEST_BYTES = 64 << 20
-"""The largest manifest: enough for half a million workers."""
+"""Largest size of a manifest, sufficient for half a million workers."""
 _MOST_WORKERS = 1 << 24
 _RETRIES_S = 0.2, 1.0
-"""How long to wait before each further try of a read that failed: network file systems recover from
-most errors."""
+"""Pauses between the tries of a read that failed. Network file systems recover from most errors."""
 _SHOWN = 5
 _LONGEST = 4000
-"""How many characters of a text are printed."""
+"""Number of characters of a text that are printed."""
 
 log = logging.getLogger("distlaunch.checkpoint")
 _not_removed: set[str] = set()
-"""Places that a warning has named."""
+"""Locations about which a warning has been logged."""
 T = TypeVar("T")
 
 
@@ -64,7 +63,7 @@ class PlaceLostError(CheckpointError):
 
 
 class AllDamagedError(CheckpointError):
-    """There are checkpoints, and none of them is complete and intact."""
+    """Checkpoints exist, but none of them is complete and intact."""
 
 
 class ReadError(CheckpointError):
@@ -120,7 +119,7 @@ class Summed(io.RawIOBase):
         self._error: OSError | None = None
 
     def writable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
@@ -136,7 +135,7 @@ class Summed(io.RawIOBase):
         return len(view)
 
     def tell(self) -> int:
-        """Tell how many bytes have been written."""
+        """Return how many bytes have been written."""
         return self._size
 
     def __exit__(self, *_: object) -> None:
@@ -281,7 +280,7 @@ class Store(ABC):
         return recognised
 
     def where(self, name: str) -> str:
-        """Name a checkpoint for people."""
+        """Return a text that names a checkpoint for the user."""
         return f"{self.root.rstrip('/')}/{name}"
 
     def read(self, path: str, most: int | None = None) -> bytes:
@@ -337,7 +336,7 @@ class Store(ABC):
 
 
 def name_of(steps: int) -> str:
-    """Name the checkpoint after so many steps."""
+    """Return the name of the checkpoint after this number of steps."""
     return f"step-{steps:09d}"
 
 

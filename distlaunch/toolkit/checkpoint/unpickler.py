@@ -24,8 +24,8 @@ from distlaunch.toolkit.checkpoint.parts import Elsewhere, Whole
 Construct = Callable[..., Any]
 _SPARE = 1 << 20
 _PER_BYTE = 16
-"""What a pickle may have constructed beyond its own size: copies of a long string could otherwise
-fill the memory."""
+"""How many bytes a pickle may construct for each of its own bytes. Copies of a long string could
+otherwise fill the memory."""
 _OF_A_SET = 2 * _PER_BYTE
 """An empty set takes 216 bytes of memory, but only two in a pickle."""
 _KEY_DEPTH = 20
@@ -41,7 +41,7 @@ class RefusedClassError(Exception):
 
 
 class MalformedError(ValueError):
-    """A pickle is none, or does what no checkpoint needs."""
+    """The data is no pickle, or the pickle contains something that no checkpoint needs."""
 
 
 class OverBudgetError(MalformedError):
@@ -49,7 +49,7 @@ class OverBudgetError(MalformedError):
 
 
 class UnsavedValueError(MalformedError):
-    """A valid pickle holds a value that a save refuses. With ``trust=True`` it can be loaded."""
+    """A valid pickle has a value that a save would refuse. With ``trust=True`` it can be loaded."""
 
 
 class Name:
@@ -83,11 +83,11 @@ class Unpickler:
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._hashes: dict[int, tuple[Any, dict[int, int]]] = {}
-        """By the id of a container: how many of its keys have the same hash."""
+        """By id of a container: hash -> number of its keys with this hash."""
 
     def load(self) -> Any:
-        """Return what was pickled. Raises RefusedClassError, MalformedError, or what a constructor
-        raises."""
+        """Return the object in the pickle. Raises RefusedClassError, MalformedError, or an error of
+        a constructor."""
         operations, data = _OPERATIONS, self._data
         try:
             while True:
@@ -108,8 +108,8 @@ class Unpickler:
             ) from error
 
     def spend(self, size: int) -> None:
-        """Count what a constructor makes. Raises MalformedError if a pickle of this size makes too
-        much."""
+        """Charge the size of a constructed object to the budget. Raises MalformedError if the
+        budget is used up."""
         self._budget -= size
         if self._budget < 0:
             raise OverBudgetError("a pickle constructs far more than it holds")

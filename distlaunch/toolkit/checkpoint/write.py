@@ -42,10 +42,10 @@ from distlaunch.toolkit.wait_at_end import END_S, wait_for_all_workers
 
 log = logging.getLogger("distlaunch.checkpoint")
 _MAX_RETRIES = 4
-"""How many checkpoints that could not be removed are tried again after each save."""
+"""Number of checkpoints whose removal failed before and is tried again after each save."""
 T = TypeVar("T")
 Call = tuple[str, int]
-"""The method of Checkpoint that a worker has called, and a step: ``("save", 5)``; -1 is none."""
+"""A call of a Checkpoint's method by a worker, and its step: ``("save", 5)``. -1 means no step."""
 _METHODS = "", "step", "save", "resume", "close"
 
 
@@ -65,7 +65,7 @@ class Writing:
     ) -> None:
         self.group = group
         self.names = names
-        """What is there, the newest first."""
+        """Names of the existing checkpoints, the newest first."""
         self.saved_steps = -1
         """Number of steps of the last checkpoint that was saved or resumed."""
         self._store, self._keep, self._kinds, self._trust = store, keep, kinds, trust
@@ -76,7 +76,7 @@ class Writing:
 
     @property
     def has_failed(self) -> bool:
-        """Whether ``wait`` would raise at once."""
+        """Whether writing has failed, so that ``wait`` would raise at once."""
         return (
             self._pending is not None
             and self._pending.done()
@@ -267,8 +267,8 @@ class Group:
 
     @contextmanager
     def _warning_of_a_wait(self, call: Call) -> Iterator[None]:
-        """Log a warning if the others do not make their calls: they may be in a collective of the
-        training for ever."""
+        """Log a warning if the other workers do not make the same call in time. They may be in a
+        collective of the training, and never make it."""
         method, step = call
         text = (
             f"distlaunch: Checkpoint: rank {self.rank} has called "
@@ -308,7 +308,7 @@ class Group:
         return tensor
 
     def all(self, value: T) -> list[T]:
-        """Return each worker's value, by rank."""
+        """Return the value of each worker, by rank."""
         if self.handle is None:
             return [value]
         values: list[T | None] = [None] * self.size
@@ -317,7 +317,7 @@ class Group:
         return cast("list[T]", values)
 
     def first(self, value: T) -> T:
-        """Give rank 0's value to all."""
+        """Return rank 0's value on all workers."""
         if self.handle is None:
             return value
         values = [value]
@@ -353,7 +353,7 @@ class Group:
 
 @contextmanager
 def _lost() -> Iterator[None]:
-    """Raise LostError for gloo's error."""
+    """Turn gloo's error into LostError."""
     try:
         yield
     except RuntimeError as error:

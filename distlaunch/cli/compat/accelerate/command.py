@@ -22,9 +22,9 @@ from distlaunch.core.model.text import printable, quoted
 
 
 def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run what follows ``accelerate`` on the command line; return the exit code.
+    """Run the command whose arguments follow ``accelerate``. Return the exit code.
 
-    Raises HelpRequested, or a LaunchError before the start.
+    Raises HelpRequested if the user asks for help, and LaunchError before the job starts.
     """
     if not argv:
         raise UsageError(

@@ -25,7 +25,7 @@ TYPE_BY_OPTION = {
     "use_fsdp": "FSDP",
     "use_megatron_lm": "MEGATRON_LM",
 }
-"""By option, what a file calls ``distributed_type``."""
+"""Value of ``distributed_type`` in a configuration file, by option with the same effect."""
 TYPE_OF_SECTION = {
     "fsdp_config": ("FSDP", "--use_fsdp"),
     "deepspeed_config": ("DEEPSPEED", "--use_deepspeed"),
@@ -278,7 +278,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
     *IGNORED_OPTIONS,
     *(setting.option for setting in SETTINGS),
 )
-"""What no option of train is."""
+"""Options of Accelerate that train does not have."""
 
 COMMAND_OPTIONS = (
     *OWN_OPTIONS,

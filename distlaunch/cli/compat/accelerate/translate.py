@@ -28,7 +28,7 @@ from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialec
 _RENDEZVOUS_PORT = 29500
 _LISTS = ("hosts", "hostfile", "discover")
 _JOIN_S = 600.0
-"""What torchrun's rendezvous, which is Accelerate's, waits for machines."""
+"""How long torchrun's rendezvous, which Accelerate uses, waits for machines."""
 _LAUNCHER_PER_MACHINE = ("standard", "nossh")
 """Values of ``deepspeed_multinode_launcher`` for which the user starts a launcher on each
 machine."""
@@ -67,7 +67,7 @@ class _Settings(Record):
         return None if self.config is None else self.config.number(field)
 
     def text(self, field: str) -> str | None:
-        """Return a text."""
+        """Return a setting that is a text; None if it is not set."""
         if self.own[field] is not None:
             return str(self.own[field])
         return None if self.config is None else self.config.text(field)

@@ -17,9 +17,9 @@ _LONGEST_PID = 16
 
 
 def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run what follows ``deepspeed`` on the command line; return the exit code.
+    """Run the command whose arguments follow ``deepspeed``. Return the exit code.
 
-    Raises HelpRequested, or a LaunchError before the start.
+    Raises HelpRequested if the user asks for help, and LaunchError before the job starts.
     """
     given, rest = scan_command_line(
         argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS, drops_dashes=True

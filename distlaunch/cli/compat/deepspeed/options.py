@@ -134,7 +134,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         choices=LOG_LEVELS,
     ),
 )
-"""What no option of train is."""
+"""Options of DeepSpeed that train does not have."""
 
 COMMAND_OPTIONS: tuple[Option, ...] = (
     *OWN_OPTIONS,

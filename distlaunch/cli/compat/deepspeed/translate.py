@@ -199,7 +199,7 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 def _size(
     own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool
 ) -> None:
-    """Settle how many workers a node runs: GPUs, or CPU workers where DeepSpeed itself would use
+    """Set the number of workers per node: one per GPU, or CPU workers if DeepSpeed itself would use
     the CPU."""
     if environ.get(_ACCELERATOR) == "cpu" and not {"gpus", "gpus_per_node"} & values.keys():
         values.setdefault("device", "cpu")

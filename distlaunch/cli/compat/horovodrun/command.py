@@ -23,9 +23,9 @@ _ASK = {
 
 
 def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run what follows ``horovodrun`` on the command line; return the exit code.
+    """Run the command whose arguments follow ``horovodrun``. Return the exit code.
 
-    Raises HelpRequested, or a LaunchError before the start.
+    Raises HelpRequested if the user asks for help, and LaunchError before the job starts.
     """
     given, rest = scan_command_line(argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS)
     for field in _ASK:

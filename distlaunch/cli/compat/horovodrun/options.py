@@ -117,7 +117,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
     ),
     *ELASTIC_OPTIONS,
 )
-"""What no option of train is."""
+"""Options of horovodrun that train does not have."""
 
 COMMAND_OPTIONS: tuple[Option, ...] = (
     *OWN_OPTIONS,

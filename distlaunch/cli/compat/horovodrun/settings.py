@@ -24,14 +24,15 @@ _PREFIXES = {
     "stall_check": "stall-check",
     "logging": "log",
 }
-"""What the names of a section's settings begin with, and not its keys."""
+"""By section of the configuration file: the prefix that the names of its settings have and its keys
+do not have."""
 _SWITCHES = {
     "log-with-timestamp": (
         "--no-log-hide-timestamp --log-with-timestamp",
         "--log-hide-timestamp --log-without-timestamp",
     )
 }
-"""How they are turned on and off, if not by ``--name`` and ``--no-name``."""
+"""Flags that turn a setting on and off, if they are not ``--name`` and ``--no-name``."""
 _KINDS = {
     "count": "a whole number >= 0",
     "number": "a number >= 0",

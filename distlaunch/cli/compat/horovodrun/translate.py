@@ -127,10 +127,10 @@ def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 class Command(Record):
-    """What the workers run."""
+    """The command that the workers run."""
 
     words: tuple[str, ...]
-    """Script or module and its arguments, or any command."""
+    """A script or module and its arguments; or any command."""
     python: str | None = None
     """The interpreter, if the command is a Python that runs a script or module; otherwise None."""
     module: bool = False
@@ -343,7 +343,8 @@ def _network(given: Sequence[str], values: dict[str, Any]) -> None:
 
 
 def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield spellings for messages about the command if no --python or --no-python was typed."""
+    """Yield replacements for errors about the command, if the user has set neither --python nor
+    --no-python."""
     if command.python is None:
         yield (
             "--preload and --no-python exclude each other",

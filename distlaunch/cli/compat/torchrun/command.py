@@ -39,11 +39,11 @@ _LOOKUP_S = 3.0
 
 
 def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = False) -> int:
-    """Run what follows ``torchrun`` on the command line; return the exit code. Raises
-    HelpRequested, or LaunchError before the start.
+    """Run the command whose arguments follow ``torchrun``. Return the exit code.
 
     ``legacy``: the command is ``torch.distributed.launch``, whose scripts get ``--local-rank=N``
-    without ``--use-env``.
+    unless ``--use-env`` is set. Raises HelpRequested if the user asks for help, and LaunchError
+    before the job starts.
     """
     translation = translate(parse(argv, environ), environ, legacy=legacy)
     if not translation.silent:
@@ -115,7 +115,7 @@ class TorchrunFront(Front):
         self._silent = translation.silent
         self._hostname = printable(socket.gethostname()) or "localhost"
         self._prefixes: dict[int, bytes] = {}
-        """By rank as the console counts; filled by ``count_from``."""
+        """Prefixes by rank as the console counts ranks. Filled by ``count_from``."""
         self._filtered: dict[int, dict[int, bytes]] = {}
         """Prefixes of the workers whose lines are copied, by stream and local index."""
         self._first_local_rank = 0

@@ -38,8 +38,11 @@ class Parsed(Record):
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
-    """Parse what follows ``torchrun``. Raises UsageError, ConfigError (a variable is wrong) or
-    HelpRequested."""
+    """Parse the arguments of ``torchrun``.
+
+    Raises UsageError for an invalid command line, ConfigError for an invalid variable, and
+    HelpRequested if the user asks for help.
+    """
     texts, rest = scan(
         argv,
         OPTIONS,
@@ -204,8 +207,8 @@ def _nodes(text: str, source: str) -> tuple[int, int]:
 
 
 def _streams(text: str, source: str) -> Mapping[int, int] | int:
-    """Read ``3`` or ``0:3,12:1``: for all local ranks or by local rank, 1 is stdout, 2 stderr, 3
-    both."""
+    """Parse ``3``, for all local ranks, or ``0:3,12:1``, by local rank. The numbers mean: 1 stdout,
+    2 stderr, 3 both."""
     if text in ("0", "1", "2", "3"):
         return int(text)
     by_rank: dict[int, int] = {}

@@ -29,7 +29,7 @@ _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK
 neither."""
 _TIMEOUT_S = 30.0
 _JOIN_S = 600.0
-"""What torchrun's rendezvous waits for nodes."""
+"""How long torchrun's rendezvous waits for nodes."""
 NODE_RANK_HINT = (
     "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
 )
@@ -155,8 +155,11 @@ def _master(parsed: Parsed) -> tuple[str | None, int | None]:
 
 
 def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Return host and port of the endpoint. Raises ConfigError; a static rendezvous needs the port
-    as well."""
+    """Return host and port of the rendezvous endpoint.
+
+    Raises ConfigError if the endpoint is invalid, or is that of a static rendezvous and has no
+    port.
+    """
     given, source = parsed.values, parsed.sources["rdzv_endpoint"]
     text = (given["rdzv_endpoint"] or "").strip()
     found = _endpoint(text, source)
@@ -188,7 +191,7 @@ def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
 
 
 def _bare(host: str | None) -> str | None:
-    """Take an IPv6 address out of its brackets."""
+    """Return an IPv6 address without its brackets; any other host unchanged."""
     return host[1:-1] if host and host[0] == "[" and host[-1] == "]" else host
 
 
@@ -290,8 +293,8 @@ def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> f
 
 
 class OutputOptions(Record):
-    """What the console shows of each rank's streams, and which lines are copied. Ranks are
-    local."""
+    """The options on output: how each rank's streams are shown, and which lines are copied. Ranks
+    are local."""
 
     redirects: Mapping[int, int] | int = 0
     tee: Mapping[int, int] | int = 0
@@ -307,7 +310,8 @@ class OutputOptions(Record):
         return not self.redirects and not self.tee and self.only is None
 
     def mode(self, rank: int, stream: int) -> Mode:
-        """Return how a stream (1 or 2, which are the bits of -r and -t too) is shown."""
+        """Return how a stream is shown. ``stream`` is 1 or 2, like the bits in the values of -r and
+        -t."""
         if self.only is not None and rank not in self.only:
             return "hidden"
         if _bits(self.tee, rank) & stream:
