@@ -4,7 +4,8 @@ __version__ = "0.1.0"
 
 
 def _is_command() -> bool:
-    """Return whether this process is the command, and not a program that imports the package."""
+    """Return whether this process runs the ``distlaunch`` command, and is not a program that
+    imports the package."""
     import sys
 
     if sys.argv[:1] == ["-m"]:  # as long as the interpreter looks for the module
@@ -14,8 +15,10 @@ def _is_command() -> bool:
 
 
 def _end_at_interrupt() -> None:
-    """Let Ctrl-C end this process silently with exit code 130: nothing has begun that would need a
-    cleanup."""
+    """Make Ctrl-C end this process silently with exit code 130.
+
+    Called before anything has begun that would need a cleanup.
+    """
     import _signal  # type: ignore[import-not-found]  # built in; signal itself takes milliseconds
     import os
 

@@ -41,7 +41,7 @@ _LINKS = {
     "accelerate": ("accelerate",),
     "accelerate-launch": ("accelerate", "launch"),
 }
-"""The command that a link to distlaunch with this name stands for."""
+"""Name of a link to distlaunch -> the command that the link runs."""
 _ANSWERED = ("help", "version", "--version")
 _COMMANDS = (
     "render",
@@ -53,7 +53,7 @@ _COMMANDS = (
     "accelerate",
     "completion",
 )
-"""Commands whose help is printed without loading what parses their other words."""
+"""Commands whose help is printed without loading the modules that parse their other words."""
 
 
 def main() -> NoReturn:
@@ -81,9 +81,11 @@ def main() -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """End with this code. Threads that still run (a library's, or one that waits for a file server)
-    are not met by the interpreter's end, which may abort for them: all that we have to write is
-    written by now.
+    """Exit with ``code``.
+
+    If other threads still run (of a library, or waiting for a file server), the interpreter's usual
+    exit may abort the process. In this case, flush the output and exit at once. Everything else has
+    been written by now.
     """
     from contextlib import suppress
 
@@ -97,15 +99,20 @@ def _leave(code: int) -> NoReturn:
 
 
 def _words(argv: list[str]) -> list[str]:
-    """Return the words of the command line; a link to us that has another launcher's name stands for
-    that command."""
+    """Return the words of the command line.
+
+    distlaunch may be called by a link with the name of another launcher. The command of that link
+    is then put before the words.
+    """
     name = os.path.basename(argv[0])
     return [*_LINKS.get(name, ()), *argv[1:]]
 
 
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
-    """Run one command line and return its exit code. Raises LaunchError for what the user can put
-    right."""
+    """Run one command line and return its exit code.
+
+    Raises LaunchError for errors that the user can correct.
+    """
     from distlaunch.cli import parser
 
     if (code := _answer(argv, environ)) is not None:
@@ -159,8 +166,8 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _answer(argv: list[str], environ: Mapping[str, str]) -> int | None:
-    """Print help or the version if the first words ask for it, and return the exit code; else
-    return None."""
+    """Print help or the version if the first words ask for that, and return the exit code. Return
+    None if they do not."""
     from distlaunch.cli.option_table import HELP_FLAGS
 
     words = argv or ["--help"]

@@ -133,7 +133,8 @@ class Accelerate(TorchBackend):
         return () if self._config is None else tuple(_unused_settings(self._config, topology))
 
     def unwanted(self) -> Sequence[str]:
-        """Return the variables that a configuration decides; none without a configuration."""
+        """Return the variables whose values come from the configuration file; none without such a
+        file."""
         return () if self._config is None else c.DECIDED_VARIABLES
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:

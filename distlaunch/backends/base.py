@@ -117,7 +117,11 @@ class Backend(PlannedBackend):
         self.chosen = chosen
 
     def agreed(self) -> Mapping[str, Value]:
-        """Return the options; of files only the name, because each node may have another folder."""
+        """Return the chosen options, which must be equal on all nodes.
+
+        Of a file option only the file's base name is returned, because each node may have the file
+        in another directory.
+        """
         files = {option.name for option in self.options() if option.kind == "file"}
         return {
             name: str(value).rpartition("/")[2] if name in files else value
@@ -169,7 +173,7 @@ class Backend(PlannedBackend):
         del variables, read
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Return the entries of ``requires``, and others, that workers with these variables
-        import."""
+        """Return the modules that workers with these variables import: those of ``requires``, and
+        others that depend on the variables."""
         del variables
         return self.requires

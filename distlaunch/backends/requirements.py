@@ -51,7 +51,11 @@ def find_modules(
     *,
     installed: Installed | None = None,
 ) -> Iterator[Found]:
-    """Look for each module on ``path`` and in this interpreter, or with ``installed``."""
+    """Yield for each required module its installed version, if any.
+
+    The modules are looked for with ``installed``. By default they are looked for on ``path`` and in
+    this interpreter. A requirement is left out if the module that it is ``beside`` is too old.
+    """
     ask = installed or (lambda requirement: _in_this_interpreter(requirement, path))
     for requirement in requirements:
         release = ""

@@ -218,11 +218,11 @@ class BlockFolder:
         return bool(self._queues)
 
     def add(self, rank: int, lines: list[bytes], weight: float, born: float) -> None:
-        """Queue lines of a rank.
+        """Queue lines of a rank. ``settle``, ``relieve``, ``flush_due``, ``release`` and ``flush``
+        emit them.
 
-        ``weight`` is the memory in bytes that the lines take. ``born`` is the time at which the
-        lines arrived. Lines are emitted by ``settle``, ``relieve``, ``flush_due``, ``release`` and
-        ``flush``.
+        ``weight`` is the memory in bytes that the lines occupy. ``born`` is the time at which the
+        lines arrived.
         """
         queue = self._queues.get(rank)
         if queue is None:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 OpenSink = Callable[[int], Sink]
 """Opens the console for this many workers."""
 OpenWorkerSink = Callable[[OuterLauncher], Sink]
-"""Opens the console of a launcher that is a worker of this outer launcher."""
+"""Opens the console of a launcher that another launcher, the argument, has started as its
+worker."""
 OpenTerminal = Callable[[], Terminal | None]
 """Returns the user's terminal if the only worker may have it; otherwise None."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]

@@ -146,8 +146,11 @@ class SlurmJob:
         )
 
     def _ports(self) -> Sequence[int]:
-        """Return ports for agents to connect to. srun's own port range if set, as a firewall may
-        only allow these."""
+        """Return ports that agents may connect to; (0,) stands for any free port.
+
+        If Slurm has a port range for srun (SrunPortRange), the ports are taken from this range,
+        because a firewall may only allow these.
+        """
         bounds = re.fullmatch(r"(\d+)-(\d+)", self.config.get("SrunPortRange", ""))
         low, high = (int(bounds[1]), int(bounds[2])) if bounds else (0, 0)
         if not 0 < low <= high < 1 << 16:

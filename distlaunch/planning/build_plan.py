@@ -505,7 +505,11 @@ def _output_shows_rank_0(output: str) -> bool:
 
 
 def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the files for which no variable is set yet. A file may have an old and a new variable."""
+    """Return the items of ``files`` (variable -> file) whose file no variable in ``layers`` names
+    yet.
+
+    A file may have an old and a new variable. If either is set in a layer, both are left out.
+    """
     claimed = {file for name, file in files.items() if any(name in layer for layer in layers)}
     return {name: file for name, file in files.items() if file not in claimed}
 

@@ -30,8 +30,11 @@ class Surroundings(Record, hide=("texts", "discovered")):
 
 
 class Facts(Record, hide=("environ", "texts")):
-    """Facts of this machine and process. ``paths`` has the kind of each path that options name.
-    ``texts`` has the contents of files."""
+    """Facts of this machine and process.
+
+    ``paths`` has the kind of each path that an option names. ``texts`` has the contents of the
+    files that are needed for the plan, by path.
+    """
 
     environ: Mapping[str, str]
     cwd: str

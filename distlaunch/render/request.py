@@ -89,9 +89,9 @@ class RenderRequest(Record):
 
 
 def job_name(request: RenderRequest, *, longest: int) -> str:
-    """Return --name, or a name from that of the script. Raises ConfigError for an invalid name.
+    """Return --name, or a name made from the script's name.
 
-    ``longest``: maximum length for Kubernetes.
+    ``longest`` is the maximum length for Kubernetes. Raises ConfigError for an invalid --name.
     """
     given = request.more.name
     slurm = request.target == "slurm"

@@ -95,10 +95,12 @@ _PYC_HEADER = 16
 
 
 def stub(module: str, words: str) -> str:
-    """Return the code for ``python -c``. Its arguments are COUNT and others.
+    """Return code for ``python -c`` that reads the zip with distlaunch's code from stdin and starts
+    an agent.
 
-    The code reads COUNT bytes of stdin and no more. ``module`` is a module of ``core.agent``;
-    ``words`` is the expression that its ``main`` gets.
+    The first argument of the code is COUNT, the size of the zip. The code reads COUNT bytes of
+    stdin and no more. Then it calls ``main`` of ``module``, a module of ``core.agent``, with the
+    value of the expression ``words``.
     """
     lines = "|".join(_STUB_LINES).replace("MODULE", module).replace("WORDS", words)
     return f'exec("""{lines}""".replace("|",chr(10)))'

@@ -85,7 +85,7 @@ class NodeSetup:
         self._why_few: JobError | None = None
         """Why there is no plan for ``_too_few`` nodes."""
         self._again: deque[tuple[float, int]] = deque()
-        """Times at which nodes are surveyed again, with the nodes."""
+        """Pairs of a time and a node that is to be surveyed again at that time."""
         self._odd_since: dict[int, float] = {}
         self._differ_since: float | None = None
         self._look_s = LOOK_S

@@ -75,7 +75,8 @@ class OutputThread(threading.Thread, DiskWork):
             self._add(lambda now: self._output(node, message, now))
 
     def drop(self, node: int, size: int) -> None:
-        """Allow a node to send as much again as arrived too late to be written."""
+        """Give a node credit for ``size`` bytes of output that are dropped because they arrived too
+        late."""
         self._add(lambda _: self._paid(node, size))
 
     def begin_attempt(self, attempt: int) -> None:

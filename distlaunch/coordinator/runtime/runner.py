@@ -108,7 +108,8 @@ class JobClock:
         return time.monotonic() - self._paused_s
 
     def skip(self, seconds: float) -> None:
-        """Do not count a pause of this length, which has just ended."""
+        """Stop counting ``seconds``, the length of a pause that has just ended, as time of the
+        job."""
         self._paused_s += seconds
 
 

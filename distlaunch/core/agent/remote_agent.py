@@ -1,9 +1,9 @@
 """The agent as a separate process: its loop, the resources of its node, and its exit.
 
-The agent considers the coordinator lost if the connection ends or no message arrives for a while.
-It then sends TERM to the workers, kills them after their grace period, and exits. A termination
-signal to the agent has the same effect. If the agent is killed, the spawner (the workers' parent
-process) stops the workers instead.
+The agent considers the coordinator lost if the connection ends or no message arrives for
+``SILENCE_S``, or the user's value for this. It then sends TERM to the workers, kills them after
+their grace period, and exits. A termination signal to the agent has the same effect. If the agent
+is killed, the spawner (the workers' parent process) stops the workers.
 """
 
 from __future__ import annotations

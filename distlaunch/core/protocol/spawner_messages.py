@@ -127,8 +127,8 @@ class Sweep(Record):
 
 
 class CoordinatorLost(Record):
-    """The agent ends the workers because its connection has ended. After this time, the spawner
-    does."""
+    """The agent has lost the coordinator and is ending the workers. If they have not ended after
+    ``bound_s``, the spawner ends them."""
 
     bound_s: float
 

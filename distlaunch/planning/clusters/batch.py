@@ -45,7 +45,8 @@ _FLUX = TaskSystem(
     job="FLUX_JOB_ID",
 )
 _LAUNCH_HOSTS = ("batch", "login", "launch")
-"""Prefixes of hosts that only run the script. LSF lists such a host first, alone with one slot."""
+"""Beginnings of the names of hosts that run the job script but no workers. LSF lists such a host
+first, with one slot."""
 _FILES = {
     "pbs": ("PBS_NODEFILE", "PBS_GPUFILE"),
     "lsf": ("LSB_DJOB_HOSTFILE",),

@@ -32,8 +32,8 @@ from distlaunch.planning.gpu_masks import HIDES_ALL
 
 name = "slurm"
 _FIRST_PSEUDO_STEP = 4294967290
-"""Steps from this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) are only the job's own
-shell."""
+"""Steps with this id or a higher one (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) are shells of
+the job, not steps that srun has started for workers."""
 _SAME_IN_A_STEP = (
     ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -97,7 +97,8 @@ class _Granted(Record):
     something else set the mask."""
 
     def on(self, host: Host) -> Host:
-        """Return the host with its granted GPUs; unchanged if none are known."""
+        """Return ``host`` with the granted GPUs. Return ``host`` unchanged if no granted GPUs are
+        known."""
         if not self.count:
             return replace(host, devices=self.devices)
         return replace(host, slots=self.count, unit="gpus", devices=self.devices)

@@ -46,8 +46,8 @@ class SshConnector:
         kill_switch: KillSwitch | None = None,
         logged_in: Callable[[Target], None] = lambda _: None,
     ) -> None:
-        """Attach all programs to the kill switch. ``logged_in`` gets a node whose agent is being
-        started."""
+        """``kill_switch`` ends the programs that the connector starts (ProxyCommand). ``logged_in``
+        is called with a node after the login to the node, when its agent is about to be started."""
         self._logged_in = logged_in
         self._options = options
         self._check = check

@@ -26,7 +26,8 @@ from distlaunch.transport.connect_errors import ConnectStepError
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
 _STAGGER_S = 0.25
-"""After this time the next address is tried in parallel (RFC 8305)."""
+"""If an address has not answered for this long, the next one is tried at the same time (RFC
+8305)."""
 _STDERR_TAIL = 4 << 10
 
 

@@ -152,8 +152,11 @@ class StackCollector:
             self._post(_answer(request, workers))
 
     def _file_of(self, rank: int) -> tuple[int, int]:
-        """Return a copy of the descriptor for the thread, because the original may be closed
-        meanwhile."""
+        """Return the rank's file in shared memory, as a new descriptor, and its number in the
+        worker. Return (-1, -1) if there is no such file.
+
+        The descriptor is a copy for the thread, because the original may be closed meanwhile.
+        """
         with suppress(KeyError, OSError):
             descriptor, number = self._files[rank]
             return os.dup(descriptor), number
