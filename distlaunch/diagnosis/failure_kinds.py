@@ -24,6 +24,7 @@ class FailureKind(Enum):
     OLD_NAME = "names-that-a-library-no-longer-has"
     BINARY = "shared-libraries"
     VARIABLE = "environment-variables"
+    DOWNLOAD = "downloads"
     GPU_MEMORY = "gpu-memory"
     HOST_MEMORY = "host-memory"
     SHARED_MEMORY = "shared-memory"

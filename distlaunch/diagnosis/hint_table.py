@@ -156,7 +156,7 @@ _STARTS: tuple[HintRow, ...] = (
             "the repository of the model holds code of its own, and nobody can confirm in a "
             "worker that it may run: pass trust_remote_code=True if you trust it"
         ),
-        marks=("trust_remote_code=true",),
+        marks=("trust_remote_code=true` to",),
     ),
     HintRow(
         kind=K.QUESTION,
@@ -217,6 +217,19 @@ _IMPORTS: tuple[HintRow, ...] = (
     HintRow(
         kind=K.OLD_NAME,
         hint=(
+            "the {what} of the installed library takes no {name}: change the script, or install "
+            "the version of the library that it was written for"
+        ),
+        marks=("got an unexpected keyword argument",),
+        types=("TypeError",),
+        pattern=(
+            r"(?P<what>\w*Trainer|\w*TrainingArguments)\.__init__\(\) got an unexpected keyword "
+            r"argument '(?P<name>\w+)'"
+        ),
+    ),
+    HintRow(
+        kind=K.OLD_NAME,
+        hint=(
             "NumPy 2 has no np.{name}: change the script, or install an older NumPy (pip "
             'install "numpy<2")'
         ),
@@ -241,7 +254,10 @@ _IMPORTS: tuple[HintRow, ...] = (
         ),
         marks=("_array_api not found", "compiled using numpy 1.x cannot be run in"),
         in_output=True,
-        types=("ImportError", "AttributeError", "RuntimeError"),
+        when=lambda failure: any(
+            word in failure.lower
+            for word in ("_array_api not found", "multiarray failed to import")
+        ),
     ),
     HintRow(
         kind=K.BINARY,
@@ -295,6 +311,58 @@ _IMPORTS: tuple[HintRow, ...] = (
         pattern=r"KeyError: '(?P<name>\w+)'",
         when=_reads_environment,
     ),
+    HintRow(
+        kind=K.VARIABLE,
+        hint=(
+            "the variable {name} is not set for the workers: set it where the launcher starts, or "
+            "with --env"
+        ),
+        marks=("environment variable",),
+        pattern=(
+            r"environment variable:? ['\"`$]*(?-i:(?P<name>[A-Z][A-Z0-9_]{2,}))['\"`]* "
+            r"(?:is |was )?(?:not (?:set|found|defined)|missing|unset|undefined|required)"
+        ),
+    ),
+    HintRow(
+        kind=K.VARIABLE,
+        hint=(
+            "the variable {name} is not set for the workers: set it where the launcher starts, or "
+            "with --env"
+        ),
+        marks=("environment variable",),
+        pattern=(
+            r"(?-i:(?P<name>[A-Z][A-Z0-9_]{2,}))['\"`]* environment variable "
+            r"(?:is |was |must be |has to be )(?:not )?(?:set|defined|missing|unset|undefined)"
+        ),
+    ),
+    HintRow(
+        kind=K.DOWNLOAD,
+        hint=(
+            "the model or data set is for members only: accept its terms on the hub, and set "
+            "HF_TOKEN for the workers (--env)"
+        ),
+        marks=("cannot access gated repo", "you are trying to access a gated repo"),
+    ),
+    HintRow(
+        kind=K.DOWNLOAD,
+        hint=(
+            "this node does not reach the server: fetch the files before the job, to a folder that "
+            "all nodes share, and set HF_HUB_OFFLINE=1 for the workers (--env)"
+        ),
+        marks=("couldn't connect to 'https://huggingface.co'",),
+    ),
+    HintRow(
+        kind=K.DOWNLOAD,
+        hint=(
+            "this node does not reach {host}: fetch the files before the job, to a folder that all "
+            "nodes share"
+        ),
+        marks=("max retries exceeded with url",),
+        pattern=(
+            r"host='(?P<host>[^']+)'[^\n]*Max retries exceeded with url[^\n]*"
+            r"(?:NameResolutionError|Name or service|name resolution|unreachable|timed out|refused)"
+        ),
+    ),
 )
 
 _LIMITS: tuple[HintRow, ...] = (
@@ -315,8 +383,9 @@ _LIMITS: tuple[HintRow, ...] = (
             "OpenBLAS could not start its threads: set OPENBLAS_NUM_THREADS=1 for the workers "
             "(--env), or raise `ulimit -u` and pids.max of the cgroup"
         ),
-        marks=("openblas blas_thread_init: pthread_create failed", "blas_thread_init: pthread_c"),
+        marks=("openblas blas_thread_init: pthread_create",),
         in_output=True,
+        types=("", "KeyboardInterrupt", "ImportError"),
     ),
     HintRow(
         kind=K.THREADS,
@@ -326,6 +395,7 @@ _LIMITS: tuple[HintRow, ...] = (
         ),
         marks=("libgomp: thread creation failed", "allocate necessary resources for omp thread"),
         in_output=True,
+        types=("",),
     ),
     HintRow(
         kind=K.SAME_FILE,
@@ -560,6 +630,15 @@ _GPUS: tuple[HintRow, ...] = (
             "workers than GPUs; with --isolate-gpus each sees its own as device 0"
         ),
         marks=("invalid device ordinal",),
+    ),
+    HintRow(
+        kind=K.GPU_NUMBER,
+        hint=(
+            "a rank uses {one} and {other}: call torch.cuda.set_device(LOCAL_RANK) first, put model "
+            'and batch on that device, and give from_pretrained no device_map="auto"'
+        ),
+        marks=("expected all tensors to be on the same device",),
+        pattern=r"(?P<one>cuda:\d+)[^\n]{0,40}? (?:and|different from[^\n]*on) (?P<other>cuda:\d+)",
     ),
     HintRow(
         kind=K.GPU_FAULT,
@@ -828,6 +907,15 @@ _GROUPS: tuple[HintRow, ...] = (
     HintRow(
         kind=K.INTERFACE,
         hint=(
+            "gloo could not connect to {address}: let the nodes reach all ports of each other "
+            "(firewall), and set GLOO_SOCKET_IFNAME to the interface of their network"
+        ),
+        marks=("connectfullmesh failed",),
+        pattern=r"connectFullMesh failed[^\n]*remote=\[(?P<address>[^\]\s]+)\]",
+    ),
+    HintRow(
+        kind=K.INTERFACE,
+        hint=(
             "NCCL finds no interface that NCCL_SOCKET_IFNAME allows: set it to one that each node "
             f"has, or leave it unset. {_INTERFACES}"
         ),
@@ -858,6 +946,14 @@ _GROUPS: tuple[HintRow, ...] = (
             "different versions of NCCL"
         ),
         marks=("unhandled system error", "ncclsystemerror"),
+    ),
+    HintRow(
+        kind=K.NCCL,
+        hint=(
+            "NCCL takes tensors of a GPU only: move them to the rank's own, or make the group "
+            'with init_process_group("cpu:gloo,cuda:nccl")'
+        ),
+        marks=("no backend type associated with device type cpu", "tensors must be cuda and dense"),
     ),
     HintRow(kind=K.PORT, hint=special.port_of_the_job, marks=special.PORT_TAKEN),
     HintRow(kind=K.PORT, hint=special.port_of_the_script, marks=special.PORT_TAKEN),
@@ -890,7 +986,8 @@ _GROUPS: tuple[HintRow, ...] = (
         ),
         marks=("heartbeat monitor timed out", "watchdog got stuck for"),
         in_output=True,
-        when=lambda failure: failure.evidence.end.returncode == -6,
+        types=("",),
+        when=_ended_with(-6),
     ),
     HintRow(
         kind=K.SHAPES,
@@ -1063,6 +1160,7 @@ _TRAINING: tuple[HintRow, ...] = (
             "returned nan values in its",
             "the loss returned in `training_step` is nan",
             "detected nan and/or inf values in",
+            "is non-finite, so it cannot be clipped",
             "all elements of input should be between 0 and 1",
         ),
     ),
@@ -1078,6 +1176,8 @@ _TRAINING: tuple[HintRow, ...] = (
             r"\bloss\w*\b[^\n]{0,20}?(?:\bis|\bbecame|\bwas|\bgot|=|:)\s*(?:now )?(?:a )?"
             r"(?:nan\b|inf\b|infinite|not finite|non-?finite)"
             r"|\b(?:nan|non-?finite|infinite) (?:loss|gradient)"
+            r"|\bnan\b[^\n]{0,20} in (?:the )?(?:loss|gradient)"
+            r"|\bgrad(?:ient)?s?(?: norm)? (?:is|=) ?nan\b"
         ),
     ),
     HintRow(

@@ -29,6 +29,7 @@ _QUESTION = (
     f"{_ALONE}"
 )
 _ANY_PYTHON = "the workers' Python"
+_OF_SCRIPT = "the script's folder"
 _NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
 _NO_SOURCE = (
     "source code cannot contain null bytes",
@@ -141,7 +142,7 @@ def missing_module_of_script(failure: Failure) -> str | None:
     name = _module_of(failure.evidence)
     if name is None:
         return None
-    hint = _missing(name, failure.python, folder="the script's folder")
+    hint = _missing(name, failure.python, folder=_OF_SCRIPT)
     top = name.partition(".")[0]
     root = package_root(top, failure.calls, deep=False)
     if root is None:
@@ -304,10 +305,12 @@ def _module_of(evidence: FailureEvidence) -> str | None:
 
 
 def _missing(name: str, python: str | None, *, folder: str) -> str:
-    return (
-        f"{python or _ANY_PYTHON} has no module {name}, nor has {folder}: is the name right? "
-        "If so, install it for that interpreter, or choose another with --python"
-    )
+    start = f"{python or _ANY_PYTHON} has no module {name}, nor has {folder}: is the name right?"
+    package, dot, _ = name.rpartition(".")
+    if dot and folder == _OF_SCRIPT:
+        # Python names the first module that it does not find, so it has found the package.
+        return f"{start} {package} is there, perhaps in another version than the script needs"
+    return f"{start} If so, install it for that interpreter, or choose another with --python"
 
 
 def _is_no_python(evidence: FailureEvidence) -> bool:
