@@ -66,6 +66,11 @@ class FailureKind(Enum):
     DEEPSPEED = "deepspeed-configuration"
     SIGNAL = "signals"
     CRASH = "crashes-of-native-code"
+    EXTENSION = "extensions-that-are-built"
+    FILE_LOCK = "file-locks"
+    IMPORT = "slow-imports"
+    CHILD = "child-processes"
+    THREAD = "threads-that-wait"
 
 
 class Hint(Record):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.place_hints import find_place
 from distlaunch.diagnosis.stack_parser import StackView
 from distlaunch.diagnosis.tracebacks import Frame
 
@@ -136,108 +137,6 @@ _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
 """Calls that wait for other ranks: a substring of the file's path, the functions (None: any), the
 name in the report, and how certainly the call waits."""
 
-_SHM = (
-    "a full /dev/shm or a loader worker that hangs does this: `df -h /dev/shm`, and try "
-    "num_workers=0"
-)
-_BATON = (
-    "it waits for another process to build an extension; if none does, a killed build has left its "
-    "file `lock` in the"
-    " extension's folder (TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions): remove that"
-)
-_BUILDS = (
-    "it builds an extension, which the first run does, and whoever else needs that waits for it: "
-    "choose a longer"
-    " --hang-timeout, or build it before the job"
-)
-_HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
-    (
-        "/torch/utils/cpp_extension.py",
-        frozenset({"_run_ninja_build", "_write_ninja_file_and_build_library"}),
-        _BUILDS,
-    ),
-    ("/torch/utils/data/", None, f"it waits for its DataLoader's workers; {_SHM}"),
-    (
-        "/torch/utils/file_baton.py",
-        None,
-        _BATON,
-    ),
-    (
-        "/filelock/",
-        None,
-        "it waits for a file lock, which another process holds or a file system does not give out",
-    ),
-    (
-        "<frozen importlib._bootstrap>",
-        frozenset({"acquire", "_lock_unlock_module", "_get_module_lock"}),
-        "it waits for an import that another of its threads is doing",
-    ),
-    ("/pdb.py", None, "a debugger waits for its user"),
-    ("/bdb.py", None, "a debugger waits for its user"),
-    (
-        "/socket.py",
-        frozenset({"getaddrinfo", "create_connection", "connect"}),
-        "it is connecting: is that host's name known here, is the host reachable from this node?",
-    ),
-    *(
-        (
-            part,
-            None,
-            (
-                "it waits for a server on the network: set a timeout there, or fetch the data "
-                "before "
-                "the job"
-            ),
-        )
-        for part in (
-            "/urllib/request.py",
-            "/http/client.py",
-            "/urllib3/",
-            "/ssl.py",
-            "/huggingface_hub/",
-            "/aiohttp/",
-        )
-    ),
-    (
-        "/wandb/",
-        None,
-        "it waits for Weights & Biases: WANDB_MODE=offline shows whether that is all",
-    ),
-    (
-        "/subprocess.py",
-        None,
-        "it waits for a process that it has started: `ps --ppid` with its pid shows which",
-    ),
-    (
-        "/multiprocessing/",
-        None,
-        (
-            "it waits for a process that it has started (`ps --ppid` with its pid shows them), or "
-            "for "
-            "a lock of theirs"
-        ),
-    ),
-    ("/concurrent/futures/", None, "it waits for work that it has given to a pool of its own"),
-    ("/queue.py", None, "it waits for a queue that another of its threads has to fill or empty"),
-    (
-        "/threading.py",
-        frozenset({"join", "_wait_for_tstate_lock"}),
-        "it waits for another of its threads to end",
-    ),
-    (
-        "/threading.py",
-        None,
-        "it waits for a lock or an event that another of its threads has to release",
-    ),
-    (
-        "<frozen importlib",
-        None,
-        (
-            "it is importing a module: does that take longer than --hang-timeout, or is its file "
-            "system slow or gone?"
-        ),
-    ),
-)
 _SAME = {
     "init_process_group": (
         "all wait for the group to form: has every rank the same WORLD_SIZE and MASTER_ADDR, and "
@@ -309,10 +208,8 @@ def waits_for_children(view: StackView) -> bool:
 def hint_for_place(view: StackView) -> str | None:
     """Return a hint for a worker that does not wait for other ranks, from the call that its stack
     shows; None if no hint is useful."""
-    for part, functions, hint in _HINTS:
-        if any(_matches(frame, part, functions) for frame in view.below):
-            return hint
-    return None
+    row = find_place(view.below)
+    return row.hint if row else None
 
 
 def hint_for_all(waits: Sequence[Wait]) -> str | None:

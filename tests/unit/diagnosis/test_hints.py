@@ -21,6 +21,7 @@ from distlaunch.diagnosis.evidence import read
 from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
 from distlaunch.diagnosis.first_cause import diagnose
 from distlaunch.diagnosis.hint_table import ROWS
+from distlaunch.diagnosis.place_hints import PLACES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -136,8 +137,7 @@ def test_each_row_has_words_that_tell_it_from_the_other_rows_and_a_near_miss():
 
 
 def test_each_kind_has_a_row():
-    assert {row["kind"] for row in CASES} == {kind.value for kind in FailureKind}
-    assert {row.kind for row in ROWS} == set(FailureKind)
+    assert {row.kind for row in (*ROWS, *PLACES)} == set(FailureKind)
 
 
 def test_a_hint_fits_on_four_lines_of_the_report(end_of):
