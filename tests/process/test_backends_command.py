@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 
 USAGE = 2
@@ -133,13 +134,11 @@ def test_what_is_no_interpreter_is_refused(distlaunch, python, why):
 
 def test_the_variable_that_names_what_is_no_interpreter_is_named_and_the_option_wins(distlaunch):
     result = distlaunch.run(["backends"], env={"DISTLAUNCH_PYTHON": "nopython"})
-    assert result.stderr.startswith(
-        "distlaunch: error: DISTLAUNCH_PYTHON nopython: no such executable"
-    )
+    assert mentions(result.stderr, "DISTLAUNCH_PYTHON nopython")
     result = distlaunch.run(
         ["backends", "--python", "noother"], env={"DISTLAUNCH_PYTHON": "nopython"}
     )
-    assert result.stderr.startswith("distlaunch: error: --python noother: no such executable")
+    assert mentions(result.stderr, "--python noother")
 
 
 def test_an_interpreter_is_asked_once_for_all_backends(distlaunch, tmp_path):
@@ -158,7 +157,7 @@ def test_a_package_without_a_name_is_said_to_be_unknown(distlaunch, tmp_path):
     )
     records = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=str(tmp_path)))
     [problem] = [each["problem"] for each in records if each["problem"]]
-    assert problem == "not used: an unknown package has one of this name, which is ours"
+    assert mentions(problem, "not used", "ours")
 
 
 def test_one_backend_is_shown_with_its_options(distlaunch, gossip):
@@ -179,7 +178,7 @@ def test_backends_of_other_packages_are_listed_and_those_that_cannot_be_used_say
     assert problems.keys() == {"pytorch-ddp", "broken", "nothing"}
     assert "gossip-backend" in problems["pytorch-ddp"]
     assert "ModuleNotFoundError" in problems["broken"]
-    assert "is not a backend" in problems["nothing"]
+    assert mentions(problems["nothing"], "not a backend")
 
 
 def test_another_packages_backend_sets_what_its_workers_need(distlaunch, gossip):
@@ -283,10 +282,8 @@ def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being
         assert result.returncode == (0 if name == "options" else USAGE), (
             "no option, nobody asks for them"
         )
-    assert (
-        "the value of N is '3'"
-        in distlaunch.train("--backend", "number", "x.py", env={"PYTHONPATH": str(tmp_path)}).stderr
-    )
+    result = distlaunch.train("--backend", "number", "x.py", env={"PYTHONPATH": str(tmp_path)})
+    assert mentions(result.stderr, "value of N", "'3'")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +362,7 @@ def test_a_package_with_spoilt_records_takes_no_others_away(distlaunch, gossip, 
     assert "installed: gossip-backend 1.2" in shown(distlaunch, **env)
     result = distlaunch.train("--backend", "gosip", "x.py", env=env)
     assert result.returncode == USAGE
-    assert "did you mean gossip?" in result.stderr
+    assert mentions(result.stderr, "hint", "gossip?")
 
 
 def test_a_package_without_a_name_is_called_unknown(distlaunch, tmp_path):
@@ -373,7 +370,7 @@ def test_a_package_without_a_name_is_called_unknown(distlaunch, tmp_path):
     (tmp_path / "nameless-1.0.dist-info" / "METADATA").unlink()
     result = distlaunch.train("--backend", "absent", "x.py", env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == USAGE
-    assert "an unknown package could not be loaded: ModuleNotFoundError" in result.stderr
+    assert mentions(result.stderr, "unknown package", "ModuleNotFoundError")
 
 
 def test_a_name_that_two_packages_have_cannot_be_used(distlaunch, gossip, tmp_path):

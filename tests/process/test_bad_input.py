@@ -13,6 +13,7 @@ import venv
 
 import pytest
 
+from tests.facts import mentions
 from tests.ports import free_port
 
 GOOD = "open('started', 'w').close()\n"
@@ -133,7 +134,7 @@ def test_a_script_that_this_user_cannot_read_is_refused(distlaunch):
     (distlaunch.work / "secret.py").chmod(0)
     result = train_without(distlaunch, ("dac_override", "dac_read_search"), "secret.py")
     assert result.returncode == 2
-    assert result.stderr == "distlaunch: error: secret.py: not readable by this user\n"
+    assert mentions(result.stderr, "error", "secret.py", "not readable")
     assert not distlaunch.jobs.exists()
     assert not (distlaunch.work / "started").exists()
 
@@ -155,9 +156,8 @@ def test_a_privileged_port_is_refused(distlaunch):
         distlaunch, ("net_bind_service",), "--log-dir", "logs", "--master-port", "79", "good.py"
     )
     assert result.returncode == 2
-    assert result.stderr.startswith(
-        "distlaunch: error: port 79 needs privileges that this user lacks\n  hint: "
-    )
+    assert mentions(result.stderr, "error", "port 79", "privileges")
+    assert "\n  hint: " in result.stderr
     assert not (distlaunch.work / "started").exists()
     assert not list(distlaunch.work.glob("logs/*"))
 
@@ -174,10 +174,9 @@ def test_a_module_that_is_not_there_is_refused_before_anything_starts(distlaunch
     (distlaunch.work / "trainer" / "__init__.py").touch()
     result = distlaunch.train("--num-procs", "2", "-m", name)
     assert (result.returncode, result.stdout, result.run_dir) == (2, "", None)
-    assert result.stderr == (
-        f"distlaunch: error: -m '{name}': {sys.executable} has no such module\n"
-        f"  hint: {hint.format(work=distlaunch.work)}\n"
-    )
+    error, hint_line = result.stderr.splitlines()
+    assert mentions(error, f"-m '{name}'", sys.executable, "no such module")
+    assert hint_line == f"  hint: {hint.format(work=distlaunch.work)}"
 
 
 def test_a_module_that_its_package_lacks_starts_once_and_is_explained(distlaunch):
@@ -423,6 +422,6 @@ def test_a_framework_that_another_interpreter_does_not_have_is_said_before_anyth
     ]
     result = distlaunch.run(words)
     assert result.returncode == 2
-    assert f"{python} has no module torch" in result.stderr
+    assert mentions(result.stderr, python, "module torch")
     assert f"{python} -m pip install 'torch'" in result.stderr
     assert result.run_dir is None

@@ -18,6 +18,7 @@ from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.codec import encode
 from distlaunch.core.protocol.launcher_messages import Rejected, Welcome
+from tests.facts import mentions
 from tests.ports import free_port
 from tests.process.conftest import until
 from tests.process.reception import (
@@ -79,7 +80,8 @@ def test_a_name_that_is_known_late_is_looked_up_until_it_is(monkeypatch):
             "train-0.train", [reception.port], progress=lambda _, why: told.append(why)
         )
         connection.close()
-    assert set(told) == {"its name cannot be resolved: Name or service not known"}
+    assert len(set(told)) == 1
+    assert mentions(told[0], "cannot be resolved: Name or service not known")
 
 
 def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeypatch):
@@ -108,7 +110,7 @@ def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeyp
 def test_a_name_that_nobody_can_resolve_leads_to_the_option_for_an_address():
     with pytest.raises(NodesError) as error:
         call("a..b", [29400], within_s=0.3, other_addresses=lambda: ())
-    assert "its name cannot be resolved" in error.value.message
+    assert mentions(error.value.message, "a..b", "resolved")
     assert error.value.hint.startswith("--rendezvous ADDRESS:PORT")
 
 
@@ -151,7 +153,7 @@ def test_a_resolver_that_hangs_is_not_asked_again_and_ends_no_later_than_the_dea
 
     names(monkeypatch, find)
     try:
-        with pytest.raises(NodesError, match="its name has not been resolved yet"):
+        with pytest.raises(NodesError, match="not been resolved"):
             call("slow", [1], within_s=1.0)
         assert len(asked) == 1
     finally:
@@ -162,18 +164,13 @@ def test_nobody_there_until_the_deadline_is_said_with_the_reason():
     port = free_port()
     with pytest.raises(NodesError) as error:
         call("127.0.0.1", [port], within_s=0.3)
-    assert (
-        error.value.message
-        == f"node 0 has not answered at 127.0.0.1:{port} within 0 s: connection refused"
-    )
+    assert mentions(error.value.message, "node 0", f"127.0.0.1:{port}", "0 s", "connection refused")
     assert error.value.exit_code == 69
     assert "--rendezvous" in error.value.hint
 
 
 def test_a_name_that_is_no_name_is_said_not_to_be_known(monkeypatch):
-    with pytest.raises(
-        NodesError, match=r"at a\.\.b:29400 within 0 s: its name cannot be resolved"
-    ):
+    with pytest.raises(NodesError, match=r"a\.\.b:29400 .* 0 s.* resolved"):
         call("a..b", [29400], within_s=0.3)
 
 
@@ -278,13 +275,13 @@ def test_a_wrong_token_is_said_at_both_ends():
         for job_identity in (replace(PARTY, token=b"two"), PARTY):
             with pytest.raises(NodesError) as error:
                 call("127.0.0.1", [reception.port], job_identity=job_identity, within_s=1.0)
-            assert error.value.message.endswith(": the token is not the same")
+            assert mentions(error.value.message, "token")
             assert "same token" in error.value.hint
             assert error.value.exit_code == 69
         until(lambda: reception.lines, "a line of the listener")
         [line] = reception.lines
         assert not reception.calls
-    assert line.endswith(f"(n3) to port {reception.port} was closed: the token is not the same")
+    assert mentions(line, "(n3)", f"port {reception.port}", "closed", "token")
 
 
 def test_another_release_is_said_at_both_ends():
@@ -297,9 +294,7 @@ def test_another_release_is_said_at_both_ends():
                 within_s=1.0,
             )
         until(lambda: reception.lines, "a line of the listener")
-        assert (
-            "the listening launcher is distlaunch 1.2.3, n3 is distlaunch 2.0" in reception.lines[0]
-        )
+        assert mentions(reception.lines[0], "1.2.3", "n3", "2.0")
 
 
 @pytest.mark.parametrize(

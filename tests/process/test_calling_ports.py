@@ -11,6 +11,7 @@ import pytest
 from distlaunch.core.agent import connect
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
+from tests.facts import mentions
 from tests.ports import free_port
 from tests.process.reception import (
     PARTY,
@@ -42,7 +43,7 @@ def test_of_a_series_of_ports_that_others_have_each_is_told_of():
     ):
         ports = [other.port, free_port()]
         why = call_until("127.0.0.1", ports)[-1]
-    assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it serves job '76'" in why
+    assert mentions(why, f"127.0.0.1:{ports[0]}", "job '76'")
     assert f"127.0.0.1:{ports[1]}: connection refused" in why
 
 
@@ -60,7 +61,7 @@ def test_another_job_on_the_one_port_that_was_named_may_go_away_until_the_deadli
         closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
         pytest.raises(
             NodesError,
-            match="the port belongs to another job: it serves job '76', and n3 asked for job '77'",
+            match=r"'76', .* n3 .* '77'",
         ),
     ):
         call("127.0.0.1", [other.port], within_s=1.0)
@@ -112,10 +113,7 @@ def test_listeners_that_say_nothing_are_named_at_the_deadline():
         call("127.0.0.1", [free, *ports], within_s=3.0)
     assert f"127.0.0.1:{free}: connection refused" in error.value.message
     places = ", ".join(f"127.0.0.1:{port}" for port in ports)
-    assert (
-        f"{places}: what listens there is no launcher of distlaunch, or it hangs"
-        in error.value.message
-    )
+    assert mentions(error.value.message, places, "no launcher")
 
 
 # --- other releases
@@ -147,7 +145,7 @@ def test_of_a_series_of_ports_one_of_another_release_is_not_ours():
 def test_another_release_on_the_one_port_that_was_named_may_go_away_until_the_deadline():
     with (
         server(old_listener) as port,
-        pytest.raises(NodesError, match="another release of distlaunch"),
+        pytest.raises(NodesError, match="another release"),
     ):
         call("127.0.0.1", [port], within_s=1.0)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import mentions
 from tests.ports import free_port
 
 SHOW = (
@@ -75,7 +76,7 @@ def test_a_script_that_knows_no_local_rank_is_told_how_to_do_without_and_only_wh
         ["deepspeed", "--num_gpus", "2", "--no_local_rank", "strict.py", "--local_rank=0"]
     )
     assert result.returncode == 2
-    assert "leaves it out" not in result.stderr
+    assert "--no_local_rank" not in result.stderr
 
 
 def test_the_slots_of_its_host_file_and_its_filters_are_the_workers(show, distlaunch):
@@ -101,7 +102,7 @@ def test_variables_of_its_file_reach_workers_below_env_and_the_file_stays_as_it_
     names = "A,B,C,OMP_NUM_THREADS"
     got, result = show("-x", "C=given", "show.py", names=names, env={"A": "inherited"})
     assert got[0][1] == ["home", "x y=z", "given", "3"]
-    assert f"the workers get the variables of {home}" in result.stderr
+    assert mentions(result.stderr, "variables", home)
     assert (home.read_text(), here.read_text()) == (
         "A=home\nB=home\nOMP_NUM_THREADS=3\n",
         'B="x y=z"\nC=here\n',
@@ -196,15 +197,17 @@ def test_without_ssh_a_launcher_on_each_node_of_the_host_file_makes_one_job(dist
 
 
 def test_a_host_file_that_is_named_has_to_be_there(distlaunch):
-    assert "--hostfile 'none': No such file or directory" in refused(
-        distlaunch, "-H", "none", "show.py"
+    assert mentions(
+        refused(distlaunch, "-H", "none", "show.py"),
+        "--hostfile 'none'",
+        "No such file or directory",
     )
 
 
 def test_the_framework_has_to_be_there_and_the_command_that_brings_it_is_told(distlaunch):
     (distlaunch.work / "show.py").write_text(SHOW)
     said = refused(distlaunch, "show.py", env={"PYTHONPATH": ""})
-    assert "has no module deepspeed" in said
+    assert mentions(said, "module deepspeed")
     assert "-m pip install 'deepspeed>=0.10'" in said
 
 
@@ -231,10 +234,8 @@ def test_workers_are_forked_where_their_words_are_the_same(distlaunch):
         f"['--deepspeed_config={distlaunch.work / 'ds.json'}', 'sub'] True"
     ]
     said = refused(distlaunch, *words, "show.py")
-    assert "--preload and --local_rank for each worker exclude each other" in said
-    assert (
-        "hint: --no_local_rank leaves it out: LOCAL_RANK in the environment says the same" in said
-    )
+    assert mentions(said, "--preload", "--local_rank", "exclude")
+    assert mentions(said, "hint", "--no_local_rank", "LOCAL_RANK")
 
 
 def test_help_is_that_of_a_command_of_ours(distlaunch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.facts import mentions
+
 
 @pytest.mark.parametrize(
     "environ",
@@ -24,7 +26,7 @@ def test_one_launcher_of_several_does_not_train_alone_unless_told_to(distlaunch,
     (distlaunch.work / "t.py").write_text("print('trained')")
     refused = distlaunch.run(["train", "--num-procs", "1", "t.py"], env=environ)
     assert (refused.returncode, refused.stdout, refused.run_dir) == (2, "", None)
-    assert "has started several launchers, but the rank of this one is not known" in refused.stderr
+    assert mentions(refused.stderr, "several launchers")
     alone = distlaunch.run(["train", "--num-procs", "1", "--source", "flags", "t.py"], env=environ)
     assert (alone.returncode, "trained" in alone.stdout) == (0, True)
 
@@ -33,4 +35,4 @@ def test_a_system_that_is_not_used_is_told_of(distlaunch):
     (distlaunch.work / "t.py").write_text("print('trained')")
     told = distlaunch.run(["train", "--num-procs", "1", "t.py"], env={"LSB_JOBID": "7"})
     assert (told.returncode, "trained" in told.stdout) == (0, True)
-    assert "lsf is not used: LSB_JOBID='7', but neither LSB_DJOB_HOSTFILE nor" in told.stderr
+    assert mentions(told.stderr, "lsf", "not used", "LSB_JOBID='7'", "LSB_DJOB_HOSTFILE")

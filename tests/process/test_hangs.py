@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 
 QUICK = ("--hang-timeout", "1.5", "--failure-grace", "1")
@@ -53,11 +54,12 @@ def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(
     if how == "loop":  # it computes: that is ended for its silence alone
         assert seen
         assert hang_of(result)["silent_s"] >= 10 * 1.5
-        assert result.stderr.count("the job goes on; after 15 s without one it is ended") == 1
+        notices = [line for line in result.stderr.splitlines() if mentions(line, "after 15 s")]
+        assert len(notices) == 1
     else:
         assert seen == []
     if how == "deaf":
-        assert "rank 1 had to be killed, after the 1 s of --failure-grace" in result.stderr
+        assert mentions(result.stderr, "rank 1", "killed", "1 s", "--failure-grace")
     distlaunch.assert_no_survivors()
 
 
@@ -103,7 +105,7 @@ def test_a_hang_is_restarted_and_ends_early_if_it_repeats_without_progress(job, 
     assert result.returncode == 124
     assert [event["attempt"] for event in result.of_type("hang")] == [0, 1]
     assert "attempt 0 hung; restart 1 of 5" in result.stderr
-    assert "same failure twice without progress" in result.stderr
+    assert mentions(result.stderr, "same failure", "progress")
     distlaunch.assert_no_survivors()
 
 
@@ -137,8 +139,7 @@ def test_a_job_whose_output_does_not_count_is_told_so(job, distlaunch):
     assert result.returncode == 124
     assert hang_of(result)["output_came"] is True
     assert "hang: no heartbeat from any of 2 workers for" in result.stderr
-    assert "no sign of life" not in result.stderr
-    assert "send them during evaluation" in result.stderr
+    assert mentions(hang_of(result)["hint"], "heartbeat", "evaluation")
 
 
 def test_what_a_worker_has_opened_in_the_place_of_our_file_is_not_written_to(job, distlaunch):
@@ -167,24 +168,19 @@ def test_without_the_option_one_notice_says_who_is_behind_and_ctrl_c_where_each_
     job.await_signs(running, "stuck")
     event = running.wait_event("silence")
     assert event["behind"] == [1]
-    running.wait_stderr("The job goes on. --hang-timeout ends jobs that hang\n")
-    [notice] = [
-        line
-        for line in running.stderr.splitlines()
-        if "no worker has written or reported anything" in line
-    ]
-    assert ": rank 1 is " in notice
-    assert f"{state}. The job goes on." in notice
+    running.wait_stderr("--hang-timeout")
+    [notice] = [line for line in running.stderr.splitlines() if "--hang-timeout" in line]
+    assert mentions(notice, "rank 1", state)
     assert running.process.poll() is None
     running.send_signal(signal.SIGINT)
     result = running.wait()
     assert result.returncode == 130, result.stderr
     assert [event["when"] for event in result.of_type("silence")] == ["notice", "stop"]
-    told = result.stderr.partition("where the workers stood, ")[2]
+    told = result.stderr.partition("SIGINT")[2]
     assert "ranks 0,2:\n      hangs.py:" in told
     assert "in others_wait" in told
     assert "in stuck" in told or how == "stop"
-    assert result.stderr.count("no worker has written or reported anything") == 1
+    assert result.stderr.count("--hang-timeout") == 1
     assert (result.run_dir / "attempt-0" / "rank-0.stacks.txt").read_text().count(
         "in others_wait"
     ) == 2
@@ -207,7 +203,7 @@ def test_a_worker_that_is_alone_may_be_silent(job, distlaunch):
     running = job.start("hangs.py", "sleep", procs=1, options=NOTICE)
     running.wait_workers(1)
     time.sleep(NOTICE_S + 2)  # not a wait for anything
-    assert "no worker has written" not in running.stderr
+    assert not [event for event in running.events if event["type"] == "silence"]
     running.send_signal(signal.SIGTERM)
     assert running.wait().returncode == 143
     distlaunch.assert_no_survivors()
@@ -219,7 +215,8 @@ def test_torchruns_command_gives_the_notice_too(distlaunch):
     running.wait_stderr("DISTLAUNCH_HANG_TIMEOUT ends jobs that hang\n")
     assert "rank 1 is behind" in running.stderr
     running.send_signal(signal.SIGINT)
-    assert "where the workers stood, " in running.wait().stderr
+    result = running.wait()
+    assert [event["when"] for event in result.of_type("silence")][-1] == "stop"
     distlaunch.assert_no_survivors()
 
 

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.facts import mentions
+
 SHOW = (
     "import json, os, sys\n"
     "names = [name for name in os.environ if name.startswith('HOROVOD_')]\n"
@@ -104,7 +106,7 @@ def test_a_setting_without_the_one_that_it_needs_is_told_of(show):
     got, result = show("-np", "1", "--autotune-log-file", "f", "-o", "stall-check=off")
     assert "HOROVOD_AUTOTUNE_LOG" not in got[0][1]
     assert got[0][1]["HOROVOD_STALL_CHECK_DISABLE"] == "1"
-    assert "--autotune-log-file has no effect without --autotune" in result.stderr
+    assert mentions(result.stderr, "--autotune-log-file", "no effect", "--autotune")
 
 
 def test_any_command_runs_and_its_words_are_its_own(show):
@@ -123,7 +125,7 @@ def test_where_horovod_is_missing_the_command_that_brings_it_is_said(distlaunch)
     (distlaunch.work / "train.py").touch()
     result = distlaunch.run(["horovodrun", "-np", "2", sys.executable, "train.py"])
     assert result.returncode == 2
-    assert f"{sys.executable} has no module horovod" in result.stderr
+    assert mentions(result.stderr, sys.executable, "module horovod")
     assert "HOROVOD_WITH_GLOO=1" in result.stderr
     assert "-m pip install --no-build-isolation 'horovod>=0.21'" in result.stderr
 

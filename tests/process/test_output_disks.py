@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.process.outputs import DISK, LINES, numbered, script, unfolded
 
@@ -43,8 +44,8 @@ def test_a_full_disk_stops_the_files_once_said_and_not_the_workers(distlaunch, t
     words = ["--num-procs", "2", "--log-dir", disk, DISK, disk / "filler", "stay"]
     result = in_a_small_disk(distlaunch, disk, *TRAIN, *words)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("log files have stopped") == 1
-    assert "the disk is full" in result.stderr
+    assert result.stderr.count("log files") == 1
+    assert mentions(result.stderr, "log files", "full")
     shown = unfolded(result.stdout.encode())
     assert all(
         shown[rank][-1] == b"the last line of %d" % rank and len(shown[rank]) == 3001
@@ -70,7 +71,7 @@ def test_files_go_on_behind_a_gap_marker_when_the_disk_has_room_again(distlaunch
     words = ["--num-procs", "2", "--job-id", "j", "--log-dir", disk, keep]
     result = in_a_small_disk(distlaunch, disk, sys.executable, keeper, disk, kept, *TRAIN, *words)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("log files have stopped") == 1
+    assert result.stderr.count("log files") == 1
     filed = (kept / "j" / "attempt-0" / "rank-0.log").read_bytes()
     before, marker, after = filed.partition(b"\n[distlaunch: ")
     assert marker, "the gap is marked"
@@ -164,12 +165,10 @@ def test_where_no_log_file_can_be_made_each_place_is_named_with_the_reason(distl
     result = apart(distlaunch, setup, str(path), XDG_STATE_HOME=str(state), TMPDIR=str(temporary))
     assert result.returncode == 2, result.stderr
     first, hint = result.stderr.splitlines()
-    assert first.startswith(
-        f"distlaunch: error: there is no place for log files: {state}/distlaunch/jobs: {why}; "
-    )
+    assert mentions(first, "error", "log files", f"{state}/distlaunch/jobs: {why}; ")
     for place in (temporary, "/tmp", "/var/tmp", distlaunch.work):
         assert f"; {place}: {why}" in first
-    assert hint == "  hint: name one with --log-dir"
+    assert mentions(hint, "--log-dir")
     assert not (distlaunch.work / "ran").exists()
 
 
@@ -177,10 +176,9 @@ def test_a_machine_without_dev_null_is_told_of_it(distlaunch):
     path = script(distlaunch, "open('ran', 'w')")
     result = apart(distlaunch, "mount -t tmpfs tmpfs /dev", str(path))
     assert result.returncode == 2, result.stderr
-    assert result.stderr.splitlines() == [
-        "distlaunch: error: /dev/null cannot be opened: No such file or directory",
-        "  hint: mknod -m 666 /dev/null c 1 3, or run the container with its usual /dev",
-    ]
+    error, hint = result.stderr.splitlines()
+    assert mentions(error, "error", "/dev/null", "No such file or directory")
+    assert mentions(hint, "hint", "mknod -m 666 /dev/null c 1 3")
     assert not (distlaunch.work / "ran").exists()
 
 
@@ -194,7 +192,7 @@ def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_a
     result = distlaunch.train("--num-procs", "2", LINES, "10", "10", env=env)
     assert result.returncode == 0
     [line] = [line for line in result.stderr.splitlines() if "cannot be used" in line]
-    assert f"({blocked}/distlaunch/jobs: Not a directory)" in line
+    assert mentions(line, f"{blocked}/distlaunch/jobs", "Not a directory")
     [log] = [
         path
         for path in temporary.glob("*/*/attempt-0/rank-1.log")

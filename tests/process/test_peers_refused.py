@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from distlaunch.core.agent.workers.process_tree import descendants_of, stat_of
+from tests.facts import mentions
 from tests.ports import free_port
 from tests.process.conftest import spawner_below, until
 from tests.process.team import Team
@@ -31,8 +32,8 @@ def test_two_launchers_with_the_same_rank_are_named(team):
     first.wait_stderr("joined")
     second = team.start(1, size=3)
     assert second.wait().returncode == 2
-    assert "two launchers have node rank 1" in second.stderr
-    team.launchers[0].wait_stderr("two launchers have node rank 1")
+    assert mentions(second.stderr, "two launchers", "rank 1")
+    team.launchers[0].wait_stderr("two launchers")
     team.launchers[1] = first
     team.start(2, size=3)
     team.ready(0, 1, 2)
@@ -83,9 +84,9 @@ def test_launchers_that_run_different_commands_say_so(team):
 @pytest.mark.parametrize(
     ("words", "program", "why"),
     [
-        ([], "missing.py", "there is no such file"),
+        ([], "missing.py", "no such file"),
         (["--backend", "nope"], "member.py", "nope"),
-        (["--workdir", "/nowhere"], "member.py", "there is no such directory"),
+        (["--workdir", "/nowhere"], "member.py", "no such directory"),
         (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
     ],
 )
@@ -96,8 +97,7 @@ def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, pro
     assert team.codes() == dict.fromkeys(range(3), 2)
     assert why in team.said(2)
     for node in (0, 1):
-        assert "node rank 2 (" in team.said(node)
-        assert "cannot take part: " in team.said(node)
+        assert mentions(team.said(node), "node rank 2", "cannot take")
         assert why in team.said(node)
 
 
@@ -105,7 +105,7 @@ def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, pro
     ("words", "program", "why"),
     [
         (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
-        ([], "missing.py", "there is no such file"),
+        ([], "missing.py", "no such file"),
     ],
 )
 def test_a_coordinator_that_cannot_start_tells_the_others_why(team, words, program, why):
@@ -116,7 +116,7 @@ def test_a_coordinator_that_cannot_start_tells_the_others_why(team, words, progr
     assert team.codes() == dict.fromkeys(range(3), 2)
     for node in range(3):
         assert why in team.said(node)
-        assert node == 0 or "it cannot start the job: " in team.said(node)
+        assert node == 0 or mentions(team.said(node), "cannot start", why)
 
 
 def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):
@@ -127,7 +127,7 @@ def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):
     team.start(1, program=str(tmp_path / "b" / "t.py"))
     assert team.codes() == {0: 2, 1: 2}
     for node in (0, 1):
-        assert "is not the same on all nodes" in team.said(node)
+        assert mentions(team.said(node), "t.py", "not the same")
 
 
 def test_who_has_not_come_in_time_is_named(team):
@@ -135,14 +135,13 @@ def test_who_has_not_come_in_time_is_named(team):
     team.start(1, "--join-timeout", "1", size=3)
     assert team.codes() == {0: 69, 1: 69}
     for node in (0, 1):
-        assert "node 2" in team.said(node)
-        assert "has not called" in team.said(node)
+        assert mentions(team.said(node), "node 2", "not called")
 
 
 def test_a_coordinator_that_never_comes_is_named(team):
     team.start(1, "--join-timeout", "0.5")
     assert team.codes() == {1: 69}
-    assert f"node 0 has not answered at 127.0.0.1:{team.port}" in team.said(1)
+    assert mentions(team.said(1), "node 0", f"127.0.0.1:{team.port}")
 
 
 def test_a_rendezvous_port_in_use_is_said(team):
@@ -158,8 +157,8 @@ def test_a_token_is_needed_where_there_is_one(team):
     for rank, token in ((0, RIGHT), (1, "another long phrase")):
         team.start(rank, "--join-timeout", "2", env={"DISTLAUNCH_TOKEN": token})
     assert team.codes() == {0: 69, 1: 69}
-    assert "the token is not the same" in team.said(1)
-    assert "the token is not the same" in team.said(0)
+    assert mentions(team.said(1), "token", "same")
+    assert mentions(team.said(0), "token", "same")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_a_token_file_that_others_can_read_is_refused(team, tmp_path, mode):
     path = token_file(tmp_path, RIGHT, mode)
     team.start(0, "--token-file", path)
     assert team.codes() == {0: 2}
-    assert f"{path}' can be read by other users (its mode is {mode:04o})" in team.said(0)
+    assert mentions(team.said(0), f"{path}'", "other users", f"{mode:04o}")
     assert f"chmod 600 {path}" in team.said(0)
 
 
@@ -225,7 +224,7 @@ def test_a_launcher_without_a_rank_does_not_call_itself_if_munge_fails(team, tmp
     path = f"{tmp_path}:{os.environ['PATH']}"
     team.start(None, "--join-timeout", "1000", env={"PATH": path, "SLURM_JOB_ID": "77"})
     assert team.codes() == {None: 2}
-    assert "munge cannot be used: munge: Error: Failed to access socket" in team.said(None)
+    assert mentions(team.said(None), "munge", "munge: Error: Failed to access socket")
 
 
 def test_a_launcher_that_cannot_join_ends_though_its_spawner_is_stopped(team):
@@ -245,7 +244,7 @@ def test_in_a_pod_a_token_file_that_others_can_read_is_only_mentioned(team, tmp_
     team.ready(0, 1)
     team.put("end-0")
     assert team.codes() == {0: 0, 1: 0}
-    assert team.said(0).count("can be read by other users") == 1
+    assert team.said(0).count("other users") == 1
 
 
 @pytest.mark.parametrize(
@@ -267,10 +266,10 @@ def test_a_port_that_others_reach_without_a_token_is_mentioned_once(distlaunch, 
     env = {} if token is None else {"DISTLAUNCH_TOKEN": token}
     result = distlaunch.train(*words, "--join-timeout", "0.5", "--no-python", "true", env=env)
     assert result.returncode == 69
-    assert (
-        result.stderr.count(f"anybody who can connect to port {port} of this machine can join it")
-        == count
-    )
+    warnings = [
+        line for line in result.stderr.splitlines() if mentions(line, "anybody", f"port {port}")
+    ]
+    assert len(warnings) == count
 
 
 # --- launchers that stand still
@@ -292,8 +291,8 @@ def test_a_joined_launcher_that_stood_still_says_so_and_blames_nobody(team):
     stand_still(team, 1, "silent for")
     codes = team.codes()
     assert codes == {0: 69, 1: 69}
-    assert "this launcher, its machine or the network stood still for" in team.said(1)
-    assert "the node, its launcher or the network stood still" in " ".join(team.said(0).split())
+    assert mentions(team.said(1), "this launcher", "stood still")
+    assert mentions(" ".join(team.said(0).split()), "the node", "stood still")
 
 
 def test_a_coordinator_that_stood_still_is_not_told_of_a_crash(team):
@@ -302,7 +301,7 @@ def test_a_coordinator_that_stood_still_is_not_told_of_a_crash(team):
     stand_still(team, 0, "no word from it for")
     assert team.launchers[0].wait(60).returncode == 69
     said = " ".join(team.said(0).split())
-    assert "its launcher heard nothing of this one" in said
-    assert "this launcher, its machine or the network stood still" in said
+    assert mentions(said, "heard nothing")
+    assert mentions(said, "this launcher", "stood still")
     assert "crash" not in said
     assert team.launchers[1].wait(60).returncode == 69

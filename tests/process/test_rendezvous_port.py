@@ -23,6 +23,7 @@ from distlaunch.core.protocol.launcher_messages import PROTOCOL_VERSION, Call, P
 from distlaunch.transport import open_files, tcp_listener
 from distlaunch.transport.tcp_listener import HANDSHAKE_S, MOST_PENDING, Listener
 from tests.examples import examples
+from tests.facts import mentions
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TOKEN = "8f14e45fceea167a5a36dedd4bea2543"
@@ -189,16 +190,7 @@ def test_ten_thousand_half_open_connections_cost_a_bounded_amount(loop, run):
     assert loop.most_pending <= MOST_PENDING
     assert len(os.listdir("/proc/self/fd")) < MOST_PENDING + CALLERS + 100
     assert resident() - before < 32 << 20
-    assert (
-        len(
-            [
-                line
-                for line in loop.lines
-                if "too many are open" in line and line.startswith("a connection")
-            ]
-        )
-        == 1
-    )
+    assert len([line for line in loop.lines if mentions(line, "a connection", "too many")]) == 1
     for _, link in loop.links:
         assert link.receive() in (b"", None)
 
@@ -273,16 +265,12 @@ def test_a_call_that_takes_too_long_is_closed_and_said_once_a_kind():
         clock.now += HANDSHAKE_S
         loop.until(lambda: not loop.listener._pending)
         assert [one.recv(1) for one in callers] == [b""] * 6
-        assert sorted(line.partition(" was closed: ")[2] for line in loop.lines) == [
-            "it did not finish its call within 5 s",
-            "it sent nothing within 5 s",
-        ]
+        unfinished, silent = sorted(line.partition(" was closed: ")[2] for line in loop.lines)
+        assert mentions(unfinished, "not finish", "5 s")
+        assert mentions(silent, "nothing", "5 s")
         clock.now += 60
         loop.until(lambda: len(loop.lines) == 4)
-        assert all(
-            line.startswith("2 more like it, the last: a connection from")
-            for line in loop.lines[2:]
-        )
+        assert all(mentions(line, "2 more", "a connection") for line in loop.lines[2:])
 
 
 def test_whoever_only_looks_whether_the_port_is_open_is_not_mentioned(loop):

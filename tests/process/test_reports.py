@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.facts import mentions
+
 
 def test_no_log_is_named_that_is_not_there(job, distlaunch):
     script = distlaunch.work / "train.py"
@@ -19,8 +21,5 @@ def test_a_worker_that_was_killed_while_it_saved_is_said_to_be_and_how_to_leave_
 ):
     result = job.run("ends.py", "--ignore", "3", options=["--failure-grace", "1"])
     assert result.returncode == 3
-    assert "rank 1: stopped by us, by KILL after the 1 s of --failure-grace" in result.stderr
-    assert (
-        "hint: if one that was killed was saving its state, a longer --failure-grace lets it end"
-        in result.stderr
-    )
+    assert mentions(result.stderr, "rank 1", "KILL", "1 s", "--failure-grace")
+    assert mentions(result.stderr, "hint", "killed", "--failure-grace")

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests.facts import mentions
+
 AGAIN = ("--min-uptime", "0")
 """Any uptime is progress: nothing counts as a failure that would repeat."""
 
@@ -38,9 +40,7 @@ def test_a_restart_that_goes_well_gives_0(job, distlaunch):
     assert exits(result, 1) == {0: 0, 1: 0}
     assert "restart 1 of 1" in result.stderr
     assert "rank 1" in result.stderr
-    assert result.stderr.splitlines()[-1] == (
-        "distlaunch: the job succeeded in attempt 1, after 1 restart"
-    )
+    assert mentions(result.stderr.splitlines()[-1], "succeeded", "attempt 1", "1 restart")
     distlaunch.assert_no_survivors()
 
 
@@ -192,7 +192,7 @@ def test_the_same_exception_from_the_same_line_twice_ends_the_job(job):
     result = job.run("ends.py", "raise-a", options=["--max-restarts", "5"])
     assert result.returncode == 1
     assert attempts(result) == [0, 1]
-    assert "not restarted: the same failure twice without progress" in result.stderr
+    assert result.of_type("failure")[-1]["reason"] == "no_progress"
 
 
 def test_the_same_exception_from_another_line_is_another_failure(job):
@@ -207,7 +207,8 @@ def test_with_progress_the_same_failure_is_retried(job):
     result = job.run("ends.py", "raise-a", options=["--max-restarts", "3", *AGAIN])
     assert result.returncode == 1
     assert attempts(result) == [0, 1, 2, 3]
-    assert "all 3 restarts are used up" in result.stderr
+    assert result.of_type("failure")[-1]["reason"] == "used_up"
+    assert "3 restarts" in result.stderr
 
 
 def test_progress_is_an_uptime_of_at_least_the_minimum(job):
@@ -237,7 +238,7 @@ def test_restarts_are_used_up_within_a_window_that_holds_them_all(job):
     result = job.run("ends.py", "3", options=options)
     assert result.returncode == 3
     assert attempts(result) == [0, 1, 2]
-    assert result.stderr.splitlines()[-1] == "  all 2 restarts are used up within 600 s"
+    assert mentions(result.stderr.splitlines()[-1], "2 restarts", "600 s")
 
 
 # --- told to stop
@@ -333,11 +334,11 @@ def test_a_signal_while_a_restart_is_delayed_ends_the_job_at_once(job, distlaunc
     result = running.wait()
     assert result.returncode == 128 + number
     assert attempts(result) == [0]
-    assert "the restart had not begun" in result.stderr
+    assert mentions(result.stderr, "restart", "not begun")
     distlaunch.assert_no_survivors()
 
 
 def test_a_delay_that_cannot_be_read_is_refused_with_what_is_expected(job):
     result = job.run("ends.py", "ok", options=["--restart-delay", "60:8"])
     assert result.returncode == 2
-    assert "--restart-delay takes S:MAX with 0 < S <= MAX, not '60:8'" in result.stderr
+    assert mentions(result.stderr, "--restart-delay", "S:MAX", "'60:8'")

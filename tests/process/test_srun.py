@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.facts import mentions
+
 
 def test_srun_starts_an_agent_on_each_node_and_the_launcher_decides_how_it_ends(distlaunch, batch):
     result = distlaunch.train(
@@ -44,9 +46,9 @@ def test_what_srun_says_is_told_where_it_starts_nothing(distlaunch, batch):
     says = "srun: error: Unable to create step for job 4711: Invalid generic resource (gres) specification"
     result = distlaunch.train("--procs-per-node", "1", "t.py", env=batch | {"SAYS": says})
     assert result.returncode == 69
-    assert "n1    srun  srun ended with status 1: " in result.stderr
+    assert mentions(result.stderr, "n1", "srun", "status 1")
     assert says in result.stderr
-    assert "--source flags runs on this machine alone" in result.stderr
+    assert "--source flags" in result.stderr
 
 
 def test_a_node_that_does_not_call_is_named(distlaunch, batch):
@@ -54,7 +56,7 @@ def test_a_node_that_does_not_call_is_named(distlaunch, batch):
     running = distlaunch.start(["train", *options, "t.py"], env=batch | {"LATE": "n2"})
     result = running.wait(90)
     assert result.returncode == 69
-    assert "1 of 2 nodes cannot be used" in result.stderr
+    assert "1 of 2" in result.stderr
     assert "n2" in result.stderr
 
 
@@ -62,7 +64,7 @@ def test_an_srun_that_waits_and_says_nothing_leaves_a_hint(distlaunch, batch):
     options = ("--procs-per-node", "1", "--join-timeout", "2")
     result = distlaunch.train(*options, "t.py", env=batch | {"WAITS": " "})
     assert result.returncode == 69
-    assert "another step of this job may hold the CPUs or the memory" in result.stderr
+    assert mentions(result.stderr, "another step")
 
 
 def test_agents_may_have_weeks_to_call(distlaunch, batch):
@@ -75,8 +77,8 @@ def test_without_srun_nothing_begins(distlaunch, batch, tmp_path):
     alone = batch | {"PATH": os.path.dirname(sys.executable)}
     result = distlaunch.train("--procs-per-node", "1", "t.py", env=alone)
     assert (result.returncode, result.run_dir) == (2, None)
-    assert "there is no srun here" in result.stderr
-    assert "--source flags runs on this machine alone" in result.stderr
+    assert mentions(result.stderr, "no srun")
+    assert "--source flags" in result.stderr
 
 
 def test_srun_args_that_are_no_words_are_refused(distlaunch, batch):
@@ -105,7 +107,7 @@ def test_what_srun_waits_for_is_told_when_the_time_is_over(distlaunch, batch):
     )
     assert result.returncode == 69
     assert "distlaunch: srun: retrying (Requested nodes are busy)" in result.stderr
-    assert "the agent did not connect in time: srun: retrying" in result.stderr
+    assert mentions(result.stderr, "in time", "srun: retrying")
 
 
 def test_agents_and_workers_end_with_a_launcher_that_is_killed(distlaunch, batch):

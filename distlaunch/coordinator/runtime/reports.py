@@ -85,6 +85,8 @@ class Reporter:
             "final": action.final,
             "diagnosis": diagnosis_record(diagnosis),
         }
+        if isinstance(action.decision, Final):
+            fields["reason"] = action.decision.reason.name.lower()
         if action.while_stopping:
             fields["while_stopping"] = True
         self._events.write("failure", fields)

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 from tests.process.conftest import spawner_below
 
 UP = "import os, sys, time\nprint('up', flush=True)\n"
@@ -71,7 +72,7 @@ def test_the_end_of_the_channel_ends_workers_that_obey_and_those_that_do_not(age
     agent.close()
     assert agent.process.wait(30) == 1
     assert count_marked() == []
-    assert "the connection to the coordinator was closed" in agent.stderr()
+    assert mentions(agent.stderr(), "coordinator", "closed")
 
 
 @pytest.mark.parametrize("grace_s", [30.0, 3.6e6], ids=["30 s", "1000 h"])
@@ -100,7 +101,7 @@ def test_silence_of_the_coordinator_is_its_loss(make_agent, count_marked):
     started(agent, OBEYS)
     assert agent.until_end() == 1
     assert count_marked() == []
-    assert "no message came from the coordinator for" in agent.of(m.AgentEnding)[0].why
+    assert mentions(agent.of(m.AgentEnding)[0].why, "no message", "coordinator")
 
 
 def test_no_silence_is_too_long_to_wait_for(make_agent):
@@ -133,7 +134,7 @@ def test_a_signal_to_the_agent_ends_its_workers_and_is_told(agent, count_marked,
     started(agent, OBEYS, DAEMON + OBEYS)
     agent.process.send_signal(signum)
     assert agent.until_end() == 1
-    assert agent.of(m.AgentEnding)[0].why == f"the agent was ended by signal {signum}"
+    assert mentions(agent.of(m.AgentEnding)[0].why, f"signal {signum}")
     assert count_marked() == []
 
 
@@ -221,7 +222,7 @@ def test_a_killed_spawner_is_a_fault_and_leaves_nothing(agent, count_marked):
     [pid] = started(agent, DAEMON + DISOBEYS)
     os.kill(spawner_of(agent), signal.SIGKILL)
     [fault] = agent.until(m.AgentFailed)
-    assert "the spawner (the parent of the workers) was killed by signal 9" in fault.text
+    assert mentions(fault.text, "spawner", "killed", "signal 9")
     assert not os.path.exists(f"/proc/{pid}")
     assert count_marked() == [agent.process.pid]
     assert agent.leave() == 0
@@ -241,7 +242,7 @@ def test_a_signal_to_all_processes_of_a_node_ends_the_node_and_not_the_job(agent
     os.kill(spawner_of(agent), signal.SIGTERM)
     agent.process.send_signal(signal.SIGTERM)
     assert agent.until_end() == 1
-    assert agent.of(m.AgentEnding)[0].why == "the agent was ended by signal 15"
+    assert mentions(agent.of(m.AgentEnding)[0].why, "signal 15")
     assert agent.of(m.SpawnerSignalled) == []
 
 
@@ -330,7 +331,7 @@ def test_a_coordinator_that_sends_garbage_is_no_coordinator(agent, count_marked,
     started(agent, OBEYS, DISOBEYS, **AT_ONCE)
     agent.send_raw(garbage)
     assert agent.until_end() == 70
-    assert "the coordinator sent an invalid message" in agent.stderr()
+    assert mentions(agent.stderr(), "coordinator", "invalid message")
     assert count_marked() == []
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from distlaunch.core.probe.network import probe_interfaces
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 
 SERVES = (
     "import os, socket\n"
@@ -122,10 +123,8 @@ def test_a_listener_with_another_word_is_not_taken_for_the_master(make_agent):
         with connection:
             connection.sendall(b"rinse\n")
             [reached] = agent.until(m.Reached)
-    assert (reached.routes, reached.problem) == (
-        (),
-        "127.0.0.1: another program listens there",
-    )
+    assert reached.routes == ()
+    assert mentions(reached.problem, "127.0.0.1", "another program")
 
 
 def test_what_leads_nowhere_is_said_and_does_not_hold_up_the_rest(make_agent):
@@ -137,7 +136,7 @@ def test_what_leads_nowhere_is_said_and_does_not_hold_up_the_rest(make_agent):
         unanswered = silent.getsockname()[1]
         reached = reach(other, "no-such-host.invalid", "127.0.0.1", port=unanswered, bound_s=0.5)
     assert reached.routes == ()
-    assert "no-such-host.invalid: the name cannot be resolved" in reached.problem
+    assert mentions(reached.problem, "no-such-host.invalid", "resolved")
     assert "127.0.0.1: no answer" in reached.problem
     assert [
         route.address

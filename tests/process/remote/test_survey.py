@@ -9,6 +9,7 @@ import pytest
 
 from distlaunch.core.model.run_files import MARKER
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_the_first_interpreter_that_can_be_run_counts(agent, order, python):
 
 def test_a_fifo_for_a_script_keeps_nobody(agent, tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    assert "is no plain file" in agent.survey(script=str(tmp_path / "fifo")).problem
+    assert mentions(agent.survey(script=str(tmp_path / "fifo")).problem, "plain file")
 
 
 def test_a_folder_is_known_by_its_main_file(agent, tmp_path):

@@ -16,6 +16,7 @@ from distlaunch.transport.ssh.config import SshOptions
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
 from distlaunch.transport.ssh.nodes import SshConnector
 from tests.contract.test_links import End
+from tests.facts import mentions
 from tests.process.ssh.conftest import BOUND_S, failure, works
 from tests.sshd import stand_in
 
@@ -37,7 +38,7 @@ def test_a_server_that_never_says_a_word_ends_at_the_deadline(sshd, way):
     assert failed.passing
     if way == "paramiko":
         assert failed.step == "connect"
-        assert failed.text == "connected, but the host did not send an SSH version in time"
+        assert mentions(failed.text, "SSH version", "in time")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_jump_host_is_checked_by_its_own_settings(sshd, serve):
     config.write_text(config.read_text() + jump.config(host="jump").read_text())
     failed = failure(config)
     assert failed.step == "host key"
-    assert failed.text.startswith("jump host jump: its key is not known")
+    assert mentions(failed.text, "jump host jump", "not known")
 
 
 def test_a_chain_of_jump_hosts_is_followed(sshd, serve):
@@ -143,7 +144,7 @@ def test_a_chain_of_jump_hosts_is_followed(sshd, serve):
 def test_jump_hosts_in_a_circle_are_said(sshd, serve):
     config = sshd.config("ProxyJump node")
     failed = failure(config)
-    assert "leads in a circle" in failed.text
+    assert mentions(failed.text, "circle")
 
 
 def test_a_jump_host_that_reaches_nothing_says_why(sshd, serve):
@@ -153,7 +154,7 @@ def test_a_jump_host_that_reaches_nothing_says_why(sshd, serve):
     sshd.close()
     failed = failure(config)
     assert failed.step == "connect"
-    assert failed.text == "jump host jump does not connect to it: connect failed"
+    assert mentions(failed.text, "jump host jump", "connect failed")
     sshd.start()
 
 
@@ -189,7 +190,8 @@ def test_one_login_at_a_jump_host_serves_all_nodes_behind_it(sshd, serve):
 def test_a_proxy_command_that_fails_says_its_last_words(sshd):
     failed = failure(sshd.config("ProxyCommand echo no way to %h >&2; exit 1"))
     assert failed.step == "connect"
-    assert failed.text == "ProxyCommand: no way to 127.0.0.1"
+    assert failed.text.endswith("no way to 127.0.0.1")
+    assert mentions(failed.text, "ProxyCommand")
 
 
 def test_a_proxy_command_that_hangs_is_ended(sshd):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.contract.test_links import End
+from tests.facts import mentions
 from tests.process.ssh.conftest import failure, program, reach, works
 from tests.sshd import stand_in
 
@@ -117,7 +118,7 @@ def test_a_node_without_python_is_said_to_have_none(serve, tmp_path, way):
     server, _ = without_python(serve, tmp_path)
     failed = failure(server.config(), way=way, pythons=["/no/such/python"])
     assert (failed.step, failed.passing) == ("python", False)
-    assert failed.text == "node has no Python on its PATH; the agent needs 3.10 or newer"
+    assert mentions(failed.text, "no Python", "PATH", "3.10")
     assert "--python" in failed.hint
 
 
@@ -128,9 +129,14 @@ def test_pythons_that_are_too_old_are_named_with_their_versions(serve, tmp_path,
     ancient = program(tmp_path / "ancient", "#!/bin/sh\nexit 2\n")
     failed = failure(server.config(), way=way, pythons=[str(ancient)])
     assert failed.step == "python"
-    assert failed.text == (
-        f"node has a Python before 3.4 ({ancient}), Python 3.8.10 ({tools}/python3) and {tools}/python3.12,"
-        " which cannot be run; the agent needs 3.10 or newer"
+    assert mentions(
+        failed.text,
+        "3.4",
+        ancient,
+        "Python 3.8.10",
+        f"{tools}/python3",
+        f"{tools}/python3.12",
+        "3.10",
     )
 
 
@@ -141,15 +147,12 @@ def test_a_forced_command_is_shown_by_what_it_said(serve, way):
     server = serve("ForceCommand echo only backups here; exit 3")
     failed = failure(server.config(), way=way)
     assert (failed.step, failed.passing) == ("agent", False)
-    assert (
-        failed.text
-        == "the login ended before the agent could start: it ended with status 3: only backups here"
-    )
+    assert mentions(failed.text, "login ended", "status 3", "only backups here")
 
 
 def test_a_login_shell_that_refuses_is_named_by_its_status(serve, way):
     failed = failure(serve("ForceCommand /bin/false").config(), way=way)
-    assert failed.text == "the login ended before the agent could start: it ended with status 1"
+    assert mentions(failed.text, "login ended", "status 1")
 
 
 def test_an_agent_that_breaks_while_it_starts_shows_its_last_lines(sshd, way):
@@ -159,7 +162,7 @@ def test_an_agent_that_breaks_while_it_starts_shows_its_last_lines(sshd, way):
         code=stand_in("def main(word, code_fd):\n    raise RuntimeError('no way')\n"),
     )
     assert failed.step == "agent"
-    assert failed.text.startswith("the agent failed to start: it ended with status 1: ")
+    assert mentions(failed.text, "agent failed", "status 1")
     assert failed.text.endswith("RuntimeError: no way")
 
 
@@ -175,12 +178,12 @@ def test_a_shell_that_says_nothing_ends_at_the_deadline(serve, way):
     failed = failure(server.config(), way=way, within_s=2.0)
     assert time.monotonic() - started < 15
     assert (failed.step, failed.passing) == ("agent", True)
-    assert failed.text == "the agent did not start in time: hold on"
+    assert mentions(failed.text, "in time", "hold on")
 
 
 def test_a_shell_that_prints_without_end_is_left(serve, way):
     failed = failure(serve("ForceCommand cat /dev/zero").config(), way=way)
-    assert failed.text.startswith("node prints over 16 MiB before the agent starts")
+    assert mentions(failed.text, "node", "16 MiB")
 
 
 def test_a_greeting_with_another_word_is_noise(serve, way):

@@ -12,6 +12,7 @@ import pytest
 
 from distlaunch.transport.connection import ConnectError
 from distlaunch.transport.ssh.config import SshOptions
+from tests.facts import mentions
 from tests.process.ssh.conftest import failure, program, reach, works
 from tests.sshd import make_key
 
@@ -23,9 +24,9 @@ def test_a_key_that_is_not_taken_is_said(sshd, tmp_path, way):
     failed = failure(config, way=way)
     assert (failed.step, failed.passing) == ("login", False)
     if way == "paramiko":
-        assert failed.text == "the server accepted no key (1 tried)"
+        assert mentions(failed.text, "no key", "1 tried")
         copy = f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1"
-        assert failed.hint == f"is {sshd.user} the user there (--ssh-user)? else: {copy}"
+        assert mentions(failed.hint, sshd.user, "--ssh-user", copy)
         assert (failed.user, failed.address) == (sshd.user, f"127.0.0.1:{sshd.port}")
     else:
         assert "Permission denied (publickey)" in failed.text
@@ -36,7 +37,7 @@ def test_no_key_at_all_is_said(sshd, tmp_path):
     config.write_text(config.read_text().replace(str(sshd.key), str(tmp_path / "absent")))
     failed = failure(config)
     assert failed.step == "login"
-    assert failed.text == f"there is no key to log in with; {tmp_path}/absent does not exist"
+    assert mentions(failed.text, "no key", f"{tmp_path}/absent")
 
 
 def test_a_key_with_a_passphrase_is_named(sshd, tmp_path, way):
@@ -46,7 +47,7 @@ def test_a_key_with_a_passphrase_is_named(sshd, tmp_path, way):
     failed = failure(config, way=way)
     assert failed.step == "login"
     if way == "paramiko":
-        assert f"{locked} has a passphrase" in failed.text
+        assert mentions(failed.text, locked, "passphrase")
         assert failed.hint.startswith(f"ssh-add {locked}")
 
 
@@ -110,13 +111,13 @@ def test_an_agent_that_does_not_answer_holds_up_nobody(sshd, tmp_path):
 def test_a_server_that_takes_only_passwords_is_said(serve):
     failed = failure(serve("PasswordAuthentication yes", "PubkeyAuthentication no").config())
     assert failed.step == "login"
-    assert "the server accepts no keys, only password" in failed.text
+    assert mentions(failed.text, "no keys", "only password")
 
 
 def test_a_server_that_wants_a_password_beside_the_key_is_said(serve):
     server = serve("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
     failed = failure(server.config())
-    assert failed.text == "the server accepts the key, but also requires password"
+    assert mentions(failed.text, "accepts", "also requires password")
 
 
 def test_the_user_and_key_of_the_command_line_beat_the_file(sshd, way):

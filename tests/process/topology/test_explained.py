@@ -77,4 +77,4 @@ def test_people_read_the_explanation_after_the_table_and_before_the_job(distlaun
     assert "  source           flags  (--hosts)\n" in explanation
     said, told = train("--hosts", "localhost:1", "--explain")
     assert said == ["0 1 0 0"]
-    assert told.index("where this comes from") < told.index(": 1 worker on localhost")
+    assert told.index("comes from") < told.index(": 1 worker on localhost")
