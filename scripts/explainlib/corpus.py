@@ -282,7 +282,8 @@ def score_folder(
     programs = read_programs(folder.resolve())
     if unknown := sorted(set(names) - {program.name for program in programs}):
         sys.exit(f"no such program: {', '.join(unknown)}")
-    git = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    root = Path(__file__).resolve().parents[2]
+    git = ["git", "-C", str(root), "log", "-1", "--format=%h", "--", "distlaunch"]
     revision = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     results: dict[str, object] = {"revision": revision, "date": time.strftime("%Y-%m-%d")}
     scores: dict[str, dict[str, object]] = {}
