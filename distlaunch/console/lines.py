@@ -4,8 +4,8 @@ A bar is an unfinished line with carriage returns. The text between two ``\r`` i
 bar. Only the newest state that is not blank is kept, so that a cleared bar leaves its last state. A
 display is output of a program that moves the cursor up (``live_display``).
 
-``LineSplitter`` keeps a ``Source`` for each stream of each rank. It passes to a ``LineView``
-(``screen``, ``jsonl``):
+``LineSplitter`` keeps a ``Source`` for each stream of each rank, which holds all that is known of the
+stream. It passes to a ``LineView`` (``screen``, ``jsonl``):
 
 * Complete lines, at once.
 * Unfinished lines, after at most PARTIAL_S.
@@ -16,6 +16,7 @@ display is output of a program that moves the cursor up (``live_display``).
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from distlaunch.console.escapes import hold_back
@@ -37,6 +38,16 @@ _MAX_HELD_S = 0.2
 """How long output is held while the rank redraws bars again and again."""
 _MAX_MOVE_BYTES = 8
 """Maximum length of a sequence that moves the cursor."""
+_NEVER = float("inf")
+
+
+class PendingOutput(Enum):
+    """The output of a source that is shown at ``Source.due``, unless it changes before."""
+
+    LINE = auto()
+    """The unfinished line in ``Source.buf``."""
+    BAR = auto()
+    """The newest state of the bar or of the display."""
 
 
 class Source:
@@ -48,21 +59,37 @@ class Source:
         "buf",
         "cut",
         "display",
+        "display_number",
         "drawn_s",
         "due",
+        "held",
+        "held_s",
         "length",
+        "other",
         "paced_s",
+        "pending",
         "rank",
         "started",
         "state",
         "stream",
+        "timer",
     )
 
     def __init__(self, rank: int, stream: int) -> None:
         self.rank = rank
         self.stream = stream
+        self.other: Source | None = None
+        """The other stream of the rank, if it has had output."""
         self.buf = bytearray()
+        self.pending: PendingOutput | None = None
         self.due = 0.0
+        """When the pending output is due, or when the last one was."""
+        self.held: bytearray | None = None
+        """Output that came while the rank may be drawing on its other stream."""
+        self.held_s = 0.0
+        """Since when output is held."""
+        self.timer = _NEVER
+        """When ``LineSplitter.flush_due`` next looks at this source."""
         self.started = False
         """Whether the beginning of the current line is already shown."""
         self.length = 0
@@ -77,8 +104,38 @@ class Source:
         """When a state of a bar was last shown."""
         self.display: Display | None = None
         """The rows that the program redraws; None if it redraws no rows."""
+        self.display_number = 0
+        """The number of the display, in the order in which displays begin."""
         self.drawn_s = 0.0
         """When the display last changed."""
+
+    @property
+    def redraw_end(self) -> float:
+        """Return the time until which output of this source must be held.
+
+        The rank may be redrawing a display on its other stream. The display looks complete when the
+        cursor is back on a free row, but within _REDRAW_S of its last change the program may only
+        be between two rows. Output shown in that moment would break the display. Return 0 if there
+        is no such display.
+        """
+        other = self.other
+        if other is None or other.display is None or not other.display.is_complete:
+            return 0.0
+        return other.drawn_s + _REDRAW_S
+
+    @property
+    def held_until(self) -> float:
+        """Return when held output is due."""
+        return min(self.redraw_end, self.held_s + _MAX_HELD_S)
+
+    def next_due(self) -> float | None:
+        """Return when anything of this source is due. Return None if nothing is."""
+        dues = (
+            self.held_until if self.held is not None else None,
+            self.due if self.pending is not None else None,
+            self.display.due() if self.display is not None else None,
+        )
+        return min((due for due in dues if due is not None), default=None)
 
 
 class LineView(Protocol):
@@ -124,85 +181,114 @@ class LineSplitter:
         self._view = view
         self._live = live
         self._sources: dict[tuple[int, int], Source] = {}
-        self._partial: dict[Source, None] = {}
-        """Sources with an unfinished line, ordered by due time."""
-        self._bars: dict[Source, None] = {}
-        """Sources with a bar or display whose newest state is not yet shown."""
-        self._bars_due = 0.0
-        self._drawing: dict[Source, None] = {}
-        """Sources with a display."""
-        self._held: dict[Source, tuple[bytearray, float]] = {}
-        """Output that is held because the rank may be drawing on its other stream, and the time
-        since when."""
+        """By rank and stream."""
+        self._timers: list[tuple[float, int, Source]] = []
+        """A heap of times at which a source may be due, each with a number of its own. Each source
+        that waits has an entry, at the latest at its ``next_due``."""
+        self._timers_set = 0
+        self._displays = 0
+        """The number of displays that have begun."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         source = self._sources.get((rank, stream))
         if source is None:
-            source = self._sources[rank, stream] = Source(rank, stream)
-        if source in self._held:
-            self._held[source][0].extend(data)
-        elif source.display is None and self._redraw_end(source) > now:
-            self._held[source] = bytearray(data), now
+            source = self._add_source(rank, stream)
+        if source.held is not None:
+            source.held.extend(data)
+        elif source.display is None and source.redraw_end > now:
+            source.held, source.held_s = bytearray(data), now
+            self._set_timer(source)
         else:
             self._add_output(source, data, now)
 
+    def _add_source(self, rank: int, stream: int) -> Source:
+        source = self._sources[rank, stream] = Source(rank, stream)
+        for other in self._sources_of(rank):
+            if other is not source:
+                source.other, other.other = other, source
+        return source
+
+    def _sources_of(self, rank: int) -> list[Source]:
+        sources = (self._sources.get((rank, stream)) for stream in STREAMS)
+        return [source for source in sources if source is not None]
+
     def rank_ended(self, rank: int, now: float) -> None:
-        for stream in STREAMS:
-            source = self._sources.pop((rank, stream), None)
-            if source is not None:
-                self._add_held(source, now)
-                self._end(source, now)
+        for source in self._sources_of(rank):
+            self._add_held(source, now)
+            self._end(source, now)
+            del self._sources[rank, source.stream]
 
     def flush_due(self, now: float) -> float | None:
-        """Show unfinished lines that have been held long enough; return when the next is due."""
-        dues: list[float | None] = []
-        for source, (_, since) in list(self._held.items()):
-            until = min(self._redraw_end(source), since + _MAX_HELD_S)
-            if until <= now:
+        """Show what has been held long enough. Return when the next output is due."""
+        sources = self._pop_timers(now)
+        for source in sources:
+            if source.held is not None and source.held_until <= now:
                 self._add_held(source, now)
-            else:
-                dues.append(until)
-        dues.append(self._show_final_rows(now) if self._drawing else None)
-        dues.append(self._flush_bars(now) if self._bars else None)
-        while self._partial:
-            source = next(iter(self._partial))
-            if source.due > now:
-                dues.append(source.due)
-                break
-            self._show_unfinished(source)
-        return min((due for due in dues if due is not None), default=None)
+        for source in sorted(sources, key=lambda source: source.display_number):
+            self._show_final_rows(source, now)
+        for source in sources:
+            if source.pending is PendingOutput.BAR and source.due <= now:
+                source.pending = None
+                self._show_bar(source, now)
+        for source in sources:
+            if source.pending is PendingOutput.LINE and source.due <= now:
+                self._show_unfinished(source)
+        for source in sources:
+            self._set_timer(source)
+        return self._next_due()
+
+    def _set_timer(self, source: Source) -> None:
+        """Have ``flush_due`` look at a source as soon as anything of it is due."""
+        due = source.next_due()
+        if due is not None and due < source.timer:
+            from heapq import heappush
+
+            source.timer = due
+            self._timers_set += 1
+            heappush(self._timers, (due, self._timers_set, source))
+
+    def _pop_timers(self, now: float) -> list[Source]:
+        """Return the sources that may be due, in the order of their times."""
+        if not self._timers or self._timers[0][0] > now:
+            return []
+        from heapq import heappop
+
+        found: dict[Source, None] = {}
+        while self._timers and self._timers[0][0] <= now:
+            _, _, source = heappop(self._timers)
+            source.timer = _NEVER
+            found[source] = None
+        return list(found)
+
+    def _next_due(self) -> float | None:
+        """Return when the next source is due. Drop the times at which no source is due any more."""
+        while self._timers:
+            at, _, source = self._timers[0]
+            if source.next_due() == at:
+                return at
+            from heapq import heappop
+
+            heappop(self._timers)
+            if source.timer == at:
+                source.timer = _NEVER
+                self._set_timer(source)
+        return None
 
     def finish(self, now: float) -> None:
         for source in self._sources.values():
             self._add_held(source, now)
             self._end(source, now)
         self._sources.clear()
+        self._timers.clear()
 
     def release_held(self, now: float) -> None:
         """Show output that is held while bars may be redrawn."""
-        for source in list(self._held):
+        for source in self._sources.values():
             self._add_held(source, now)
 
-    def _redraw_end(self, source: Source) -> float:
-        """Return the time until which output of ``source`` must be held.
-
-        The rank may be redrawing a display on its other stream. The display looks complete when the
-        cursor is back on a free row, but within _REDRAW_S of its last change the program may only
-        be between two rows. Output shown in that moment would break the display. Return 0 if there
-        is no such display.
-        """
-        return max(
-            (
-                other.drawn_s + _REDRAW_S
-                for other in self._drawing
-                if other.rank == source.rank and other.display and other.display.is_complete
-            ),
-            default=0.0,
-        )
-
     def _add_held(self, source: Source, now: float) -> None:
-        if source in self._held:
-            data, _ = self._held.pop(source)
+        if source.held is not None:
+            data, source.held = source.held, None
             self._add_output(source, bytes(data), now)
 
     # --- lines
@@ -217,8 +303,7 @@ class LineSplitter:
         if source.display is not None or (b"\x1b" in data and self._moves_cursor(source, data)):
             self._feed_display(source, data, now)
             return
-        if self._drawing:
-            self._complete_displays(source, now)
+        self._complete_display(source, now)
         cut = data.rfind(b"\n")
         if cut >= 0:
             last = data.rfind(b"\n", 0, cut) + 1
@@ -253,7 +338,8 @@ class LineSplitter:
 
     def _with_held(self, source: Source, block: bytes) -> bytes:
         """Return ``block`` preceded by the output that the source holds, and empty the source."""
-        self._partial.pop(source, None)
+        if source.pending is PendingOutput.LINE:
+            source.pending = None
         if source.buf:
             source.buf += block
             block = bytes(source.buf)
@@ -264,9 +350,9 @@ class LineSplitter:
         source.buf += data
         if len(source.buf) >= PIECE or self._view.is_growing(source):
             self._show_unfinished(source)
-        elif source not in self._partial:
-            source.due = now + self._hold_s(source)
-            self._partial[source] = None
+        elif source.pending is not PendingOutput.LINE:
+            source.pending, source.due = PendingOutput.LINE, now + self._hold_s(source)
+            self._set_timer(source)
 
     def _hold_s(self, source: Source) -> float:
         """Return how long an unfinished line is held.
@@ -278,7 +364,8 @@ class LineSplitter:
         return PARTIAL_S if live is None or live.owner in (None, source.rank) else PROGRESS_S
 
     def _show_unfinished(self, source: Source) -> None:
-        self._partial.pop(source, None)
+        if source.pending is PendingOutput.LINE:
+            source.pending = None
         live = self._live
         if (
             live is not None
@@ -317,7 +404,8 @@ class LineSplitter:
         ):
             self._feed_display(source, data, now)
             return
-        self._partial.pop(source, None)
+        if source.pending is PendingOutput.LINE:
+            source.pending = None
         source.bar = True
         if b"\r" in data:
             source.buf[:] = shorten_bar(bytes(source.buf) + data)
@@ -345,33 +433,20 @@ class LineSplitter:
             self._view.end_bar(source, newest_state(line), shown, now)
 
     def _forget_bar(self, source: Source) -> None:
-        self._bars.pop(source, None)
-        self._partial.pop(source, None)
+        source.pending = None
         source.buf.clear()
         source.bar = False
         source.state = None
 
     def _schedule_bar(self, source: Source, now: float) -> None:
-        if source in self._bars:
+        if source.pending is PendingOutput.BAR:
             return
         if self._live is not None:
             due = max(now + PARTIAL_S, source.paced_s + PROGRESS_S)
         else:
             due = (now if source.state is None else source.paced_s) + PROGRESS_S
-        self._schedule(source, due)
-
-    def _schedule(self, source: Source, due: float) -> None:
-        self._bars_due = min(due, self._bars_due) if self._bars else due
-        self._bars[source] = None
-        source.due = due
-
-    def _flush_bars(self, now: float) -> float | None:
-        if self._bars_due <= now:
-            for source in [source for source in self._bars if source.due <= now]:
-                del self._bars[source]
-                self._show_bar(source, now)
-            self._bars_due = min((source.due for source in self._bars), default=0.0)
-        return self._bars_due if self._bars else None
+        source.pending, source.due = PendingOutput.BAR, due
+        self._set_timer(source)
 
     def _show_bar(self, source: Source, now: float) -> None:
         """Show the newest state of a bar, unless this state has been shown.
@@ -408,10 +483,19 @@ class LineSplitter:
             self._forget_bar(source)
             self._view.leave_line(source)
             display = source.display = Display()
-            self._drawing[source] = None
+            self._displays += 1
+            source.display_number = self._displays
         source.drawn_s = now
         self._show_rows(source, display.feed(data, now), now)
         self._after_drawing(source, now)
+        self._set_timer(source)
+        self._on_drawn(source)
+
+    def _on_drawn(self, source: Source) -> None:
+        """Set the timer of the rank's other stream anew, if its output is held because of this
+        display."""
+        if source.other is not None and source.other.held is not None:
+            self._set_timer(source.other)
 
     def _after_drawing(self, source: Source, now: float) -> None:
         if source.display is not None and source.display.is_over:
@@ -450,29 +534,22 @@ class LineSplitter:
         if display is not None:
             self._show_rows(source, display.finish(), now)
         source.display = None
-        self._drawing.pop(source, None)
         self._forget_bar(source)
+        self._on_drawn(source)
 
-    def _show_final_rows(self, now: float) -> float | None:
-        dues = []
-        for source in list(self._drawing):
-            display = source.display
-            if display is None:
-                continue
-            if rows := display.settle(now):
-                self._show_rows(source, rows, now)
-                self._after_drawing(source, now)
-            if source.display is not None:
-                dues.append(display.due())
-        return min((due for due in dues if due is not None), default=None)
+    def _show_final_rows(self, source: Source, now: float) -> None:
+        if source.display is not None and (rows := source.display.settle(now)):
+            self._show_rows(source, rows, now)
+            self._after_drawing(source, now)
 
-    def _complete_displays(self, source: Source, now: float) -> None:
-        """End the display on the rank's other stream if it looks complete, so that the rank's
-        output remains in order."""
-        for other in list(self._drawing):
-            display = other.display
-            if other.rank == source.rank and display is not None and display.is_complete:
-                self._end_display(other, now)
+    def _complete_display(self, source: Source, now: float) -> None:
+        """End the display on the rank's other stream if it looks complete.
+
+        This keeps the order of the rank's output.
+        """
+        other = source.other
+        if other is not None and other.display is not None and other.display.is_complete:
+            self._end_display(other, now)
 
     # --- live rows
 
@@ -499,12 +576,17 @@ class LineSplitter:
             for other in before:
                 self._schedule_bar(other, now)
             self._view.end_open_line()
-        self._bars.pop(source, None)
+        if source.pending is PendingOutput.BAR:
+            source.pending = None
         live.draw_soon(self._live_displays(), now)
 
     def _live_sources(self) -> list[Source]:
+        """Return the sources whose displays are the live rows, in the order of these displays."""
         owner = None if self._live is None else self._live.owner
-        return [source for source in self._drawing if source.rank == owner]
+        if owner is None:
+            return []
+        found = [source for source in self._sources_of(owner) if source.display is not None]
+        return sorted(found, key=lambda source: source.display_number)
 
     def _live_displays(self) -> list[Display]:
         displays = (source.display for source in self._live_sources())
