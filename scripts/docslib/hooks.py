@@ -21,4 +21,5 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links to the architecture page's own file to its page."""
     del page
-    return markdown.replace("](../../ARCHITECTURE.md)", "](architecture.md)")
+    markdown = markdown.replace("](../../ARCHITECTURE.md)", "](architecture.md)")
+    return markdown.replace("](../ARCHITECTURE.md)", "](contributing/architecture.md)")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -151,6 +152,25 @@ def test_generated_pages_are_current():
     assert pages
     for path, text in pages.items():
         assert path.read_text("utf-8") == text, "scripts/docs --write makes it anew"
+
+
+def test_the_picture_of_the_rooms_is_current():
+    rooms = docslib("rooms")
+    assert rooms.ROOMS.read_text("utf-8") == rooms.draw_rooms(), (
+        "scripts/docs --write draws it anew"
+    )
+
+
+def test_the_picture_has_every_room_and_arrows_that_lead_down():
+    rooms = docslib("rooms")
+    floor = {room: number for number, row in enumerate(rooms.floors()) for room in row}
+    folders = {path.parent.name for path in (ROOT / "distlaunch").glob("*/__init__.py")}
+    assert set(floor) == folders | {"__main__"}
+    assert len(rooms.arrows()) > 20
+    assert all(floor[source] < floor[target] for source, target in rooms.arrows())
+    picture = ET.fromstring(rooms.draw_rooms())
+    named = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert set(floor) <= named
 
 
 def test_the_manual_page_is_current_and_well_formed():
