@@ -94,6 +94,7 @@ class Failure:
         adds_local_rank: bool = False,
         dashes_first: bool = False,
         master_port: int | None = None,
+        nodes: int = 1,
     ) -> None:
         self.evidence = evidence
         self.python = python
@@ -101,6 +102,7 @@ class Failure:
         self.adds_local_rank = adds_local_rank
         self.dashes_first = dashes_first
         self.master_port = master_port
+        self.nodes = nodes
         self.type = (evidence.exception_type or "").rpartition(".")[2]
         self.text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}"
         """The exception, its message and its further lines."""

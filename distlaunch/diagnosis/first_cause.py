@@ -135,6 +135,7 @@ def diagnose(
         adds_local_rank=adds_local_rank,
         dashes_first=dashes_first,
         master_port=master_port,
+        nodes=len({end.host for end in ends}),
     )
     hint = known.text if known else None
     if cause_seen:

@@ -90,6 +90,16 @@ def _has_others(failure: Failure) -> bool:
     return failure.world_size > 1
 
 
+def _has_other_nodes(failure: Failure) -> bool:
+    return failure.nodes > 1
+
+
+def _removes_files(failure: Failure) -> bool:
+    inside = ("_rmtree_safe_fd", "_rmtree_safe_fd_step", "_rmtree_unsafe")
+    names = ("rmtree", *inside) if "[errno 39]" in failure.lower else inside
+    return failure.world_size > 1 and failure.in_call("/shutil.py", *names)
+
+
 def _in_fork(failure: Failure) -> bool:
     return any(
         failure.in_call(file)
@@ -573,7 +583,11 @@ _MEMORY: tuple[HintRow, ...] = (
             "GPU memory is full: cuBLAS or cuDNN found none beside that of the model. "
             f"{_LESS_GPU_MEMORY}"
         ),
-        marks=("cublas_status_alloc_failed", "cudnn_status_alloc_failed"),
+        marks=(
+            "cublas_status_alloc_failed",
+            "cudnn_status_alloc_failed",
+            "device_allocation_failed",
+        ),
     ),
     HintRow(
         kind=K.GPU_MEMORY,
@@ -866,6 +880,14 @@ _GROUPS: tuple[HintRow, ...] = (
     HintRow(
         kind=K.NO_GROUP,
         hint=(
+            "Horovod is not initialized in this process: call hvd.init() before any other function "
+            "of Horovod, and in each process that a script spawns"
+        ),
+        marks=("horovod has not been initialized",),
+    ),
+    HintRow(
+        kind=K.NO_GROUP,
+        hint=(
             "the group exists already, as Lightning, Accelerate and DeepSpeed make it "
             "themselves: call init_process_group only if dist.is_initialized() is false"
         ),
@@ -895,6 +917,26 @@ _GROUPS: tuple[HintRow, ...] = (
         marks=("unable to find address for", "unable to find interface for"),
     ),
     HintRow(
+        kind=K.FILE_STORE,
+        hint=(
+            "the file of the store holds more ranks than the job has, so it is left from an "
+            "earlier run: remove it before each start, or leave init_method out (env://)"
+        ),
+        marks=("store based barrier",),
+        when=special.has_too_many_workers,
+        tells_why_ranks_did_not_meet=True,
+    ),
+    HintRow(
+        kind=K.FILE_STORE,
+        hint=(
+            "a file that init_method=file:// names may be left from an earlier run or attempt: "
+            "remove it before each start, or leave init_method out (env://)"
+        ),
+        marks=("wait timeout", "timed out", "connection refused", "connectfullmesh failed"),
+        when=_has_file_store,
+        tells_why_ranks_did_not_meet=True,
+    ),
+    HintRow(
         kind=K.INTERFACE,
         hint=(
             "gloo connects by the loopback interface, which other nodes do not reach: set "
@@ -902,6 +944,7 @@ _GROUPS: tuple[HintRow, ...] = (
         ),
         marks=("connectfullmesh failed",),
         pattern=r"remote=\[(?:127\.\d+\.\d+\.\d+|::1)\]",
+        when=_has_other_nodes,
         tells_why_ranks_did_not_meet=True,
     ),
     HintRow(
@@ -912,6 +955,7 @@ _GROUPS: tuple[HintRow, ...] = (
         ),
         marks=("connectfullmesh failed",),
         pattern=r"connectFullMesh failed[^\n]*remote=\[(?P<address>[^\]\s]+)\]",
+        when=_has_other_nodes,
     ),
     HintRow(
         kind=K.INTERFACE,
@@ -957,26 +1001,6 @@ _GROUPS: tuple[HintRow, ...] = (
     ),
     HintRow(kind=K.PORT, hint=special.port_of_the_job, marks=special.PORT_TAKEN),
     HintRow(kind=K.PORT, hint=special.port_of_the_script, marks=special.PORT_TAKEN),
-    HintRow(
-        kind=K.FILE_STORE,
-        hint=(
-            "the file of the store holds more ranks than the job has, so it is left from an "
-            "earlier run: remove it before each start, or leave init_method out (env://)"
-        ),
-        marks=("store based barrier",),
-        when=special.has_too_many_workers,
-        tells_why_ranks_did_not_meet=True,
-    ),
-    HintRow(
-        kind=K.FILE_STORE,
-        hint=(
-            "a file that init_method=file:// names may be left from an earlier run or attempt: "
-            "remove it before each start, or leave init_method out (env://)"
-        ),
-        marks=("wait timeout", "timed out", "connection refused", "connectfullmesh failed"),
-        when=_has_file_store,
-        tells_why_ranks_did_not_meet=True,
-    ),
     HintRow(
         kind=K.WATCHDOG,
         hint=(
@@ -1254,6 +1278,24 @@ _FILES: tuple[HintRow, ...] = (
     ),
     HintRow(
         kind=K.SAME_FILE,
+        hint=(
+            "another rank removed or filled the folder at the same time: let rank 0 alone remove "
+            "it, while the others wait at a barrier"
+        ),
+        types=("FileNotFoundError", "OSError"),
+        marks=("[errno 2] no such file or directory", "[errno 39] directory not empty"),
+        when=_removes_files,
+    ),
+    HintRow(
+        kind=K.SAME_FILE,
+        hint=(
+            "another process writes to this SQLite file: give each rank its own, or write on rank "
+            "0 alone"
+        ),
+        marks=("operationalerror: database is locked",),
+    ),
+    HintRow(
+        kind=K.SAME_FILE,
         hint=special.existing_file,
         types=("FileExistsError",),
         when=_has_others,
@@ -1287,7 +1329,6 @@ _FILES: tuple[HintRow, ...] = (
             "metadataincompletebuffer",
             "the file might be corrupted",
             "compressed file ended before the end-of-stream marker",
-            "file is not a zip file",
         ),
         types=(
             "EOFError",
@@ -1296,7 +1337,6 @@ _FILES: tuple[HintRow, ...] = (
             "ValueError",
             "OSError",
             "SafetensorError",
-            "BadZipFile",
         ),
     ),
     HintRow(

@@ -16,11 +16,13 @@ def hint_for(
     adds_local_rank: bool = False,
     dashes_first: bool = False,
     master_port: int | None = None,
+    nodes: int = 1,
 ) -> Hint | None:
     """Return what the user can do about a failure. Return None if no useful hint is known.
 
-    How a worker ended tells nothing if it only waited for another rank or lost it. See
-    ``first_cause.diagnose`` for the parameters.
+    How a worker ended tells nothing if it only waited for another rank or lost it.
+    ``nodes``: the number of nodes on which workers ended. See ``first_cause.diagnose`` for the
+    other parameters.
     """
     failure = Failure(
         evidence,
@@ -29,6 +31,7 @@ def hint_for(
         adds_local_rank=adds_local_rank,
         dashes_first=dashes_first,
         master_port=master_port,
+        nodes=nodes,
     )
     for row in ROWS if evidence.standing < Standing.TIMED_OUT else ROWS_BY_TEXT:
         if (text := row.hint_of(failure)) is not None:

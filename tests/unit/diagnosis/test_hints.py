@@ -5,7 +5,7 @@ the ``hint``. Its ``text`` has real texts of libraries, with the version that wr
 the text came from. Its ``near`` has failures with similar words from another cause, ``why`` they
 are another, and the kind of hint that one ``gives`` (none if empty). An ``exception`` stands below
 a traceback of the script; a ``log`` is all that the worker wrote. ``code`` is how it ended, -9 for
-a signal. One rank of four failed in that way, or ``everywhere`` all of them.
+a signal. One rank of four failed in that way, or ``everywhere`` all of them, on one node or on ``nodes``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ SETTINGS = {"adds_local_rank", "dashes_first", "master_port"}
 
 def end_of_case(end_of, case, rank=None):
     tail = case["log"] if "log" in case else f"{TRACEBACK}{case['exception']}\n"
+    rank = case.get("rank", 0) if rank is None else rank
     return end_of(
-        case.get("rank", 0) if rank is None else rank,
+        rank,
         tail,
+        host=f"node{rank % case.get('nodes', 1)}",
         returncode=case.get("code", 1),
         oom_kills=case.get("oom_kills", 0),
     )
@@ -67,6 +69,7 @@ def failure_of(end_of, case):
         read(end_of_case(end_of, case)),
         python=None,
         world_size=case.get("workers", 4),
+        nodes=case.get("nodes", 1),
         **settings,
     )
 
