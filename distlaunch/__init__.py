@@ -8,7 +8,7 @@ def _is_command() -> bool:
     imports the package."""
     import sys
 
-    if sys.argv[:1] == ["-m"]:  # as long as the interpreter looks for the module
+    if sys.argv[:1] == ["-m"]:  # while the interpreter still looks for the module of ``-m``
         words = sys.orig_argv
         return "-m" in words and words[words.index("-m") + 1 :][:1] == ["distlaunch"]
     return sys.argv[:1] != [] and sys.argv[0].rpartition("/")[2] == "distlaunch"

@@ -19,7 +19,7 @@ import sys
 
 from distlaunch import _end_at_interrupt
 
-_end_at_interrupt()  # a link with the name of another launcher comes here first
+_end_at_interrupt()  # a link with another launcher's name imports this module first
 
 # For annotations alone; importing these modules costs start-up time.
 TYPE_CHECKING = False

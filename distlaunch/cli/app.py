@@ -85,8 +85,8 @@ def run_app(
     except typer.Abort:
         return EXIT_INTERRUPTED
     except Exception as error:
-        # The class is click's or, in newer typer, that of the copy inside typer: known by what it
-        # can do.
+        # The class is click's or, in newer typer, that of the copy of click inside typer. Both
+        # have this method.
         explain = getattr(error, "format_message", None)
         if explain is None:
             raise
@@ -159,7 +159,7 @@ def build_app(
     launch = typer.Typer(
         cls=_Group, help=SUMMARIES["accelerate", "launch"], context_settings=_settings()
     )
-    launch.callback()(lambda: None)  # else typer takes the one command for the whole
+    launch.callback()(lambda: None)  # otherwise typer runs the only command without its name
     _add_drop_in(launch, environ, "accelerate", command="launch")
     app.add_typer(launch, name="accelerate")
     _add_render(app, environ, render)

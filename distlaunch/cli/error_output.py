@@ -88,7 +88,7 @@ def guarded(work: Callable[[], int]) -> int:
     except SystemExit as left:
         if not isinstance(left.__context__, BrokenPipeError):
             raise
-        _drop_output(sys.stdout)  # typer and rich have met it first
+        _drop_output(sys.stdout)  # typer or rich has turned the BrokenPipeError into SystemExit
     except Exception as error:  # noqa: BLE001 - the last handler: whatever comes here is a fault of ours
         if isinstance(error, OSError) and (reason := _unwritable(error)):
             _drop_output(sys.stdout)
@@ -129,7 +129,7 @@ def report_fault(error: BaseException) -> None:
     lines = [f"distlaunch: internal error: {printable(f'{name}: {first}' if first else name)}"]
     try:
         fd, path = tempfile.mkstemp(prefix="distlaunch-traceback-", suffix=".txt")
-        os.fchmod(fd, 0o600)  # whatever the umask
+        os.fchmod(fd, 0o600)  # regardless of the umask
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as problem:
@@ -165,7 +165,7 @@ def _to_stderr(lines: list[str]) -> None:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        _drop_output(sys.stderr)  # nobody is left to tell; the exit code says it
+        _drop_output(sys.stderr)  # stderr is closed, so only the exit code shows the error
 
 
 def _unwritable(error: OSError) -> str | None:
@@ -192,6 +192,6 @@ def _drop_output(stream: TextIO) -> None:
     try:
         os.dup2(null, stream.fileno())
     except (OSError, ValueError):
-        return  # a stream without a descriptor (an embedding program's) is not flushed into a pipe
+        return  # an embedding program's stream has no descriptor, so no pipe is flushed
     finally:
         os.close(null)

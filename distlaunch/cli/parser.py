@@ -105,7 +105,7 @@ def scan(
                 and attached is None
                 and (word[1] == "-" or len(word) == number + 1)
             ):
-                # the last letter, as in ``-mh``; not the first of ``-hostfile``
+                # -h is the last letter, as in ``-mh``, not the first one, as in ``-hostfile``
                 raise HelpRequested
             option = by_flag.get(flag)
             if option is None:

@@ -191,7 +191,7 @@ def spread(total: int, slots: Sequence[int]) -> list[int]:
     left, level = total, 0
     while left > 0:
         room = [node for node, own in enumerate(slots) if own > level]
-        # As many whole rounds as fit, or a last incomplete one.
+        # One worker per node and round: as many full rounds as possible, or a last incomplete one.
         rounds = max(1, min(min(slots[node] for node in room) - level, left // len(room)))
         for node in room[:left]:
             counts[node] += rounds

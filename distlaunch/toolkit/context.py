@@ -394,7 +394,7 @@ def _rank_seed(seed: int, rank: int) -> int:
 
 def _seed_generators(seed: int) -> None:
     random.seed(seed)
-    torch.manual_seed(seed)  # of all devices
+    torch.manual_seed(seed)  # the generators of all devices
     if "numpy" in sys.modules:  # torch imports numpy if it is installed
         import numpy as np
 

@@ -285,13 +285,13 @@ def _commands(console: Console, workers: Sequence[_Worker], argv: Sequence[str])
     if argv and not workers:
         commands.append((argv, []))
     for worker in workers:
-        # Most have the same as the one before, or the first one's again.
+        # Most workers have the command of the previous worker, or that of the first.
         known = next((ranks for argv, ranks in reversed(commands) if argv == worker.argv), None)
         if known is None:
             commands.append((worker.argv, known := []))
         known.append(worker.rank)
     for words, ranks in commands:
-        # For reading only: what runs stays a list.
+        # shlex.join is only for display. The command is run as a list of words.
         _line(
             console,
             (f"{name_ranks(ranks)}: " if len(commands) > 1 else "") + shlex.join(map(str, words)),

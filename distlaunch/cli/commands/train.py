@@ -31,9 +31,8 @@ def train(options: TrainOptions) -> int:
             open_worker_sink=front.open_worker_sink,
             open_terminal=front.open_terminal,
         )
-    except (
-        BrokenPipeError
-    ) as exc:  # it is not stdout's, whose reader may leave: that would end the command with 0
+    # Not a broken stdout, for which the command would exit with 0.
+    except BrokenPipeError as exc:
         raise RuntimeError("a channel of the job broke") from exc
 
 
@@ -112,9 +111,8 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
 
     planned = make_plan(options, os.environ, elsewhere=not options.dry_run)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a name that the terminal's encoding does not have
+        # A name may have characters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     explanation, shown = planned.explanation, planned.plan
     if shown.worker_ports:
         from distlaunch.planning.worker_addresses import cluster_names

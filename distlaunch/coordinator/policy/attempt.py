@@ -167,7 +167,8 @@ class Attempt:
         """How long the other workers may run on after the first failure."""
         self._seeks_cause = False
         """The other workers may run on because that failure looks like a consequence."""
-        self._up: defaultdict[int, set[int]] = defaultdict(set)  # ranks, by node
+        # Ranks whose workers have started, by node.
+        self._up: defaultdict[int, set[int]] = defaultdict(set)
         self._ended: defaultdict[int, set[int]] = defaultdict(set)
         self._done: dict[int, int] = {}  # number of workers that ended with 0, by node
 

@@ -523,7 +523,8 @@ class JobPolicy:
         run = self._run
         if self.phase == "stopping":
             return []
-        if self.stop_signal is not None:  # the user typed it into the worker's terminal
+        # The user typed the signal's key into the worker's terminal.
+        if self.stop_signal is not None:
             self.phase = "stopping"
             return self._stop_all(signal.SIGTERM, self.settings.grace_s)
         if not run.went_well:

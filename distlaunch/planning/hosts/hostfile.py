@@ -349,7 +349,7 @@ def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
     """Split ``host:rest`` into host names and the rest. A range gives several names. The rest is
     None without a colon."""
     name, colon, rest = word.partition(":")
-    if _PLAIN.fullmatch(name) and ":" not in rest:  # nearly all of a long file
+    if _PLAIN.fullmatch(name) and ":" not in rest:  # true for nearly all entries of a long file
         _check_ipv4(name, source)
         return [name], rest if colon else None
     if word.startswith("[") and ":" in (inner := word[1:].partition("]"))[0]:

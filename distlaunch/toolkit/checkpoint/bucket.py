@@ -95,9 +95,8 @@ class Bucket(Store):
 
         Raises ReadError if the folder cannot be listed.
         """
-        if (
-            steps_of(name) < 0 or "." not in name
-        ):  # a job's mark is in the names of all that it begins
+        # The name of each checkpoint that a job begins ends in ``.`` and the job's mark.
+        if steps_of(name) < 0 or "." not in name:
             return False
         try:
             files = retried(lambda: self.files(name), self.where(name))
@@ -213,9 +212,8 @@ class Bucket(Store):
         for file in sorted(files, key=lambda file: file != MANIFEST):
             self._fs.rm_file(f"{self._path}/{name}/{file}")
         self._fs.invalidate_cache()
-        with suppress(
-            FileNotFoundError
-        ):  # of an object store, where a folder is nothing but the names of objects
+        # In an object store, a folder vanishes with its last object.
+        with suppress(FileNotFoundError):
             if not self.files(name):
                 self._fs.rm(f"{self._path}/{name}", recursive=True)
 

@@ -317,9 +317,8 @@ class Checkpoint:
         self._group.agree(where, lambda: trained.unpickle_own(own, reader.unpickled))
         said += self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
         self._group.agree(where, lambda: self._read(reader, tensors))
-        read = {
-            key: tensors[key] if key in tensors else values[key] for key in state
-        }  # in the order of the save
+        # In the order in which the entries were saved.
+        read = {key: tensors[key] if key in tensors else values[key] for key in state}
         self._group.agree(where, lambda: trained.take(read, metadata))
         if was != world_size:
             said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
@@ -328,9 +327,8 @@ class Checkpoint:
         for text in said:
             self._say(f"{where} {text}")
         self._group.agree(where, trained.restore_random)
-        if hasattr(
-            self._sampler, "before_first"
-        ):  # a DataLoader draws a number when an iteration begins
+        # A DataLoader draws a random number when an iteration begins.
+        if hasattr(self._sampler, "before_first"):
             self._sampler.before_first = trained.restore_random
 
     def _read(self, reader: Reader, state: Nested) -> None:
@@ -571,7 +569,7 @@ class Checkpoint:
             self._say_what_is_not_saved()
         finally:
             stop = self._end()
-            if sys.exc_info()[0] is None:  # others may be in calls that wait for this worker
+            if sys.exc_info()[0] is None:  # after an exception others may wait for this worker
                 self._group.close()
             end_groups(self._group, self._writing.group)
         if stop:
@@ -585,7 +583,8 @@ class Checkpoint:
     def _finish(self) -> bool:
         """Complete the checkpoint being written, if Python exits without ``close``. Return whether
         a SIGTERM was not handled."""
-        if self._closed or os.getpid() != self._owner:  # a forked child has no thread that writes
+        # A forked child does not have the writing thread.
+        if self._closed or os.getpid() != self._owner:
             return False
         self._closed = True
         try:
@@ -596,9 +595,8 @@ class Checkpoint:
             if getattr(sys, "last_type", None) is None:  # no exception has ended the script
                 self._say_what_is_not_saved()
         stop = self._end()
-        self._group.handle = self._writing.group.handle = (
-            None  # a group lives as long as somebody has it
-        )
+        # A process group lives as long as there are references to it.
+        self._group.handle = self._writing.group.handle = None
         return stop
 
     def _end(self) -> bool:

@@ -18,7 +18,7 @@ def store_for(where: str | os.PathLike[str]) -> Store:
     Raises ConfigError if ``where`` is neither a path nor a URL. Also raises it for a URL that went
     through ``pathlib.Path``, which turns ``s3://`` into ``s3:/``.
     """
-    given: object = where  # whatever a script has read from its options
+    given: object = where  # a script may pass a value of any type
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigError(
@@ -34,7 +34,7 @@ def store_for(where: str | os.PathLike[str]) -> Store:
                 f"checkpoints in {path}: file:// has three slashes before a path: file:///{host}/{rest}"
             )
         path = f"/{unquote(rest)}"
-    elif (first := path.partition("/")[0]).endswith(":"):  # pathlib.Path makes one slash of two
+    elif (first := path.partition("/")[0]).endswith(":"):  # pathlib.Path replaces // by /
         raise ConfigError(
             f"checkpoints in {path}: a directory named {first}, or a URL that has lost a slash? "
             f"Give a URL as a str ('{first}//{path.removeprefix(first).lstrip('/')}'), and a "

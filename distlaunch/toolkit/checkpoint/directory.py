@@ -93,7 +93,7 @@ class Folder(Store):
             self._take_lock()
             self._real, self._directory = real, _identity(self.root)
             _held.add(real)
-            self._sweep()  # before the mark: the disk may be full of what is swept
+            self._sweep()  # first, because this may free a full disk
             self._write_mark()
         except OSError as error:
             self.release()
@@ -115,16 +115,15 @@ class Folder(Store):
             )
 
     def _open_lock(self) -> None:
-        flags = (
-            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        )  # what it points to would be emptied
+        # O_NOFOLLOW: the target of a symbolic link would be truncated.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         path = f"{self.root}/{_LOCK}"
         try:
             self._lock = os.open(path, flags, 0o666)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            # a disk that is full of a half-written save; without a lock file nobody is saving here
+            # An incomplete save may have filled the disk. Without a lock file no job is saving.
             self._sweep()
             self._lock = os.open(path, flags, 0o666)
         if os.fstat(self._lock).st_nlink > 1 and not self._is_own_lock():
@@ -160,9 +159,8 @@ class Folder(Store):
         }
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps({**holder, "mark": self._mark}).encode(), 0)
-        os.fsync(
-            self._lock
-        )  # without it other nodes see an empty file on NFS, which writes it when it is closed
+        # NFS writes a file when it is closed or synced. Until then other nodes see an empty file.
+        os.fsync(self._lock)
 
     def _all_names(self) -> str:
         return json.dumps(self.names())
@@ -174,7 +172,7 @@ class Folder(Store):
                 _lock(self._lock)
             except OSError as error:
                 if error.errno in _NO_LOCKS:
-                    return  # names are safe even so: see commit
+                    return  # ``commit`` never replaces a checkpoint of another job
                 holder = self._holder()
                 wait_s = _LEASE_S if _is_of_a_lost_node(holder) else _WAIT_S
                 if time.monotonic() < begun + wait_s:
@@ -208,7 +206,7 @@ class Folder(Store):
     def sees(self, mark: str) -> bool:
         """Return whether the lock file contains ``mark``. Wait some seconds for it, because a
         network file system may show it late."""
-        if self._lock >= 0:  # to open and close the file again would undo POSIX's lock
+        if self._lock >= 0:  # closing another descriptor of the file would release the lock
             return self._holder().get("mark") == mark
         deadline = time.monotonic() + _WAIT_S
         while True:
@@ -218,7 +216,7 @@ class Folder(Store):
             ):
                 if json.loads(file.read())["mark"] == mark:
                     return True
-            if mark == self._all_names():  # rank 0 cannot write here
+            if mark == self._all_names():  # rank 0 cannot write, and its mark is the list of names
                 return True
             if time.monotonic() > deadline:
                 return False
@@ -291,9 +289,8 @@ class Folder(Store):
         """
         self.write(f"{temporary}/{MANIFEST}", sealed(manifest))
         _sync(f"{self.root}/{temporary}")
-        os.rename(
-            f"{self.root}/{temporary}", f"{self.root}/{name}"
-        )  # fails on a folder that is there and not empty
+        # Fails if the target exists and is not empty.
+        os.rename(f"{self.root}/{temporary}", f"{self.root}/{name}")
         try:
             _sync(self.root)
         except OSError as error:
@@ -308,7 +305,7 @@ class Folder(Store):
         """Remove a folder. It is renamed first, so that it never looks like a checkpoint while its
         files are removed."""
         try:
-            if os.path.islink(f"{self.root}/{name}"):  # what it leads to is somebody else's
+            if os.path.islink(f"{self.root}/{name}"):  # the target may belong to another program
                 log.warning("distlaunch: %s stays: it is a symbolic link", self.where(name))
                 return True
             if not only_ours(self.files(name)):
@@ -439,10 +436,11 @@ def _sync(directory: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
+        # Some file systems cannot sync a directory.
         if error.errno not in (
             errno.EINVAL,
             errno.ENOTSUP,
-        ):  # some file systems have nothing to flush of a directory
+        ):
             raise
     finally:
         os.close(descriptor)

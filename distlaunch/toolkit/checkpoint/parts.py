@@ -62,7 +62,7 @@ def kept(value: Any, name: str) -> Any:
         tensors.append(each)
         return each.detach()
 
-    plain = changed(value, detached)  # only of such ones are there deep copies
+    plain = changed(value, detached)  # torch can only copy detached tensors
     if not tensors or (_has_subclass(value) and not any(map(is_sharded, tensors))):
         return Whole(copy.deepcopy(plain))
     _refuse_changed(value, name)
@@ -180,7 +180,7 @@ def changed(
         return (
             type(value)(*new.values()) if hasattr(value, "_fields") else type(value)(new.values())
         )
-    copied = copy.copy(value)  # a module's state is more than a dictionary
+    copied = copy.copy(value)  # the state of a module is a dictionary with attributes
     for key, each in new.items():
         copied[key] = each
     return copied

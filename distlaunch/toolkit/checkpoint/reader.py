@@ -314,7 +314,7 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: i
             raise MalformedError(f"it has {index.fqn} behind the end of {info.relative_path}")
     if sum(info.length for info in places.values()) > sum(each[0] for each in files.values()):
         raise MalformedError("it has more entries than fit into the files")
-    chunks_left = size_of_all  # a list of chunks that several entries share counts for each of them
+    chunks_left = size_of_all  # if entries share a list of chunks, it counts for each entry
     for key, entry in entries.items():
         if type(key) is not str:
             raise MalformedError("it has an entry without a name")
@@ -345,7 +345,7 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: i
         if (place_of := str(path)) in taken:
             raise MalformedError(f"it has two entries in the place of {key}")
         taken.add(place_of)
-    if sum(lists.values()) > _LIST_GAPS * len(entries):  # a list is filled up to its last place
+    if sum(lists.values()) > _LIST_GAPS * len(entries):  # a list gets all indexes below the highest
         raise MalformedError(_LONG_LISTS)
 
 
@@ -390,7 +390,7 @@ def _check_tensor(
             raise MalformedError(f"it has a part of {key} that is in no file")
         if count and chunk.offsets in seen:
             raise MalformedError(f"it has the same part of {key} twice")
-        if count:  # workers that have nothing of a tensor are all in the same place
+        if count:  # empty chunks may share an offset
             seen.add(chunk.offsets)
             parts.append((chunk.offsets, chunk.sizes))
         held += count

@@ -28,15 +28,14 @@ class _Heard:
         """Set the signal handlers. Handlers of an earlier Checkpoint may remain in use, called by
         handlers of the script."""
         self._owner, self.stop, self.answered = os.getpid(), False, False
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # Python lets only that one set handlers
+        # Only the main thread can set signal handlers.
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 if (before := signal.signal(number, self.hear)) != self.hear:
                     self._before[number] = before
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        if self._hearing:  # the script's handler, set between two Checkpoints, calls ours
+        if self._hearing:  # the script's handler has called this one
             return
         self._hearing = True
         try:
@@ -52,7 +51,7 @@ class _Heard:
             else:
                 self.saves += 1
         elif before == signal.SIG_DFL and signal.getsignal(number) == self.hear:
-            signal.signal(number, signal.SIG_DFL)  # a forked child: a pool ends its own by TERM
+            signal.signal(number, signal.SIG_DFL)  # a forked child, which a pool ends with TERM
             os.kill(os.getpid(), number)
         if callable(before):
             before(number, frame)

@@ -266,7 +266,7 @@ class Trained:
             paths[key][2]: names for key, names in read.items() if paths[key][0] == "optimizer"
         }
         self._groups = {}
-        if not there:  # of a training without an optimizer
+        if not there:  # the checkpoint is of a training without an optimizer
             if any(path[0] == "optimizer" for path in paths.values()):
                 raise CheckpointError(".metadata has an optimizer without parameter groups")
             return []
@@ -421,9 +421,8 @@ class Trained:
         said, states, shapes = [], own["parts"], set(self._sharded())
         for name in sorted(self.parts, key=lambda name: name != "sampler"):
             part = self.parts[name]
-            if name not in states or (
-                _is_empty(states[name]) and not _is_empty(part.state_dict())
-            ):  # a GradScaler may be off
+            # The state of a disabled GradScaler is empty.
+            if name not in states or (_is_empty(states[name]) and not _is_empty(part.state_dict())):
                 said.append(f"has nothing for {name}, which stays as it is")
                 continue
             try:
@@ -674,9 +673,8 @@ def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[s
     differing = []
     for name, value in model.items():
         if name not in saved:
-            if (
-                isinstance(value, torch.Tensor) or value != {}
-            ):  # nothing is written of an empty mapping
+            # No entry is written for an empty mapping.
+            if isinstance(value, torch.Tensor) or value != {}:
                 differing.append(f"{name} {_shape(value)} is only here".replace("  ", " "))
         elif (
             isinstance(entry := saved[name], TensorStorageMetadata)

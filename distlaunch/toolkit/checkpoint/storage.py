@@ -92,7 +92,7 @@ def retried(action: Callable[[], T], what: str) -> T:
             return action()
         except (FileNotFoundError, NotADirectoryError, NotAFileError, ReadError):
             raise
-        except Exception as error:  # an object store's package raises whatever it likes
+        except Exception as error:  # fsspec's packages raise errors of any class
             if pause_s is None:
                 raise ReadError(
                     f"{what} cannot be read on {socket.gethostname()}: {describe(error)}"
@@ -142,9 +142,8 @@ class Summed(io.RawIOBase):
         try:
             self.close()
         finally:
-            if (
-                self._error is not None
-            ):  # torch's writer makes a RuntimeError without the cause of it
+            # torch's writer raises a RuntimeError without its cause.
+            if self._error is not None:
                 raise self._error from None
 
     def close(self) -> None:

@@ -247,7 +247,8 @@ class Unpickler:
     def _check_key_of(self, target: Any, key: Any) -> None:
         found = self._hashes.get(id(target))
         if found is None:
-            found = self._hashes[id(target)] = (target, {})  # it stays, and so does its id
+            # Holds a reference, so that the id is not reused.
+            found = self._hashes[id(target)] = (target, {})
         self._check_key(key, found[1])
 
     def _check_key(self, key: Any, hashes: dict[int, int]) -> None:
@@ -341,7 +342,7 @@ class Pending:
 
 
 def _build_pending(_: Unpickler, value: Pending, state: Any) -> Any:
-    if value.is_built:  # all of its places are gone through each time
+    if value.is_built:  # each build visits all places of the value
         raise MalformedError("a pickle builds a value of numpy's twice")
     value.is_built = True
     return value.build(state)

@@ -113,7 +113,7 @@ class Writing:
 
         If the location has disappeared, the text says only this.
         """
-        with suppress(Exception):  # of a place that is there: the failure tells more
+        with suppress(Exception):  # if the location exists, ``failure`` says more
             try:
                 if self.group.rank == 0:
                     self._store.check_claim()
@@ -140,18 +140,16 @@ class Writing:
     ) -> list[str]:
         try:
             error = self._committed(self._saved(state, writer), writer, folder, name, names)
-        except (
-            RuntimeError
-        ) as failure:  # of gloo's: the last checkpoint is whole, and this one is nobody's
+        # gloo's error: another worker has ended, so this checkpoint stays incomplete.
+        except RuntimeError as failure:
             error = self.told(f"another worker has ended ({str(failure)[:200]})", names)
         if error is not None:
             raise self.not_written(name, error)
         names = [name, *names]
         old, names = names[self._keep :], names[: self._keep]
         if self.group.rank == 0:
-            with suppress(
-                Exception
-            ):  # another job has come meanwhile: all that is there is its own now
+            # If another job has claimed the location, its checkpoints must not be removed.
+            with suppress(Exception):
                 self._store.check_claim()
                 retried = self._unremoved[:_MAX_RETRIES]
                 kept = [name for name in (*old, *retried) if not self._store.remove(name)]
@@ -164,13 +162,12 @@ class Writing:
             save(
                 state,
                 storage_writer=writer,
-                planner=DefaultSavePlanner(
-                    dedup_save_to_lowest_rank=True
-                ),  # others' buffers differ under DDP
+                # With DDP the buffers of other ranks differ, so rank 0's are saved.
+                planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
                 process_group=self.group.handle,
                 no_dist=self.group.handle is None,
             )
-        except CheckpointException as failure:  # all workers get it, with the causes of all
+        except CheckpointException as failure:  # raised on all workers, with the errors of all
             rank, (cause, _) = min(failure.failures.items())
             return f"rank {rank}: {text_of(cause)}"
         except Exception as failure:
@@ -335,7 +332,8 @@ class Group:
         result: T | None = None
         try:
             result = work()
-        except CheckpointException as failure:  # torch's, of all workers, and no Exception
+        # Raised by torch on all workers; no subclass of Exception.
+        except CheckpointException as failure:
             rank, (cause, _) = min(failure.failures.items())
             why = cause.message if isinstance(cause, CheckpointError) else text_of(cause)
             problem = CheckpointError, f"{where}: rank {rank}: {why}"
@@ -391,7 +389,7 @@ def end_groups(*groups: Group) -> None:
     for group in groups:
         group.handle = None
     if handles and wait_for_all_workers("checkpoint"):
-        with suppress(RuntimeError, ValueError):  # the whole process group is gone
+        with suppress(RuntimeError, ValueError):  # the default process group was destroyed
             for group in groups:
                 if group.closing is not None:
                     group.closing.wait(timedelta(seconds=END_S))
@@ -404,9 +402,8 @@ def new_groups() -> tuple[Group, Group]:
     exists yet."""
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-            warnings.filterwarnings(
-                "ignore", message="torch.distributed is disabled, unavailable"
-            )  # it is meant so
+            # A single worker needs no process group.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
             return Group(None), Group(None)
         raise ConfigError(
             f"Checkpoint: WORLD_SIZE is {os.environ['WORLD_SIZE']}, and there is no process group "

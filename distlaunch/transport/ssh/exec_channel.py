@@ -134,7 +134,8 @@ class ChannelConnection:
                     sent = self._channel.send(data[at : at + PACKET])
                 except TimeoutError:
                     sent = 0  # the window is full
-                except Exception as exc:  # as above
+                # As above, for a closed connection.
+                except Exception as exc:
                     raise OSError(f"the connection is closed: {exc}") from exc
                 if not sent and (self._channel.closed or not self._transport.is_active()):
                     raise OSError("the connection is closed")

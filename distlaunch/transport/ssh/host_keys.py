@@ -103,8 +103,8 @@ class HostKeyCheck:
         if verdict == "unknown" and name != (
             bare := (settings.key_alias or settings.hostname).lower()
         ):
-            # As OpenSSH: a key known for the host, without a port, will do. What differs there
-            # proves nothing.
+            # As in OpenSSH, a key that is known for the host without a port is accepted. A
+            # different key there proves nothing.
             without_port, _ = judge(hosts.of(bare), kind, key)
             verdict = without_port if without_port in ("known", "revoked") else verdict
         if verdict == "known":

@@ -256,9 +256,9 @@ def parse_private_key(data: bytes) -> tuple[bytes | None, bytes | None]:
     if not body.startswith(_FORMAT):
         return None, None
     cipher, rest = _string(body[len(_FORMAT) :])
-    for _ in range(2):  # how the passphrase makes a key, and with what
+    for _ in range(2):  # skip the key derivation's name and options
         _, rest = _string(rest)
-    public, _ = _string(rest[4:])  # after the number of keys: one
+    public, _ = _string(rest[4:])  # skip the number of keys, which is 1
     return (None if cipher == b"none" else cipher), public or None
 
 

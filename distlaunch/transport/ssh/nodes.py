@@ -124,7 +124,8 @@ class SshConnector:
                 reason = printable(
                     getattr(exc, "text", "") or str(exc) or "the connection was closed"
                 )
-                refused = isinstance(exc, paramiko.ChannelException)  # else the connection broke
+                # The server has refused the session. Any other error means that the connection broke.
+                refused = isinstance(exc, paramiko.ChannelException)
                 raise ConnectStepError(
                     "agent", f"the server opens no session: {reason}", passing=not refused
                 ) from exc

@@ -181,7 +181,7 @@ def _words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator
         "use_cpu": settings.on_cpus,
         **_sections(settings, notices),
     }
-    if settings.config is not None:  # what it says of this is settled by us
+    if settings.config is not None:  # distlaunch's own options decide these
         merged |= dict.fromkeys(("main_process_ip", "main_process_port"))
         merged |= {
             field: None
@@ -223,7 +223,8 @@ def _sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
     if not _is_parallel(settings) and there:
         sections["parallelism_config"] = None
     elif _is_parallel(settings) and "parallelism_config" not in sections and not there:
-        sections["parallelism_config"] = {"dp_replicate_size": 1}  # a section of defaults
+        # All other keys have their defaults.
+        sections["parallelism_config"] = {"dp_replicate_size": 1}
     return sections
 
 
@@ -382,13 +383,14 @@ def _one_machine(settings: _Settings, values: dict[str, Any], notices: list[str]
             f"{count} workers are started; accelerate launch would start one, and leave more to "
             "mpirun"
         )
-    if count == 1 and not settings.on_cpus:  # which has all GPUs, or none
+    if count == 1 and not settings.on_cpus:  # the single worker gets all GPUs, if there are any
         values.update(procs_per_node=1, whole_nodes=True)
         values["given"]["procs_per_node"] = "--num_processes"
     elif settings.on_cpus or values.get("gpus") is not None:
         _count(settings, values, count, per_node=False)
     elif count is not None:
-        values["hosts"] = f"localhost:{count}"  # GPUs if there are any, CPU workers if not
+        # Workers use GPUs if this machine has any, otherwise CPUs.
+        values["hosts"] = f"localhost:{count}"
 
 
 def _count(

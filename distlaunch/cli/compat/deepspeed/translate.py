@@ -40,7 +40,7 @@ _SPELLING = (
         (hint, f"--no_local_rank leaves it out: {LOCAL_RANK_TOO}")
         for hint in (NO_LOCAL_RANK, LOCAL_RANK_TOO)
     ),
-    # Its own launcher, too, starts as many where it finds no GPU (launcher/runner.py of 0.19).
+    # DeepSpeed's own launcher does the same if it finds no GPU (launcher/runner.py of 0.19).
     (
         f"CPU workers; {USE_CPUS}",
         "CPU workers, as DeepSpeed's own launcher starts them where there is none",
@@ -213,7 +213,8 @@ def _size(
     if values.get("device") == "cpu":
         values["procs_per_node"] = count
     elif not several:
-        values["hosts"] = f"localhost:{count}"  # GPUs if there are any, CPU workers if not
+        # Workers use GPUs if this machine has any, otherwise CPUs.
+        values["hosts"] = f"localhost:{count}"
     else:
         values["gpus_per_node"] = count
         values["given"]["gpus_per_node"] = "--num_gpus"
@@ -235,14 +236,14 @@ def _nodes(
         _elastic(own, values)
     rank = values.get("node_rank")
     if not several:
-        values.pop("master_addr", None)  # it is this machine, as there
+        values.pop("master_addr", None)  # the master is this machine, as in DeepSpeed
         if rank and own["no_ssh"]:
             raise UsageError(
                 f"--no_ssh --node_rank {rank}: nothing names the nodes",
                 hint="--hostfile FILE lists them all",
             )
         values["node_rank"] = None
-    if "rendezvous" in values:  # as under train
+    if "rendezvous" in values:  # nodes find each other as with ``train``
         return
     if not own["no_ssh"]:
         if rank is not None:

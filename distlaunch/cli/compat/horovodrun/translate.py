@@ -73,7 +73,7 @@ _SPELLING = (
     ),
     ("or for CPU workers: --procs-per-node N", "or for CPU workers: --device cpu"),
     *(
-        (f"{each}; {hint}", each)  # -np says nothing of GPUs
+        (f"{each}; {hint}", each)  # -np does not choose between GPUs and CPUs
         for each in ("CPU workers", "one CPU worker", "workers run on the CPU")
         for hint in (USE_CPUS, USE_CPUS_OF_EACH)
     ),
@@ -106,9 +106,8 @@ def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> 
         values["no_python"] = True
     else:
         values["module"] = command.module
-        if not _is_ours(
-            command.python, environ
-        ):  # which needs no word, and can be checked and warmed
+        # For distlaunch's own Python --python is not needed.
+        if not _is_ours(command.python, environ):
             values.setdefault("python", command.python)
     if "join_timeout" not in values and (text := environ.get(_START_TIMEOUT)):
         if not (text.isascii() and text.isdigit()):
@@ -145,7 +144,7 @@ def read_command(rest: Sequence[str]) -> Command:
     """
     if rest and _is_python(rest[0]):
         after = list(rest[1:])
-        if after[:1] == ["-u"]:  # so it is anyway
+        if after[:1] == ["-u"]:  # workers are always started unbuffered
             after = after[1:]
         if after[:1] == ["-m"] and len(after) > 1:
             return Command(words=tuple(after[1:]), python=rest[0], module=True)
@@ -281,7 +280,7 @@ def _size(
                     f"all {counted(count, 'worker')} run on this machine, as under horovodrun;"
                     f" --source {name.lower()} takes the nodes of the {name} job"
                 )
-        values["hosts"] = f"localhost:{count}"  # on GPUs if there are any
+        values["hosts"] = f"localhost:{count}"  # workers use GPUs if there are any
         return count
     hosts = _hosts(values, who)
     unknown = next((host.name for host in hosts if host.slots is None), None)

@@ -133,7 +133,7 @@ class TorchrunFront(Front):
         if self._silent:
             return sink
         interpreter = interpreter_note(self._options, os.environ, sys.executable)
-        if interpreter is not None and self._options.quiet:  # else it is said as a note of the plan
+        if interpreter is not None and self._options.quiet:  # otherwise the plan has this note
             sink.say(self._options.dialect.spelt(interpreter), level="warning")
         for notice in (*self._notices, *self._display.beyond(workers)):
             sink.say(notice, level="warning")

@@ -385,7 +385,7 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
             words[f"{option.name} #"] = f"{option.variable}=#"
     for name, instead in spelling_of("torchrun"):
         words[name] = named.get(instead, instead)
-    words["--failure-grace"] = words["--grace"]  # whose time is its default
+    words["--failure-grace"] = words["--grace"]  # --failure-grace is as long as --grace by default
     return tuple(words.items())
 
 
