@@ -218,11 +218,19 @@ def _run(argv: Sequence[str], **variables: str) -> None:
         raise RuntimeError(msg)
 
 
-def start_in_idle_time(names: Sequence[str], *, until_end_of: int) -> subprocess.Popen[bytes]:
-    """Start this module as a program, in a session of its own."""
+def start_in_idle_time(names: Sequence[str], *, until_end_of: int) -> None:
+    """Start this module as a program, in a session of its own.
+
+    The program is no child of this process, which could not wait for it: a worker of xdist ends
+    before the session does.
+    """
     words = [sys.executable, "-m", "tests.environments", str(until_end_of), *names]
-    return subprocess.Popen(
-        words, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, start_new_session=True
+    subprocess.run(
+        ["sh", "-c", '"$@" &', "sh", *words],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        check=True,
     )
 
 

@@ -9,14 +9,12 @@ framework, or makes it if that process could not.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.environments import FRAMEWORKS, start_in_idle_time
 
-_STARTED: list[subprocess.Popen[bytes]] = []
 _FILLS = Path(__file__).parent / "unit"
 """Many short files. A third of them comes last, so that all processes of a session end at about the
 same time."""
@@ -49,10 +47,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # Not until the end of a worker of xdist: the first of them ends while others may still wait
         # for a framework.
         session_pid = os.getpid() if worker is None else os.getppid()
-        _STARTED.append(
-            start_in_idle_time(
-                [name for name in FRAMEWORKS if name in needed], until_end_of=session_pid
-            )
+        start_in_idle_time(
+            [name for name in FRAMEWORKS if name in needed], until_end_of=session_pid
         )
 
 

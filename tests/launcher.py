@@ -308,7 +308,7 @@ class Launcher:
         """
         return self.train("--preload", preload, *args, timeout=timeout, **kwargs)
 
-    def assert_no_survivors(self, within_s: float = 10.0) -> None:
+    def assert_no_survivors(self, within_s: float = 20.0) -> None:
         """Fail unless every program that held the FIFO, and every helper of the launcher, is gone
         in time.
 
@@ -403,7 +403,7 @@ class Launcher:
             for stream in (running.process.stdin, running.process.stdout, running.process.stderr):
                 if stream is not None:
                     stream.close()
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 30.0
         while (left := self._related()) and time.monotonic() < deadline:
             for pid in left:
                 try:

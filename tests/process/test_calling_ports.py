@@ -3,7 +3,6 @@ answers."""
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, closing
 
 import pytest
@@ -14,6 +13,7 @@ from distlaunch.core.model.record import replace
 from tests.facts import mentions
 from tests.ports import free_port
 from tests.process.reception import (
+    BOUND_S,
     PARTY,
     Reception,
     call,
@@ -76,17 +76,21 @@ def silent(count):
     return stack, [stack.enter_context(server(lambda _: None)) for _ in range(count)]
 
 
-def test_listeners_that_say_nothing_hide_no_later_port():
+@pytest.fixture
+def patient(monkeypatch):
+    """Have callers wait for an answer for longer than they have in all."""
+    monkeypatch.setattr(connect, "ANSWER_S", 2 * BOUND_S)
+
+
+def test_listeners_that_say_nothing_hide_no_later_port(patient):
     stack, ports = silent(3)
     with stack, closing(Reception()) as reception:
-        began = time.monotonic()
         connection, _ = call("127.0.0.1", [*ports, reception.port])
         connection.close()
-        assert time.monotonic() - began < connect.ANSWER_S
         assert len(reception.calls) == 1
 
 
-def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again():
+def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again(patient):
     stack, ports = silent(1)
     port = free_port()
     receptions = []
@@ -97,10 +101,8 @@ def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again():
 
     try:
         with stack:
-            began = time.monotonic()
             connection, _ = call("127.0.0.1", [*ports, port], progress=progress)
             connection.close()
-            assert time.monotonic() - began < connect.ANSWER_S
     finally:
         for one in receptions:
             one.close()

@@ -255,7 +255,7 @@ def test_a_worker_that_fails_meanwhile_is_the_cause_and_one_that_never_exits_is_
 
 def test_ctrl_c_during_a_hang_ends_the_job_as_ever(job, distlaunch):
     running = job.start(
-        "hangs.py", "stop", procs=3, options=["--hang-timeout", "1.5", "--grace", "1"]
+        "hangs.py", "stop", procs=3, options=["--hang-timeout", "60", "--grace", "1"]
     )
     job.await_signs(running, "stuck")
     running.send_signal(signal.SIGINT)

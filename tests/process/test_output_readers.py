@@ -125,8 +125,8 @@ def test_kill_9_leaves_nothing_though_nobody_reads_the_pipe(distlaunch, pipe):
     )
     running.wait_for(lambda: running.run_dir and (running.run_dir / "full").exists(), "full pipe")
     running.send_signal(signal.SIGKILL)
-    running.wait(10)
-    distlaunch.assert_no_survivors(8)
+    running.wait()
+    distlaunch.assert_no_survivors()
 
 
 def test_a_pipe_that_is_read_late_slows_the_workers_and_loses_nothing(distlaunch, pipe):
@@ -159,7 +159,7 @@ def test_a_launcher_that_waits_for_its_reader_alone_can_be_ended(distlaunch, pip
     running.wait_event("job_ended")
     assert running.process.poll() is None, "what is not read yet keeps it"
     running.send_signal(number)
-    assert running.wait(20).returncode == 0, "all workers have ended with 0"
+    assert running.wait().returncode == 0, "all workers have ended with 0"
 
 
 def test_200_000_lines_through_a_slow_reader_are_all_there_and_memory_stays_flat(distlaunch, pipe):

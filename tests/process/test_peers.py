@@ -351,8 +351,8 @@ def test_an_elastic_job_goes_on_without_a_lost_node_and_takes_it_in_again(team):
 
 
 def test_an_elastic_job_starts_with_the_fewest_that_it_needs(team):
-    team.start(0, "--join-timeout", "2", size="2:3")
-    team.start(2, "--join-timeout", "2", size="2:3")
+    team.start(0, "--join-timeout", "6", size="2:3")
+    team.start(2, "--join-timeout", "6", size="2:3")
     told = team.ready(0, 1)
     assert {each["WORLD_SIZE"] for each in told} == {"2"}
     team.put("end-0")

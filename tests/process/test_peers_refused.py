@@ -50,7 +50,7 @@ def test_two_launchers_with_the_same_rank_are_named(team):
 )
 def test_launchers_that_were_told_different_things_say_so(team, words, size, said):
     for rank, more in ((0, []), (1, words)):
-        team.start(rank, "--join-timeout", "3", *more, size=size if rank else 2)
+        team.start(rank, "--join-timeout", "8", *more, size=size if rank else 2)
     codes = team.codes()
     assert codes[1] == (69 if "job" in said else 2)
     assert codes[0] in (2, 69)
@@ -131,8 +131,8 @@ def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):
 
 
 def test_who_has_not_come_in_time_is_named(team):
-    team.start(0, "--join-timeout", "1", size=3)
-    team.start(1, "--join-timeout", "1", size=3)
+    team.start(0, "--join-timeout", "6", size=3)
+    team.start(1, "--join-timeout", "6", size=3)
     assert team.codes() == {0: 69, 1: 69}
     for node in (0, 1):
         assert mentions(team.said(node), "node 2", "not called")
@@ -155,7 +155,7 @@ def test_a_rendezvous_port_in_use_is_said(team):
 
 def test_a_token_is_needed_where_there_is_one(team):
     for rank, token in ((0, RIGHT), (1, "another long phrase")):
-        team.start(rank, "--join-timeout", "2", env={"DISTLAUNCH_TOKEN": token})
+        team.start(rank, "--join-timeout", "8", env={"DISTLAUNCH_TOKEN": token})
     assert team.codes() == {0: 69, 1: 69}
     assert mentions(team.said(1), "token", "same")
     assert mentions(team.said(0), "token", "same")

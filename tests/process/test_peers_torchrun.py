@@ -72,7 +72,7 @@ def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(
     distlaunch.start([*words(port, 0, "7"), program])
     until(lambda: is_open(port), "the first launcher has the port")
     first, *others = words(port, 1, "8")
-    soon = ["--rdzv-conf", "join_timeout=3"] if first == "torchrun" else ["--join-timeout", "3"]
+    soon = ["--rdzv-conf", "join_timeout=8"] if first == "torchrun" else ["--join-timeout", "8"]
     ended = distlaunch.run([first, *soon, *others, program])
     assert (
         ended.returncode == 69

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 
 import pytest
 
 from tests.facts import mentions
+from tests.ports import free_port, is_free
+from tests.process.conftest import until
 
 AGAIN = ("--min-uptime", "0")
 """Any uptime is progress: nothing counts as a failure that would repeat."""
@@ -87,15 +88,12 @@ def test_every_attempt_has_a_port_of_its_own_which_all_ranks_share_and_which_is_
     assert ports == [int(told(job, attempt, 1)["env"]["MASTER_PORT"]) for attempt in range(3)]
     assert ports == [event["master_port"] for event in result.of_type("attempt_started")]
     assert len({*ports}) == 3
-    for port in ports:
-        with socket.socket(socket.AF_INET6) as free:
-            free.bind(("::", port))
+    for port in ports:  # a program beside the tests may have got it since
+        until(lambda port=port: is_free(port), f"port {port} is free")
 
 
 def test_a_port_that_the_user_chose_stays_in_all_attempts(job):
-    with socket.socket(socket.AF_INET6) as chooser:
-        chooser.bind(("::", 0))
-        port = chooser.getsockname()[1]
+    port = free_port()
     result = job.run(
         "ends.py", "3", "ok", options=["--max-restarts", "1", "--master-port", str(port), *AGAIN]
     )

@@ -385,7 +385,7 @@ def test_term_at_any_moment_of_the_start_ends_the_job_as_told(job, distlaunch, d
     result = running.wait()
     assert result.returncode in (128 + signal.SIGTERM, -signal.SIGTERM)
     assert "internal error" not in result.stderr
-    job.until(lambda: not distlaunch.survivors(), "all that was started has ended", within_s=10)
+    job.until(lambda: not distlaunch.survivors(), "all that was started has ended")
 
 
 @pytest.mark.parametrize("delay_ms", range(0, 60, 6))
@@ -405,7 +405,7 @@ def test_int_at_any_moment_of_a_jobs_start_ends_it_with_130_and_no_traceback(
     assert "internal error" not in result.stderr
     launchers_own = [line for line in result.stderr.splitlines() if not line.startswith("[")]
     assert not any("Traceback" in line for line in launchers_own), result.stderr
-    job.until(lambda: not distlaunch.survivors(), "all that was started has ended", within_s=10)
+    job.until(lambda: not distlaunch.survivors(), "all that was started has ended")
 
 
 # --- signals that reach the workers' parent

@@ -52,7 +52,7 @@ def test_what_srun_says_is_told_where_it_starts_nothing(distlaunch, batch):
 
 
 def test_a_node_that_does_not_call_is_named(distlaunch, batch):
-    options = ("--procs-per-node", "1", "--join-timeout", "1")
+    options = ("--procs-per-node", "1", "--join-timeout", "6")
     running = distlaunch.start(["train", *options, "t.py"], env=batch | {"LATE": "n2"})
     result = running.wait(90)
     assert result.returncode == 69

@@ -39,7 +39,7 @@ def test_a_launcher_whose_parent_has_shut_out_child_signals_works_all_the_same(j
         else:
             signal.pthread_sigmask(how, {signal.SIGCHLD, signal.SIGUSR1})
 
-    result = job.run("--no-python", "/bin/cat", "/proc/self/status", preexec=shut_out, timeout=10)
+    result = job.run("--no-python", "/bin/cat", "/proc/self/status", preexec=shut_out)
     assert result.returncode == 0, result.stderr
     status = status_of_worker(result)
     assert status["SigBlk"].strip("0") == ""
@@ -52,7 +52,7 @@ def test_a_launcher_started_with_term_blocked_can_be_told_to_stop(job, distlaunc
     )
     job.await_ready(running)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(10).returncode == 143
+    assert running.wait().returncode == 143
     distlaunch.assert_no_survivors()
 
 

@@ -10,11 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.facts import mentions
+from tests.process.conftest import until
 
 TELLS = """
 import os, sys
@@ -486,10 +486,7 @@ def test_old_runs_in_torchruns_layout_are_pruned_from_the_default_place(torchrun
         os.utime(old, (1000 + index, 1000 + index))
     (distlaunch.work / "train.py").write_text("import time; time.sleep(0.5)")
     distlaunch.run(["torchrun", "train.py"])
-    deadline = time.monotonic() + 10
-    while first.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not first.exists()
+    until(lambda: not first.exists(), "the oldest run is removed")
 
 
 def test_a_file_of_somebody_else_in_a_runs_folder_keeps_it(torchrun, distlaunch):

@@ -10,6 +10,7 @@ import pytest
 from distlaunch.core.probe.network import probe_interfaces
 from distlaunch.core.protocol import agent_messages as m
 from tests.facts import mentions
+from tests.ports import free_port
 
 SERVES = (
     "import os, socket\n"
@@ -48,8 +49,7 @@ def foreign(port: int, *, reuse: bool, family: int = socket.AF_INET6) -> str:
 def test_the_held_port_says_its_word_until_rank_0_has_it(agent, wanted):
     port = 0
     if wanted == "a number":
-        with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            port = free.getsockname()[1]
+        port = free_port()
     for attempt in range(3):
         prepared = agent.prepare(port, attempt=attempt, token=f"token {attempt}")
         assert prepared.problem is None

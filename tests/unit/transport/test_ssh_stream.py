@@ -11,8 +11,10 @@ from contextlib import ExitStack, closing
 import pytest
 
 from distlaunch.transport.connect_errors import ConnectStepError
-from distlaunch.transport.ssh import stream
 from distlaunch.transport.ssh.stream import Address, dial, resolve
+
+NEVER_S = 1000.0
+"""Longer than a test may take."""
 
 
 def soon(within_s: float = 20.0) -> float:
@@ -80,15 +82,13 @@ def test_a_resolver_that_hangs_is_left(monkeypatch):
     def slow(name, *args, flags, **kwargs):
         if flags:
             return real(name, *args, flags=flags, **kwargs)
-        hangs.wait(20)
+        hangs.wait(NEVER_S)
         return real("127.0.0.1", *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    started = time.monotonic()
     with pytest.raises(ConnectStepError, match="not resolved"):
         resolve("slow", 22, family=socket.AF_INET, until=soon(0.2))
     hangs.set()
-    assert time.monotonic() - started < 10
 
 
 def test_a_listener_is_reached(listening):
@@ -106,17 +106,13 @@ def test_a_refusal_is_said_in_few_words(refusing):
 
 
 def test_silence_ends_by_the_hosts_own_setting(black_hole):
-    started = time.monotonic()
     with pytest.raises(ConnectStepError, match=r"^no answer$"):
-        dialled(address(black_hole), within_s=0.5)
-    assert time.monotonic() - started < 10
+        dialled(address(black_hole), within_s=0.5, until=soon(NEVER_S))
 
 
 def test_silence_ends_by_the_deadline(black_hole):
-    started = time.monotonic()
     with pytest.raises(ConnectStepError, match=r"^no answer$"):
-        dialled(address(black_hole), until=soon(0.3))
-    assert time.monotonic() - started < 5
+        dialled(address(black_hole), within_s=NEVER_S, until=soon(0.3))
 
 
 def test_the_next_address_is_tried_after_a_refusal(refusing, listening):
@@ -124,9 +120,8 @@ def test_the_next_address_is_tried_after_a_refusal(refusing, listening):
 
 
 def test_a_silent_address_holds_up_no_other(black_hole, listening):
-    started = time.monotonic()
-    assert dialled(address(black_hole), address(listening)) == address(listening)
-    assert time.monotonic() - started < stream.CONNECT_S / 2
+    both = address(black_hole), address(listening)
+    assert dialled(*both, within_s=NEVER_S, until=soon(NEVER_S)) == address(listening)
 
 
 def test_different_failures_are_told_apart(black_hole, refusing):

