@@ -7,11 +7,12 @@ import io
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import time
 import zipfile
 from pathlib import Path
+
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
 _TRIES = 20
@@ -95,8 +96,7 @@ class Sshd:
     def start(self) -> None:
         """Start the listener, on a port that is free."""
         for _ in range(_TRIES):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self.port = free.getsockname()[1]
+            self.port = free_port()
             if self._listens():
                 return
         raise AssertionError(self.log.read_text())

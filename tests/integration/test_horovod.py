@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from tests.launcher import PROGRAMS
+from tests.ports import free_port
 
 # Building it takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)
@@ -83,8 +83,7 @@ def test_workers_that_are_forked_from_a_preloaded_horovod_do_the_same(distlaunch
 
 
 def test_where_a_launcher_is_started_on_each_node_that_of_node_0_has_the_store(distlaunch, python):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        place = f"127.0.0.1:{listener.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     words = [
         "--num-nodes",
         "2",
@@ -161,9 +160,7 @@ def test_two_workers_have_the_losses_of_one_process_at_the_same_batch(train, alo
 
 
 def test_after_a_failure_all_meet_anew_at_the_same_port_and_go_on(train, tmp_path, alone):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    words = ("--max-restarts", "1", "--min-uptime", "0", "--master-port", str(port))
+    words = ("--max-restarts", "1", "--min-uptime", "0", "--master-port", str(free_port()))
     script = (FRAMEWORKS / "horovod_digits.py", str(BATCH // 2), tmp_path / "checkpoint", "4")
     result = train(2, *words, *script)
     assert result.returncode == 0, result.stderr

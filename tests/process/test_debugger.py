@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.dap import Client
 from tests.launcher import default_signals
+from tests.ports import free_port
 
 SOURCE = """\
 import os
@@ -30,8 +30,7 @@ print("rank", rank, "of", os.environ["WORLD_SIZE"])
 def test_a_breakpoint_stops_in_both_workers_and_each_is_announced_once(distlaunch, words):
     script = distlaunch.work / "train.py"
     script.write_text(SOURCE)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     debugger = ["-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
     output = (distlaunch.work / "output").open(
         "w+"

@@ -142,8 +142,7 @@ def test_what_leads_nowhere_is_said_and_does_not_hold_up_the_rest(make_agent):
         route.address
         for route in reach(other, "no-such-host.invalid", "127.0.0.1", port=port).routes
     ] == ["127.0.0.1"]
-    with closing(socket.create_server(("127.0.0.1", 0))) as closed:
-        nobody = closed.getsockname()[1]
+    nobody = free_port()
     assert reach(other, "127.0.0.1", port=nobody).problem == "127.0.0.1: Connection refused"
     assert reach(other, port=nobody).problem == "no address"
 

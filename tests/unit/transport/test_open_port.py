@@ -12,6 +12,7 @@ from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
 from distlaunch.transport.tcp_listener import PortTakenError, open_port
 from tests.facts import mentions
+from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +89,7 @@ def test_two_of_ours_cannot_have_the_same_port(opened):
 
 
 def test_a_port_that_a_job_of_ours_holds_for_its_rank_0_is_refused(opened):
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     held = hold_port(port, owner="another")
     try:
         with pytest.raises(
@@ -102,8 +102,7 @@ def test_a_port_that_a_job_of_ours_holds_for_its_rank_0_is_refused(opened):
 
 
 def test_of_a_series_the_first_free_one_is_taken(opened, taken):
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     [one] = opened("", [taken, port])
     assert one.getsockname()[1] == port
 

@@ -213,17 +213,19 @@ def test_an_error_names_the_listening_process_and_its_pid(family, address):
 
 
 def test_a_refused_port_can_be_reserved_later():
-    with closing(server(socket.AF_INET, "127.0.0.1", 0, reuse=True)) as listening:
-        number = listening.getsockname()[1]
-        with pytest.raises(ConfigError):
-            hold_port(number, owner="first")
+    number = free_port()
+    with (
+        closing(server(socket.AF_INET, "127.0.0.1", number, reuse=True)),
+        pytest.raises(ConfigError),
+    ):
+        hold_port(number, owner="first")
     hold_port(number, owner="second").release()
 
 
 def leave_in_time_wait() -> int:
     """Leave the port of a closed connection in TIME_WAIT."""
-    with closing(server(socket.AF_INET, "127.0.0.1", 0, reuse=True)) as listening:
-        number = listening.getsockname()[1]
+    number = free_port()
+    with closing(server(socket.AF_INET, "127.0.0.1", number, reuse=True)) as listening:
         client = socket.create_connection(("127.0.0.1", number))
         accepted, _ = listening.accept()
         accepted.close()
