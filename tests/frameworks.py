@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import FRAMEWORKS, start_in_idle_time
+from tests.launcher import TRAINING, Launcher
 
 _FILLS = Path(__file__).parent / "unit"
 """Many short files. A third of them comes last, so that all processes of a session end at about the
@@ -80,3 +81,12 @@ def ray_python(pytestconfig: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def horovod_python(pytestconfig: pytest.Config) -> str:
     return _python("horovod", pytestconfig)
+
+
+@pytest.fixture
+def horovod_launcher(distlaunch: Launcher, horovod_python: str) -> Launcher:
+    """Give launchers that Horovod's interpreter runs and that import Horovod once for all workers
+    of a job."""
+    distlaunch.python = horovod_python
+    distlaunch.env["DISTLAUNCH_PRELOAD"] = f"horovod.torch,{TRAINING},sklearn.datasets"
+    return distlaunch

@@ -230,6 +230,9 @@ class Launcher:
             "XDG_RUNTIME_DIR": str(runtime),
             SURVIVOR_FIFO: str(self._fifo),
         }
+        self.python = sys.executable
+        """The interpreter that runs the launcher. Workers can be forked from a preloaded module only
+        if it is theirs, too."""
         self._started: list[Running] = []
 
     def pretend(self, *modules: str) -> None:
@@ -263,7 +266,7 @@ class Launcher:
         known = set(job_names(jobs))
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "distlaunch", *words],
+                [self.python, "-m", "distlaunch", *words],
                 env={**self.env, **(env or {})},
                 cwd=cwd or self.work,
                 **{

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.launcher import PROGRAMS
+from tests.launcher import PROGRAMS, TRAINING
 
 # Building Horovod takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)
@@ -64,9 +64,9 @@ def test_unequal_hosts(hosts, python):
 @pytest.mark.parametrize("network", ["--networks=2 --docker", "--no-names"])
 def test_networks_that_are_not_plain(make_hosts, python, network):
     hosts = make_hosts(2, *network.split())
-    words = ("--hosts", "n1:1,n2:2", "--device", "cpu", "--backend", "horovod", "--python", python)
-    found = told(hosts.train(*words, *PATIENT, OPS, timeout=PATIENCE_S), 3)
-    assert [each["large"] for each in found] == [3, 3, 3]
+    words = ("--hosts", "n1:1,n2:1", "--device", "cpu", "--backend", "horovod", "--python", python)
+    found = told(hosts.train(*words, *PATIENT, OPS, timeout=PATIENCE_S), 2)
+    assert [each["large"] for each in found] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_a_training_goes_on_after_a_failure_on_another_host(hosts, python):
         "cpu",
         "--backend",
         "horovod",
-        "--python",
-        python,
+        "--preload",
+        f"horovod.torch,{TRAINING},sklearn.datasets",
         *PATIENT,
     )
     again = ("--max-restarts", "1", "--min-uptime", "0")
     script = (DIGITS, str(BATCH // 3), hosts.work / "checkpoint", "3")
-    result = hosts.train(*words, *again, *script, timeout=PATIENCE_S)
+    result = hosts.train(*words, *again, *script, timeout=PATIENCE_S, python=python)
     assert result.returncode == 0, result.stderr
     assert "attempt 0 failed: rank 2 on n2: RuntimeError: as it was told to" in result.stderr
     wanted = losses(alone.stdout.splitlines())

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import faults
+from tests.launcher import TRAINING
 
 DIGITS = Path(__file__).parents[2] / "scripts" / "examples" / "digits_ddp.py"
 UNEQUAL = "n1:2,n2:1,n3:1,n4:2"
 EPOCHS, BATCH = 30, 96
 """``BATCH`` is that of all workers together."""
 ON_SIX = ("--epochs", str(EPOCHS), "--batch-size", str(BATCH // 6))
+PRELOAD = ("--preload", f"{TRAINING},sklearn.datasets")
 CHANCE = 0.02
 """By so much two trainings may differ that deal samples out otherwise: 7 of the 360 images."""
 pytestmark = pytest.mark.timeout(240)
@@ -48,7 +50,7 @@ def on_one_machine():
 
 
 def test_a_training_over_unequal_hosts_is_as_good_as_on_one_machine(hosts, on_one_machine):
-    words = ("--hosts", UNEQUAL, "--device", "cpu", DIGITS, *ON_SIX)
+    words = ("--hosts", UNEQUAL, "--device", "cpu", *PRELOAD, DIGITS, *ON_SIX)
     result = hosts.train(*words, timeout=200, env={"OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr
     assert epochs(result.stdout) == list(range(EPOCHS))
@@ -63,8 +65,7 @@ def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint(hosts, on_one_
         "3:4",
         "--device",
         "cpu",
-        "--preload",
-        "torch,sklearn.datasets",
+        *PRELOAD,
     )
     words = (*elastic, DIGITS, *ON_SIX, "--checkpoint", hosts.work / "checkpoint")
     running = hosts.start(["train", *words], env={"OMP_NUM_THREADS": "1"})

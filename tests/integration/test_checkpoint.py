@@ -344,25 +344,14 @@ def test_kills_at_any_instant_of_a_save_leave_the_last_whole_one(tmp_path):
 
 
 @pytest.mark.timeout(2400)
-def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(
-    distlaunch, tmp_path, horovod_python
-):
+def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(horovod_launcher, tmp_path):
     """Its optimizer takes no ``set_to_none``, and its step talks to the others: torch's own way to
     a state fails."""
     program = PROGRAM.parent / "horovod_checkpoint.py"
 
     def losses(where: str, steps: int, saved: object) -> list[str]:
-        words = (
-            "--num-procs",
-            "2",
-            "--python",
-            horovod_python,
-            "--backend",
-            "horovod",
-            program,
-            tmp_path / where,
-        )
-        result = distlaunch.train(*words, str(steps), str(saved), timeout=200)
+        words = ("--num-procs", "2", "--backend", "horovod", program, tmp_path / where)
+        result = horovod_launcher.train(*words, str(steps), str(saved), timeout=200)
         assert result.returncode == 0, result.stderr
         return sorted(found(r"rank \d step \d loss \S+", result.stdout))
 
@@ -373,9 +362,9 @@ def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(
 
 
 @pytest.mark.timeout(2400)
-def test_with_horovod_each_worker_gets_its_own_buffers_back(distlaunch, tmp_path, horovod_python):
-    words = ("--python", horovod_python, "--backend", "horovod", ())
-    whole, resumed = steps_of_a_whole_and_a_resumed_job(distlaunch.train, tmp_path / "c", *words)
+def test_with_horovod_each_worker_gets_its_own_buffers_back(horovod_launcher, tmp_path):
+    train, words = horovod_launcher.train, ("--backend", "horovod", ())
+    whole, resumed = steps_of_a_whole_and_a_resumed_job(train, tmp_path / "c", *words)
     assert len(whole) == 6
     assert resumed == whole
 

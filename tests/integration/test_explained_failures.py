@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 SCORES = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "explain-scores"))
-COLD = frozenset({"value_error_in_step", "ddp_rank_fails_in_backward", "store_owner_exits"})
-"""Programs with torch whose workers import it themselves. For the others it is preloaded: one
+COLD = frozenset({"store_owner_exits"})
+"""The program with torch whose workers import it themselves. For the others it is preloaded: one
 import serves four workers."""
 KNOWN_MISSES: frozenset[str] = frozenset()
 """Programs whose failure is not explained as it should be; docs/limits.md names each."""

@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher import TRAINING
+
 PROGRAMS = Path(__file__).parents[1] / "programs" / "frameworks"
 COMMANDS = {
     "train": ["train", "--num-procs", "2", "--format", "plain"],
     "torchrun": ["torchrun", "--nproc-per-node", "2"],
 }
+PRELOADED = {
+    "lightning_fit": f"lightning,{TRAINING}",
+    "accelerate_loop": f"accelerate,{TRAINING}",
+}
+"""Modules of programs whose workers share one import; other tests start such workers cold."""
 DONE = re.compile(r"^(?:\[\d\] )?done (\d) (\d+) (\S+)$", re.MULTILINE)
 
 
@@ -41,7 +48,11 @@ def ended_well(result) -> bool:
 )
 def test_a_script_of_the_framework_runs_unchanged(distlaunch, program, command):
     name, *words = program.split()
-    result = distlaunch.run([*COMMANDS[command], PROGRAMS / f"{name}.py", *words], timeout=100)
+    env = {"DISTLAUNCH_PRELOAD": PRELOADED[name]} if name in PRELOADED else {}
+    result = distlaunch.run(
+        [*COMMANDS[command], PROGRAMS / f"{name}.py", *words], timeout=100, env=env
+    )
+    assert "without preloading" not in result.stderr
     done = DONE.findall(result.stdout)
     assert sorted(rank for rank, _, _ in done) == ["0", "1"], result.stdout + result.stderr
     assert len({(steps, total) for _, steps, total in done}) == 1, (

@@ -94,32 +94,31 @@ def like_torchrun(*words: str) -> list[str]:
     return [sys.executable, "torchrun", *words]
 
 
-@pytest.mark.parametrize("shell", [False, True], ids=["directly", "by a shell"])
 def test_under_torchrun_each_launcher_runs_one_worker_with_torchruns_variables(
-    outer_run, distlaunch, shell
+    outer_run, distlaunch
 ):
     plain = outer_run(*torchrun("--", sys.executable, "tell.py", "plain"))
     assert plain.returncode == 0, plain.stderr
-    words = [*INNER, "train", "tell.py", "inner"]
-    if shell:
-        words = ["sh", "-c", f"{' '.join(words)}; exit $?"]
-    done = outer_run(*torchrun(*words))
-    assert done.returncode == 0, done.stderr
-    expected, found = (told(distlaunch.work, name, 2) for name in ("plain", "inner"))
-    for record in (*expected, *found):
-        assert record.pop("MASTER_PORT")
-        assert record.pop("TORCHELASTIC_RUN_ID")
-        del record["DISTLAUNCH_ATTEMPT"], record["DISTLAUNCH_JOB_ID"]
-    assert found == expected
-    assert sorted(done.stdout.splitlines()) == ["told by 0", "told by 1"], (
-        "torchrun shows whose line it is, or nobody"
-    )
-    assert (
-        done.stderr.count(
-            "torchrun started this launcher as rank 0 of 2: each launcher runs one worker"
+    directly = [*INNER, "train", "tell.py", "inner"]
+    by_a_shell = ["sh", "-c", f"{' '.join([*INNER, 'train', 'tell.py', 'shell'])}; exit $?"]
+    for name, words in (("inner", directly), ("shell", by_a_shell)):
+        done = outer_run(*torchrun(*words))
+        assert done.returncode == 0, done.stderr
+        expected, found = (told(distlaunch.work, each, 2) for each in ("plain", name))
+        for record in (*expected, *found):
+            assert record.pop("MASTER_PORT")
+            assert record.pop("TORCHELASTIC_RUN_ID")
+            del record["DISTLAUNCH_ATTEMPT"], record["DISTLAUNCH_JOB_ID"]
+        assert found == expected
+        assert sorted(done.stdout.splitlines()) == ["told by 0", "told by 1"], (
+            "torchrun shows whose line it is, or nobody"
         )
-        == 1
-    )
+        assert (
+            done.stderr.count(
+                "torchrun started this launcher as rank 0 of 2: each launcher runs one worker"
+            )
+            == 1
+        )
 
 
 def test_a_failure_is_explained_with_the_outer_rank_and_the_exit_code_is_passed_on(
@@ -327,8 +326,8 @@ if sys.argv[1:] == [str(hvd.rank())]:
 """
 
 
-@pytest.mark.parametrize("shell", [False, True], ids=["directly", "by a shell"])
-def test_under_horovodrun_the_workers_are_one_job(outer_run, distlaunch, horovod_python, shell):
+def test_under_horovodrun_the_workers_are_one_job(outer_run, distlaunch, horovod_python):
+    """A shell between the two is found as under torchrun."""
     (distlaunch.work / "train.py").write_text(HOROVOD)
     words = [
         horovod_python,
@@ -342,8 +341,6 @@ def test_under_horovodrun_the_workers_are_one_job(outer_run, distlaunch, horovod
         "--",
         "1",
     ]
-    if shell:
-        words = ["sh", "-c", f"{' '.join(words)}; exit $?"]
     horovodrun = str(Path(horovod_python).with_name("horovodrun"))
     done = outer_run(horovodrun, "-np", "2", *words)
     assert [f"rank {rank} of 2 sum 2.0" in done.stdout for rank in (0, 1)] == [True, True], (

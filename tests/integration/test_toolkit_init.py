@@ -3,6 +3,7 @@ not at all."""
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -15,6 +16,12 @@ AGAIN = PROGRAM.with_name("again.py")
 TURNS = [
     f"turn {turn} had step {turn} and sum 3, and leaves 0 threads of gloo's" for turn in range(3)
 ]
+
+
+@pytest.fixture
+def train(distlaunch):
+    """Return ``distlaunch.train`` with torch preloaded, which is all that these programs import."""
+    return functools.partial(distlaunch.train_warm, preload="torch")
 
 
 def drawn(text: str) -> list[tuple[str, ...]]:
@@ -42,7 +49,7 @@ def test_the_module_can_be_loaded_again_as_notebooks_do(clean_env, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_workers_of_a_job_share_sums_and_no_random_numbers(distlaunch):
+def test_workers_of_a_job_share_sums_and_no_random_numbers(distlaunch, train):
     done = distlaunch.train("--num-procs", "2", PROGRAM, "end", timeout=100)
     assert done.returncode == 0, done.stderr
     first, second = done.lines_of(0), done.lines_of(1)
@@ -51,7 +58,7 @@ def test_workers_of_a_job_share_sums_and_no_random_numbers(distlaunch):
     (zero,), (one,) = drawn(first[1]), drawn(second[1])
     assert zero[0] == "7"
     assert all(a != b for a, b in zip(zero, one, strict=True)), (zero, one)
-    again = distlaunch.train_warm("--num-procs", "2", PROGRAM, "end", timeout=100)
+    again = train("--num-procs", "2", PROGRAM, "end", timeout=100)
     assert [again.lines_of(rank)[1] for rank in (0, 1)] == [first[1], second[1]], (
         "the same seeds each time"
     )
@@ -113,36 +120,34 @@ def test_they_have_nothing_of_each_other_under_torchrun_whose_store_outlives_the
     assert sorted(done.stdout.splitlines()) == sorted(TURNS * 2)
 
 
-def test_a_worker_that_raises_waits_for_nobody(distlaunch):
-    done = distlaunch.train("--num-procs", "2", PROGRAM, "raise", timeout=100)
+def test_a_worker_that_raises_waits_for_nobody(train):
+    done = train("--num-procs", "2", PROGRAM, "raise", timeout=100)
     assert done.returncode == 1, done.stderr
     assert "KeyError: 'asked to fail'" in done.stderr
     assert "rank 1 of 2 failed: exit code 1" in done.stderr
 
 
-def test_a_block_that_ends_with_a_code_waits_for_nobody(distlaunch):
-    done = distlaunch.train("--num-procs", "2", PROGRAM, "exit", timeout=100)
+def test_a_block_that_ends_with_a_code_waits_for_nobody(train):
+    done = train("--num-procs", "2", PROGRAM, "exit", timeout=100)
     assert done.returncode == 3, done.stderr
 
 
 @pytest.mark.parametrize(("late", "backend"), [(1, "gloo"), (0, "cpu:gloo")])
-def test_a_worker_that_ends_before_a_late_one_does_not_wait_for_ever(distlaunch, late, backend):
-    done = distlaunch.train("--num-procs", "2", PROGRAM, f"late{late}", backend, timeout=100)
+def test_a_worker_that_ends_before_a_late_one_does_not_wait_for_ever(train, late, backend):
+    done = train("--num-procs", "2", PROGRAM, f"late{late}", backend, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "the other has ended" in done.lines_of(late)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
-def test_a_worker_that_leaves_fails_the_others_collective_and_joins_none(distlaunch, backend):
-    done = distlaunch.train("--num-procs", "2", PROGRAM, "leave", backend, timeout=100)
+def test_a_worker_that_leaves_fails_the_others_collective_and_joins_none(train, backend):
+    done = train("--num-procs", "2", PROGRAM, "leave", backend, timeout=100)
     assert done.returncode == 1, done.stderr
     assert not any("paired" in line for line in done.lines_of(0))
 
 
-def test_a_collective_is_given_up_after_the_launchers_timeout(distlaunch):
-    done = distlaunch.train_warm(
-        "--num-procs", "2", "-o", "collective-timeout=2", PROGRAM, "hang", timeout=100
-    )
+def test_a_collective_is_given_up_after_the_launchers_timeout(train):
+    done = train("--num-procs", "2", "-o", "collective-timeout=2", PROGRAM, "hang", timeout=100)
     assert done.returncode == 1, done.stderr
     assert "rank 0 of 2 failed" in done.stderr
 

@@ -35,7 +35,11 @@ def alone(tmp_path_factory) -> list[float]:
         [sys.executable, EXAMPLE, "--batch-size", str(GLOBAL_BATCH), "--epochs", str(EPOCHS)],
         capture_output=True,
         text=True,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path_factory.mktemp("home"))},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path_factory.mktemp("home")),
+            "OMP_NUM_THREADS": "1",
+        },
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
@@ -68,23 +72,23 @@ def test_the_loss_curve_is_that_of_one_process_at_the_same_global_batch(
 
 
 @pytest.mark.timeout(1800)  # Horovod is built once
-def test_the_loss_curve_under_horovod_is_that_of_one_process_too(distlaunch, alone, horovod_python):
+def test_the_loss_curve_under_horovod_is_that_of_one_process_too(alone, horovod_launcher):
     size = ("--batch-size", str(GLOBAL_BATCH // 2), "--epochs", str(EPOCHS))
-    words = ("--num-procs", "2", "--backend", "horovod", "--python", horovod_python)
-    done = distlaunch.train(*words, EXAMPLE, *size, timeout=110)
+    words = ("--num-procs", "2", "--backend", "horovod")
+    done = horovod_launcher.train(*words, EXAMPLE, *size, timeout=110)
     assert done.returncode == 0, done.stderr
     assert losses(done.lines_of(0)) == pytest.approx(alone, rel=1e-3, abs=1e-4)
-    halved = distlaunch.train(*words, "-o", "compression=fp16", EXAMPLE, *size, timeout=110)
+    halved = horovod_launcher.train(*words, "-o", "compression=fp16", EXAMPLE, *size, timeout=110)
     assert halved.returncode == 0, halved.stderr
     assert losses(halved.lines_of(0)) == pytest.approx(alone, rel=0.1, abs=0.05)
 
 
 @pytest.mark.timeout(1800)
 def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has(
-    distlaunch, horovod_python
+    horovod_launcher,
 ):
-    words = ("--num-procs", "2", "--backend", "horovod", "--python", horovod_python)
-    done = distlaunch.train(*words, HOROVOD_STATE, timeout=110)
+    words = ("--num-procs", "2", "--backend", "horovod")
+    done = horovod_launcher.train(*words, HOROVOD_STATE, timeout=110)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         told = [json.loads(line) for line in done.lines_of(rank) if line.startswith("{")]
@@ -104,11 +108,14 @@ def learnt(tmp_path_factory, horovod_python) -> dict[str, list[dict]]:
     """Give what each worker has learnt in each case, by DDP and by Horovod."""
     folder = tmp_path_factory.mktemp("learnt")
     launcher = Launcher(folder, {"PATH": "/usr/bin:/bin", "HOME": str(folder)})
+    launcher.python = horovod_python
     found = {}
     for backend in ("pytorch-ddp", "horovod"):
         (kept := folder / backend).mkdir()
-        words = ("--num-procs", "2", "--backend", backend, "--python", horovod_python)
-        done = launcher.train(*words, AVERAGES, kept, timeout=200)
+        words = ("--num-procs", "2", "--backend", backend)
+        done = launcher.train_warm(
+            *words, AVERAGES, kept, preload=f"horovod.torch,{TRAINING}", timeout=200
+        )
         assert done.returncode == 0, done.stderr
         found[backend] = [torch.load(kept / f"{rank}.pt") for rank in (0, 1)]
     launcher.close()
@@ -131,10 +138,10 @@ def test_under_horovod_a_script_learns_what_it_learns_under_ddp(learnt, case):
 
 @pytest.mark.timeout(1800)
 def test_horovod_takes_models_again_and_optimizers_of_all_kinds_and_goes_on_after_a_failed_backward(
-    distlaunch, horovod_python
+    horovod_launcher,
 ):
-    words = ("--num-procs", "2", "--backend", "horovod", "--python", horovod_python)
-    done = distlaunch.train(*words, PROGRAMS / "horovod_wraps.py", timeout=110)
+    words = ("--num-procs", "2", "--backend", "horovod")
+    done = horovod_launcher.train(*words, PROGRAMS / "horovod_wraps.py", timeout=110)
     assert done.returncode == 0, done.stderr
     told = [[line for line in done.lines_of(rank) if ": " in line] for rank in (0, 1)]
     assert len(told[0]) == 5
