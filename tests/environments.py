@@ -4,8 +4,8 @@ One is a virtual environment that sees all packages of the interpreter that runs
 torch is there and not installed twice; only what is missing comes into it. It lies in
 ``$XDG_CACHE_HOME`` (or ``~/.cache``), under a name that changes with the requirements, the
 interpreter and its torch. Two test sessions make it one after the other. As a program (``python -m
-tests.environments PID NAME...``) it makes those that are named, with the CPU time that no other
-process uses, and ends when the process PID ends.
+tests.environments PID NAME...``) it makes those that are named, at a low priority, and ends when the
+process PID ends.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _run(argv: Sequence[str], **variables: str) -> None:
         raise RuntimeError(msg)
 
 
-def start_in_idle_time(names: Sequence[str], *, until_end_of: int) -> None:
+def start_at_low_priority(names: Sequence[str], *, until_end_of: int) -> None:
     """Start this module as a program, in a session of its own.
 
     The program is no child of this process, which could not wait for it: a worker of xdist ends
@@ -245,11 +245,11 @@ def _kill_with(pid: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def _in_idle_time(pid: int, names: Sequence[str]) -> None:
+def _make_at_low_priority(pid: int, names: Sequence[str]) -> None:
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     threading.Thread(target=_kill_with, args=(pid,), daemon=True).start()
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(10)  # in idle time alone it would not be done when the first test needs it
     for name in names:
         try:
             horovod_wheel() if name == WHEEL else FRAMEWORKS[name]()
@@ -258,4 +258,4 @@ def _in_idle_time(pid: int, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _in_idle_time(int(sys.argv[1]), sys.argv[2:])
+    _make_at_low_priority(int(sys.argv[1]), sys.argv[2:])

@@ -1,9 +1,9 @@
 """Frameworks that the tests' own interpreter does not have: a Python for each, made beside the
 other tests.
 
-A process that runs only when a CPU is idle makes what is not there yet, while the tests that need
-none of it run. Files with tests that need a framework come late. A fixture waits for its own
-framework, or makes it if that process could not.
+A process of low priority makes what is not there yet, while the tests that need none of it run.
+Files with tests that need a framework come late. A fixture waits for its own framework, or makes it
+if that process could not.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import FRAMEWORKS, start_in_idle_time
+from tests.environments import FRAMEWORKS, start_at_low_priority
 from tests.launcher import TRAINING, Launcher
 
 _FILLS = Path(__file__).parent / "unit"
 """Many short files. A third of them comes last, so that all processes of a session end at about the
 same time."""
+_COMPUTES = Path(__file__).parent / "integration"
+"""Files that use CPUs all the time. Most others wait for the most part, so these are spread among
+them."""
 
 
 def _needed(item: pytest.Item) -> list[str]:
@@ -36,7 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files.update(dict.fromkeys(short, -1))
     if any(place > 0 for place in files.values()):
         files.update(dict.fromkeys(short[2 * len(short) // 3 :], len(order) + 1))
-    items.sort(key=lambda item: files[item.path])
+    spread: dict[Path, float] = {}
+    for ours in (True, False):
+        paths = [
+            path
+            for path, place in files.items()
+            if place == 0 and path.is_relative_to(_COMPUTES) is ours
+        ]
+        spread |= {path: number / len(paths) for number, path in enumerate(paths)}
+    items.sort(key=lambda item: (files[item.path], spread.get(item.path, 0.0)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -48,7 +59,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # Not until the end of a worker of xdist: the first of them ends while others may still wait
         # for a framework.
         session_pid = os.getpid() if worker is None else os.getppid()
-        start_in_idle_time(
+        start_at_low_priority(
             [name for name in FRAMEWORKS if name in needed], until_end_of=session_pid
         )
 

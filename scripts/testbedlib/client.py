@@ -245,7 +245,7 @@ class Hosts:
                 found.append(process)
         return found
 
-    def assert_clean(self, within_s: float = 10.0, *, but: Sequence[int] = ()) -> None:
+    def assert_clean(self, within_s: float = 30.0, *, but: Sequence[int] = ()) -> None:
         """Fail unless every process on every host is gone in time, the pids in ``but`` and sshd
         left out."""
         deadline = time.monotonic() + within_s

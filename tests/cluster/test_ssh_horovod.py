@@ -64,9 +64,9 @@ def test_unequal_hosts(hosts, python):
 @pytest.mark.parametrize("network", ["--networks=2 --docker", "--no-names"])
 def test_networks_that_are_not_plain(make_hosts, python, network):
     hosts = make_hosts(2, *network.split())
-    words = ("--hosts", "n1:1,n2:1", "--device", "cpu", "--backend", "horovod", "--python", python)
-    found = told(hosts.train(*words, *PATIENT, OPS, timeout=PATIENCE_S), 2)
-    assert [each["large"] for each in found] == [2, 2]
+    words = ("--hosts", "n1:1,n2:2", "--device", "cpu", "--backend", "horovod", "--python", python)
+    found = told(hosts.train(*words, *PATIENT, OPS, timeout=PATIENCE_S), 3)
+    assert [each["large"] for each in found] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -458,7 +458,7 @@ def test_warm_workers_on_hosts(hosts):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--own-name-is-loopback=n1,n2,n3",),
+        ("--own-name-is-loopback=n1,n2",),
         ("--networks=2", "--docker"),
         ("--ipv6-only",),
         ("--no-names",),
@@ -466,18 +466,16 @@ def test_warm_workers_on_hosts(hosts):
     ids=["127.0.1.1", "two networks", "IPv6 only", "no names"],
 )
 def test_gloo_meets_on_any_network(make_hosts, options):
-    hosts = make_hosts(3, *options)
+    hosts = make_hosts(2, *options)
     script = hosts.work / "sum.py"
     script.write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\ntensor = torch.ones(1)\n"
         "dist.all_reduce(tensor)\nprint('sum', int(tensor.item()), flush=True)\ndist.destroy_process_group()\n"
     )
-    names = ",".join(f"{name}:1" for name in ("n1", "n2", "n3"))
-    result = hosts.train(
-        "--hosts", names, "--device", "cpu", script, timeout=120, env={"OMP_NUM_THREADS": "1"}
-    )
+    words = ("--hosts", "n1:1,n2:1", "--device", "cpu", script)
+    result = hosts.train(*words, timeout=120, env={"OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr
-    assert [result.lines_of(rank)[-1] for rank in range(3)] == ["sum 3"] * 3
+    assert [result.lines_of(rank)[-1] for rank in range(2)] == ["sum 2"] * 2
 
 
 def test_an_interface_can_be_chosen(make_hosts):

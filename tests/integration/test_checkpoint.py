@@ -343,32 +343,6 @@ def test_kills_at_any_instant_of_a_save_leave_the_last_whole_one(tmp_path):
     assert "4 kills, " in soak.stdout
 
 
-@pytest.mark.timeout(2400)
-def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(horovod_launcher, tmp_path):
-    """Its optimizer takes no ``set_to_none``, and its step talks to the others: torch's own way to
-    a state fails."""
-    program = PROGRAM.parent / "horovod_checkpoint.py"
-
-    def losses(where: str, steps: int, saved: object) -> list[str]:
-        words = ("--num-procs", "2", "--backend", "horovod", program, tmp_path / where)
-        result = horovod_launcher.train(*words, str(steps), str(saved), timeout=200)
-        assert result.returncode == 0, result.stderr
-        return sorted(found(r"rank \d step \d loss \S+", result.stdout))
-
-    whole = losses("a", 6, "never")
-    assert losses("b", 3, 3) == [line for line in whole if int(line.split()[3]) < 3]
-    assert losses("b", 6, "never") == [line for line in whole if int(line.split()[3]) >= 3]
-    assert losses("c", 6, "fresh") == whole
-
-
-@pytest.mark.timeout(2400)
-def test_with_horovod_each_worker_gets_its_own_buffers_back(horovod_launcher, tmp_path):
-    train, words = horovod_launcher.train, ("--backend", "horovod", ())
-    whole, resumed = steps_of_a_whole_and_a_resumed_job(train, tmp_path / "c", *words)
-    assert len(whole) == 6
-    assert resumed == whole
-
-
 @pytest.mark.parametrize(
     ("whose", "entry"), [("0", "worker-0"), ("1", "worker-1"), ("model", "model._extra_state")]
 )
