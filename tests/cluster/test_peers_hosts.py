@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.hosts import faults
 from tests.cluster.meeting import CREW, PORT, Meeting
+from tests.facts import mentions
 
 UNAVAILABLE, USAGE = 69, 2
 ALL = (0, 1, 2)
@@ -74,8 +75,7 @@ def test_who_is_missing_and_who_is_there_is_said_by_all(meeting):
         meeting.start(rank, "--join-timeout", "8")
     assert meeting.codes() == {2: UNAVAILABLE, 0: UNAVAILABLE}
     for rank in (2, 0):
-        assert "node 1" in meeting.said(rank)
-        assert "has not called" in meeting.said(rank)
+        assert mentions(meeting.said(rank), "node 1", "not called")
         assert "there: n[1,3]" in meeting.said(rank)
 
 
@@ -87,9 +87,7 @@ def test_a_second_launcher_of_a_rank_is_turned_away_and_both_hosts_named(meeting
     meeting.launchers[1] = first
     assert second.wait().returncode == USAGE
     for said in (second.stderr, meeting.said(0)):
-        assert "two launchers have node rank 1" in said
-        assert "n2" in said
-        assert "n4" in said
+        assert mentions(said, "two launchers", "rank 1", "n2", "n4")
     meeting.start(2)
     meeting.ready(*ALL)
     meeting.put("end-0")
@@ -138,7 +136,7 @@ def test_scripts_that_differ_are_named_by_all(meeting):
         meeting.start(rank, program=meeting.hosts.work / name / "t.py")
     assert meeting.codes() == dict.fromkeys(ALL, USAGE)
     for rank in ALL:
-        assert "is not the same on all nodes" in meeting.said(rank)
+        assert mentions(meeting.said(rank), "t.py", "not the same")
         assert "n3" in meeting.said(rank)
 
 
@@ -147,8 +145,8 @@ def test_a_wrong_token_is_turned_away_and_the_others_go_on(meeting):
         meeting.start(rank, env={"DISTLAUNCH_TOKEN": "correct horse battery"})
     wrong = meeting.start(2, "--join-timeout", "8", env={"DISTLAUNCH_TOKEN": "another long phrase"})
     assert wrong.wait().returncode == UNAVAILABLE
-    assert "the token is not the same" in wrong.stderr
-    assert "the token is not the same" in meeting.said(0)
+    assert mentions(wrong.stderr, "token", "same")
+    assert mentions(meeting.said(0), "token", "same")
     meeting.start(2, env={"DISTLAUNCH_TOKEN": "correct horse battery"})
     told = meeting.ready(*ALL)
     meeting.put("end-0")
@@ -326,12 +324,12 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_was_told_to_end(meeting)
     drained = meeting.launchers.pop(1)
     drained.send_signal(signal.SIGTERM)
     assert drained.wait().returncode == 128 + signal.SIGTERM
-    assert "leaving the job, which goes on without this node" in drained.stderr
+    assert mentions(drained.stderr, "SIGTERM", "leaving")
     told = meeting.ready(0, 1, attempt=1)
     assert [each["host"] for each in told] == ["n1", "n3"]
     meeting.put("end-1")
     assert meeting.codes() == {0: 0, 2: 0}
-    assert "its launcher was told to end by SIGTERM" in meeting.said(0)
+    assert "SIGTERM" in meeting.said(0)
 
 
 def test_a_pod_that_is_replaced_joins_from_its_new_address(meeting):

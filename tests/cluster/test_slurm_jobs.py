@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.cluster.slurm_jobs import ROOT, SHORT, Job, Process, node_killed, until
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 
 pytestmark = pytest.mark.timeout(240)
@@ -185,7 +186,7 @@ wait $!
 echo "ended with $?"
 """
     told = slurm.salloc(script, "-N2", "-w", "n2,n3")
-    assert "stopped: 2 workers ended, none had to be killed" in told
+    assert mentions(told, "stopped", "2 workers", "none")
     assert "ended with 143" in told
     assert (place / "saved-0").exists()
     assert (place / "saved-1").exists()
@@ -204,7 +205,7 @@ def test_each_worker_gets_each_signal_of_slurm_once(slurm):
     done = cancelled.wait()
     assert (done.state, done.exit_code) == ("CANCELLED", "143:0"), done.output
     assert cancelled.heard() == [["SIGUSR2", "SIGUSR1", "SIGTERM", "saved"]] * 2
-    assert "stopped: 2 workers ended, none had to be killed" in done.output
+    assert mentions(done.output, "stopped", "2 workers", "none")
     done = warned.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert warned.heard() == [["SIGUSR1", "saved"]] * 2
@@ -224,17 +225,17 @@ def test_a_job_that_was_warned_gets_another_turn_and_one_that_was_cancelled_does
     requeued.next_turn(2)
     done = requeued.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert "requeueing this Slurm job" in done.output
-    assert "there are already logs of a job again; this job's logs: " in done.output
+    assert mentions(done.output, "requeueing")
+    assert mentions(done.output, "already logs", "job again", "logs")
     done = refused.wait()
     assert (done.state, done.exit_code) == ("FAILED", "75:0"), done.output
     assert re.search(
-        r"not requeued: scontrol ended with 1: .*; exit code 75 lets the batch script do it \(scontrol requeue \d+\)",
+        r"not requeued: .* 1: .*; .* 75 .* \(scontrol requeue \d+\)",
         done.output,
     )
     done = cancelled.wait()
     assert done.state == "CANCELLED", done.output
-    assert "start distlaunch with exec" in done.output
+    assert mentions(done.output, "distlaunch", "exec")
 
 
 def test_an_agent_that_is_killed_is_a_lost_node(slurm):
@@ -247,7 +248,7 @@ def test_an_agent_that_is_killed_is_a_lost_node(slurm):
         os.kill(job.agent(node).pid, signal.SIGKILL)
     done = fixed.wait()
     assert (done.state, done.exit_code) == ("FAILED", "69:0"), done.output
-    assert "rank 1 of 2 on n2 failed: the node is lost" in done.output
+    assert mentions(done.output, "rank 1 of 2 on n2", "lost")
     elastic.up(2, attempt=1)
     assert [each["SLURMD_NODENAME"] for each in elastic.told(1)] == ["n2", "n4"]
     elastic.enough()
@@ -272,7 +273,7 @@ def test_a_node_that_dies_ends_a_job_of_fixed_size_and_not_an_elastic_one(slurm)
             job.wait_launcher()
     done = fixed.wait()
     assert (done.state, done.exit_code) == ("FAILED", "69:0"), done.output
-    assert "rank 1 of 2 on n2 failed: the node is lost" in done.output
+    assert mentions(done.output, "rank 1 of 2 on n2", "lost")
     done = elastic.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
 
@@ -285,13 +286,13 @@ def test_the_time_limit_leaves_workers_time_to_save(slurm, limited):
         90,
     )
     assert again.heard() == [["SIGTERM", "saved"]] * 2
-    assert "requeueing this Slurm job" in again.output
+    assert mentions(again.output, "requeueing")
     slurm.run("scancel", str(again.id))
     again.wait()
     done = ended.wait()
     assert done.state == "TIMEOUT", done.output
     assert ended.heard() == [["SIGTERM", "saved"]] * 2
-    assert "stopped: 2 workers ended, none had to be killed" in done.output
+    assert mentions(done.output, "stopped", "2 workers", "none")
 
 
 @pytest.mark.parametrize("grace_s", [0, 60])
@@ -306,9 +307,9 @@ def test_a_job_that_is_preempted_saves_once_and_goes_on_in_its_next_turn(slurm, 
     job.next_turn(2)
     done = job.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert done.output.count("stopped: 2 workers ended, none had to be killed") == 1
-    assert f"there are already logs of a job cheap-{grace_s}" in done.output
-    asks = "requeueing this Slurm job" if grace_s else "Slurm itself has requeued this job"
+    assert done.output.count("stopped: 2 workers") == 1
+    assert mentions(done.output, "already logs", f"cheap-{grace_s}")
+    asks = "requeueing" if grace_s else "has requeued"
     assert asks in done.output
     assert "not requeued" not in done.output
 

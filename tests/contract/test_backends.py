@@ -18,6 +18,7 @@ from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
 from distlaunch.planning.node_source import Location
 from distlaunch.planning.train_options import TrainOptions
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 
 TOPOLOGIES = {
@@ -282,7 +283,7 @@ VALUES = {
 def test_a_backend_of_torch_distributed_is_the_scripts_choice(name):
     with pytest.raises(ConfigError) as caught:
         find_backend(name)
-    assert f"The script chooses {name.lower()}: " in caught.value.hint
+    assert mentions(caught.value.hint, name.lower())
     assert "init_process_group" in caught.value.hint
 
 
@@ -290,5 +291,5 @@ def test_an_unknown_backend_is_refused_with_a_list_of_backends():
     with pytest.raises(ConfigError) as caught:
         find_backend("pytorch")
     assert "--backend 'pytorch'" in caught.value.message
-    assert "did you mean pytorch-ddp?" in caught.value.hint
+    assert "pytorch-ddp?" in caught.value.hint
     assert all(name in caught.value.hint for name in backend_names())

@@ -19,6 +19,7 @@ from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from tests.contract.conftest import OneNode
+from tests.facts import mentions
 
 CPUS = CpuInventory(allowed=(0,), online=1)
 SURVEY = m.Survey(
@@ -124,7 +125,8 @@ def test_what_hangs_is_told_of_and_left_behind():
     assert turned.wait(BOUND_S)
     looks.looking.on_ready()
     [found] = looks.heard
-    assert (found.serial, found.problem) == (7, "the directory /data does not answer within 0 s")
+    assert found.serial == 7
+    assert mentions(found.problem, "/data", "0 s")
     assert found.cpus == CPUS
     assert looks.looking.deadline() is None
     release.set()
@@ -145,7 +147,7 @@ def test_however_often_a_node_is_asked_that_hangs_few_threads_are_left_behind():
     for _ in range(100):
         looks.looking.begin(SURVEY)
     assert len(begun) <= len(looks.looking._threads) == 16
-    assert looks.heard[-1].problem == "it has been asked 16 times, and each time something hangs"
+    assert mentions(looks.heard[-1].problem, "16 times")
     release.set()
     for thread in looks.looking._threads:
         thread.join(BOUND_S)
@@ -178,7 +180,8 @@ def test_where_no_thread_can_be_started_the_survey_says_so(monkeypatch):
     looks = Looks(lambda order, turn_to: None)
     looks.looking.begin(SURVEY)
     [found] = looks.heard
-    assert (found.problem, found.hint) == ("no thread can be started", explain_refusal())
+    assert mentions(found.problem, "no thread")
+    assert found.hint == explain_refusal()
 
 
 # --- limits

@@ -27,6 +27,7 @@ from tests.contract.test_links import (  # noqa: F401 - pytest collects them her
     test_what_it_wrote_before_its_end_comes_first,
     until,
 )
+from tests.facts import mentions
 from tests.sshd import STAND_IN
 
 BOUND_S = 60.0
@@ -93,13 +94,13 @@ def test_the_end_of_the_peer_is_the_end_of_the_stream_for_ever(end):
     assert end.link.receive() is None
     assert end.link.receive() is None
     assert end.poll.poll(0)
-    assert describe_end(end.link.end()) == "the connection was closed by the peer"
+    assert mentions(describe_end(end.link.end()), "closed", "peer")
 
 
 def test_a_killed_peer_is_noticed(end):
     end.say("kill")
     end.until_end()
-    assert describe_end(end.link.end()) == "the connection was closed by the peer"
+    assert mentions(describe_end(end.link.end()), "closed", "peer")
 
 
 def test_a_connection_that_was_reset_is_said_to_be_lost():
@@ -110,7 +111,7 @@ def test_a_connection_that_was_reset_is_said_to_be_lost():
     caller.close()
     end = End(link)
     end.until_end()
-    assert describe_end(link.end()) == "the connection was lost: connection reset by peer"
+    assert mentions(describe_end(link.end()), "lost", "connection reset by peer")
     link.close()
 
 
@@ -123,7 +124,7 @@ def test_closing_twice_and_receiving_after_that_are_harmless(end):
     end.link.close()
     end.link.close()
     assert end.link.receive() is None
-    assert describe_end(end.link.end()) == "the connection was closed"
+    assert describe_end(end.link.end()).endswith("closed")
     with pytest.raises(OSError):
         end.link.send(b"x")
 

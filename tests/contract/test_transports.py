@@ -10,6 +10,7 @@ import pytest
 
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
+from tests.facts import mentions
 
 # Workers that wait for signals without a gap in which one could come unnoticed.
 OBEYS = "import signal; print('up', flush=True); signal.pause()"
@@ -73,7 +74,7 @@ def test_a_node_that_is_not_the_masters_holds_no_port(coordinator):
 def test_a_port_that_cannot_be_had_is_a_problem_with_a_hint(coordinator):
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         prepared = coordinator.prepare(port=listening.getsockname()[1])
-    assert "is in use" in prepared.problem
+    assert mentions(prepared.problem, "in use")
     assert prepared.hint
     assert prepared.port is None
 

@@ -173,9 +173,7 @@ def test_a_copy_that_fails_leaves_no_copy_and_the_next_start_goes_past(s3):
     before = objects()
     s3.faults.append(Fault("PUT", "aside-", 403, header="x-amz-copy-source"))
     for _ in range(2):
-        with pytest.raises(
-            CheckpointError, match=r"newer than what was resumed, and cannot be set aside"
-        ):
+        with pytest.raises(CheckpointError, match=r"newer .* aside"):
             train(3)
         after = objects()
         assert {path: text for path, text in after.items() if "owner" not in path} == {
@@ -211,9 +209,7 @@ def test_an_error_of_reading_sets_nothing_aside(s3, status, file):
     name, before = folder_of(2), objects()
     s3.faults.append(Fault("GET", f"{name}/{file}", status))
     s3.faults.append(Fault("HEAD", f"{name}/{file}", status))
-    with pytest.raises(
-        CheckpointError, match=rf"{name}/{file} cannot be read on .*nothing has been set aside"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{name}/{file} .*nothing .* aside"):
         train(2)
     s3.faults.clear()
     assert {path for path in objects() if "owner" not in path} == {
@@ -228,7 +224,7 @@ def test_one_failed_read_of_the_owner_s_mark_is_not_another_job(s3):
     s3.faults.append(Fault("GET", "owner.json", 500, times=1))
     checkpoint.save(0)
     s3.faults.append(Fault("GET", "owner.json", 500))
-    with pytest.raises(CheckpointError, match=r"owner\.json cannot be read on") as raised:
+    with pytest.raises(CheckpointError, match=r"owner\.json .* read") as raised:
         checkpoint.save(1)
     assert "another job" not in raised.value.message
     s3.faults.clear()

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.ports import free_port
 
@@ -145,7 +146,7 @@ def test_after_a_failure_all_meet_anew_at_the_same_port_and_go_on(train, tmp_pat
     script = (FRAMEWORKS / "horovod_digits.py", str(BATCH // 2), tmp_path / "checkpoint", "4")
     result = train(2, *words, *script)
     assert result.returncode == 0, result.stderr
-    assert "attempt 0 failed: rank 1: RuntimeError: as it was told to" in result.stderr
+    assert mentions(result.stderr, "attempt 0", "rank 1: RuntimeError: as it was told to")
     steps = len(losses(alone)) // 8
     logs = [
         (result.run_dir / f"attempt-{attempt}" / "rank-0.log").read_text().splitlines()
@@ -204,7 +205,7 @@ def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
     assert distlaunch.run(["horovodrun", "-v", "--python", python]).stdout == "0.28.1\n"
     result = distlaunch.run(["horovodrun", "-cb", "--python", sys.executable])
     assert result.returncode == 2
-    assert "has no module horovod" in result.stderr
+    assert mentions(result.stderr, "module horovod")
     assert "pip install --no-build-isolation" in result.stderr
 
 
@@ -222,6 +223,4 @@ def test_a_machine_whose_name_has_no_address_is_told_of(distlaunch, python):
     if "unshare failed" in done.stderr:
         pytest.skip(f"no name of its own can be had here: {done.stderr}")
     assert done.returncode in (128 + signal.SIGSEGV, 128 + signal.SIGABRT), done.stderr
-    assert "own name has no address: see `getent hosts $(hostname)` there" in " ".join(
-        done.stderr.split()
-    )
+    assert "`getent hosts $(hostname)`" in " ".join(done.stderr.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.ports import free_port
 
@@ -210,8 +210,8 @@ def test_bundles_without_a_place_are_named(in_ray, cluster):
     words = ["--num-nodes", "4", "--procs-per-node", "2", "--join-timeout", "1"]
     result = in_ray(cluster.address, *words, PROGRAM).wait(PATIENCE_S)
     assert result.returncode == 69
-    assert "within 1 s Ray has no place for 1 of 4 bundles (3) of CPU 2" in result.stderr
-    assert "no node of its own" in result.stderr
+    assert mentions(result.stderr, "1 s", "1 of 4", "(3)", "CPU 2")
+    assert mentions(result.stderr, "its own")
 
 
 def test_a_failed_attempt_is_run_again_in_the_same_places(in_ray, cluster):
@@ -238,7 +238,7 @@ def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
     assert [line[:3] for line in told(result.stdout)] == [
         [str(r), a, "1"] for r in range(2) for a in "01"
     ]
-    assert "Ray has replaced the node" in result.stderr
+    assert mentions(result.stderr, "Ray", "replaced")
 
 
 def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluster):
@@ -289,7 +289,7 @@ def test_what_is_killed_on_a_node_costs_an_attempt(distlaunch, in_ray, cluster, 
     assert result.returncode == (0 if restarts else code), result.stderr
     [lost] = result.of_type("node_lost")
     said = " ".join(result.stderr.split())
-    assert re.search(rf"\b{lost['host']}\b[^:]*: the node is lost: {re.escape(why)}", said), said
+    assert mentions(said, lost["host"], "lost", why), said
     assert "MIN:MAX" not in said, "which Ray cannot have"
     assert len(told(result.stdout)) == 2 * (1 + restarts)
     distlaunch.assert_no_survivors(within_s=60)
@@ -314,10 +314,7 @@ def test_a_signal_while_ray_places_is_told_and_ends_the_job(in_ray, cluster):
     for number, job in jobs.items():
         result = job.wait(PATIENCE_S)
         assert result.returncode == 128 + number
-        assert (
-            f"{number.name} stopped the job while Ray placed the workers; no worker was started"
-            in result.stderr
-        )
+        assert mentions(result.stderr, number.name, "stopped", "Ray", "no worker")
 
 
 def test_a_ray_that_was_interrupted_while_it_started_here_leaves_nothing(in_ray, folder):
@@ -361,8 +358,8 @@ def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunc
     os.kill(driver_of(job), signal.SIGKILL)
     result = job.wait(PATIENCE_S)
     assert result.returncode == 69
-    assert "Ray's driver was killed by signal 9" in result.stderr
-    assert "not restarted: no node can be reached any more" in result.stderr
+    assert mentions(result.stderr, "driver", "signal 9")
+    assert result.of_type("failure")[-1]["reason"] == "no_node"
     assert not result.of_type("restarting")
     distlaunch.assert_no_survivors(within_s=60)
     assert not list(Path(folder).glob("dl-ray-*"))
@@ -372,7 +369,7 @@ def test_what_local_ray_cannot_place_is_told_soon_and_leaves_nothing(in_ray, fol
     words = ["--num-nodes", "2", "--procs-per-node", "1", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 69
-    assert "error: --backend ray: Ray has no place for 1 of 2 bundles (1)" in result.stderr, (
+    assert mentions(result.stderr, "error", "--backend ray", "1 of 2", "(1)"), (
         "nobody waits for nodes"
     )
     assert not list(Path(folder).glob("dl-ray-*"))
@@ -385,5 +382,5 @@ def test_a_cluster_that_is_not_there_is_an_error_with_the_way_out(in_ray):
             PATIENCE_S
         )
     assert result.returncode == 2
-    assert "cannot connect to 127.0.0.1" in result.stderr
-    assert "--address local to start Ray here" in result.stderr
+    assert mentions(result.stderr, "error", "127.0.0.1")
+    assert mentions(result.stderr, "hint", "--address local")
