@@ -182,7 +182,7 @@ def test_a_plan_loads_nothing_that_only_a_running_job_needs(distlaunch, nodes, p
     assert unwanted(modules, {f"distlaunch.{part}" for part in parts} | {"threading"}) == set()
 
 
-def test_a_wrong_option_is_told_without_the_command_line_framework(distlaunch):
+def test_a_wrong_option_is_reported_without_the_command_line_framework(distlaunch):
     modules = modules_of(distlaunch, "train", "--num-proc", "2", "x.py", code=2)
     assert unwanted(modules, HEAVY | {"typer", "click", "rich", "pydantic", "argparse"}) == set()
 

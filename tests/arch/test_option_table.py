@@ -64,7 +64,7 @@ def test_parsing_train_loads_our_few_modules_and_nothing_else():
     assert not after.intersection(HEAVY)
 
 
-def test_an_error_of_the_command_line_is_told_without_typer_and_rich():
+def test_an_error_of_the_command_line_is_reported_without_typer_and_rich():
     after = loaded(
         "import distlaunch.__main__ as command\n"
         "from distlaunch.cli.error_output import guarded\n"

@@ -70,7 +70,7 @@ def test_a_late_coordinator_is_waited_for(meeting):
     assert meeting.codes() == dict.fromkeys(ALL, 0)
 
 
-def test_who_is_missing_and_who_is_there_is_said_by_all(meeting):
+def test_who_is_missing_and_who_is_there_is_reported_by_all(meeting):
     for rank in (2, 0):
         meeting.start(rank, "--join-timeout", "8")
     assert meeting.codes() == {2: UNAVAILABLE, 0: UNAVAILABLE}
@@ -160,7 +160,7 @@ def test_a_rendezvous_host_that_is_nobody_is_named(meeting):
     assert "nobody" in meeting.said(1)
 
 
-def test_a_rendezvous_port_that_something_else_has_is_said_by_all(meeting):
+def test_a_rendezvous_port_that_something_else_has_is_reported_by_all(meeting):
     web = meeting.hosts.popen(
         "n1", [sys.executable, "-m", "http.server", str(PORT)], stdout=-3, stderr=-3
     )
@@ -216,7 +216,7 @@ def test_a_signal_stops_the_job(meeting, number, code, at_once):
     assert not any("killing" in meeting.said(rank) for rank in ALL)
 
 
-def test_a_second_ctrl_c_at_a_peer_kills(meeting):
+def test_a_second_ctrl_c_at_a_joined_launcher_kills(meeting):
     meeting.start_all("--grace", "60", words=("deaf",))
     meeting.ready(*ALL)
     meeting.launchers[1].send_signal(signal.SIGINT)
@@ -242,7 +242,7 @@ def test_usr1_that_all_launchers_get_comes_once_to_each_worker(meeting):
 # --- what is lost
 
 
-def test_a_killed_peer_ends_the_job(meeting):
+def test_a_killed_joined_launcher_ends_the_job(meeting):
     meeting.start_all(*SHORT, words=("deaf",))
     meeting.ready(*ALL)
     meeting.launchers[2].send_signal(signal.SIGKILL)
@@ -317,7 +317,7 @@ def test_an_elastic_job_goes_on_without_a_powered_off_host_and_takes_it_in_again
     assert not {each["pid"] for each in first} & {each["pid"] for each in told}
 
 
-def test_an_elastic_job_goes_on_without_a_launcher_that_was_told_to_end(meeting):
+def test_an_elastic_job_goes_on_without_a_launcher_that_was_asked_to_end(meeting):
     """As a pod's is, whose node is drained."""
     meeting.start_all(*AGAIN, size="2:3")
     meeting.ready(*ALL)
@@ -362,7 +362,7 @@ def test_a_pod_whose_host_vanished_is_replaced_on_another(meeting):
 # --- named by a system
 
 
-def test_nodes_of_aws_batch_meet_at_the_main_node_which_has_rank_0(meeting):
+def test_nodes_of_aws_batch_have_the_rendezvous_on_the_main_node_with_rank_0(meeting):
     address = meeting.hosts.address("n2")
     for index in (0, 2, 1):
         env = {

@@ -122,7 +122,7 @@ def test_slurm_grants_what_a_script_asks_for(slurm, render):
     assert re.findall(r"<([^>]*)>", done.output) == words
 
 
-def test_workers_have_all_cpus_of_their_nodes_unless_a_number_is_said(slurm, render):
+def test_workers_have_all_cpus_of_their_nodes_unless_a_number_is_reported(slurm, render):
     for name, words, cpus in (("whole", [], "0-63"), ("part", ["--cpus=8"], "0-7")):
         script = render(name, *words, "--num-nodes=2", "--procs-per-node=8", "train.py")
         done = submitted(slurm, script, PATH=program(slurm, "shows", SHOWS))

@@ -3,14 +3,13 @@ words do there."""
 
 from __future__ import annotations
 
-from tests.facts import mentions
-
 import json
 import re
 import subprocess
 
 import pytest
 
+from tests.facts import mentions
 from tests.launcher import PROGRAMS, TRAINING
 
 # Building Horovod takes up to a quarter of an hour, once.
@@ -84,7 +83,7 @@ def test_networks_that_are_not_plain(make_hosts, python, network):
         ),
     ],
 )
-def test_what_horovod_cannot_do_is_said_before_anything_runs(make_hosts, network, says):
+def test_what_horovod_cannot_do_is_reported_before_anything_runs(make_hosts, network, says):
     words = (
         "--hosts",
         "n1:1,n2:1",

@@ -313,7 +313,7 @@ def test_output_is_filed_on_the_nodes_as_well(hosts):
         assert found == (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text()
 
 
-def test_a_script_that_is_missing_on_a_host_is_told_by_name(hosts):
+def test_a_script_that_is_missing_on_a_host_is_reported_by_name(hosts):
     hosts.run("n1", f"cp {SAID} {hosts.local}/train.py")
     result = hosts.train(
         "--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", hosts.local, "train.py"
@@ -397,7 +397,7 @@ def test_a_hang_on_one_host_is_found(hosts):
 
 
 @pytest.mark.parametrize("how", ["lock", "loop", "stop"])
-def test_each_kind_of_hang_on_a_host_is_told_from_work(hosts, how):
+def test_each_kind_of_hang_on_a_host_is_distinguished_from_work(hosts, how):
     options = ("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-timeout", "2")
     result = hosts.train(*options, PROGRAMS.parent / "hangs.py", how)
     assert result.returncode == 124, result.stderr
@@ -428,7 +428,7 @@ def test_a_host_whose_worker_computes_in_silence_is_no_hang(hosts):
     hosts.assert_clean()
 
 
-def test_a_silent_job_on_hosts_is_told_of_once_and_ctrl_c_says_where_each_rank_stood(hosts):
+def test_a_silent_job_on_hosts_is_reported_once_and_ctrl_c_says_where_each_rank_stood(hosts):
     options = ("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-notice", "4")
     running = hosts.start(["train", *options, PROGRAMS.parent / "hangs.py", "lock"])
     assert running.wait_event("silence")["behind"] == [1]
@@ -466,7 +466,7 @@ def test_warm_workers_on_hosts(hosts):
     ],
     ids=["127.0.1.1", "two networks", "IPv6 only", "no names"],
 )
-def test_gloo_meets_on_any_network(make_hosts, options):
+def test_gloo_connects_on_any_network(make_hosts, options):
     hosts = make_hosts(2, *options)
     script = hosts.work / "sum.py"
     script.write_text(

@@ -25,7 +25,7 @@ def said(text: str) -> list[dict]:
     return [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
 
 
-def test_workers_on_all_hosts_reach_each_other_where_they_are_told(hosts, tmp_path):
+def test_workers_on_all_hosts_reach_each_other_where_they_are_reported(hosts, tmp_path):
     for module in ("tensorflow", "tf_keras"):
         (tmp_path / f"{module}.py").touch()
     words = (

@@ -3,8 +3,6 @@ lost on the way."""
 
 from __future__ import annotations
 
-from tests.facts import mentions
-
 import os
 import re
 import subprocess
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import faults
+from tests.facts import mentions
 from tests.launcher import TRAINING
 
 DIGITS = Path(__file__).parents[2] / "scripts" / "examples" / "digits_ddp.py"

@@ -110,7 +110,7 @@ class Looks:
         )
 
 
-def test_what_hangs_is_told_of_and_left_behind():
+def test_what_hangs_is_reported_and_left_behind():
     release = threading.Event()
 
     def hangs(order, turn_to):
@@ -159,7 +159,7 @@ def test_however_often_a_node_is_asked_that_hangs_few_threads_are_left_behind():
     assert isinstance(looks.heard[-1], m.AgentFailed)
 
 
-def test_a_fault_of_ours_is_told_with_its_traceback():
+def test_a_fault_of_ours_is_reported_with_its_traceback():
     def fails(order, turn_to):
         raise RuntimeError("odd")
 

@@ -88,7 +88,7 @@ def end(opened):
     return End(opened())
 
 
-def test_the_end_of_the_peer_is_the_end_of_the_stream_for_ever(end):
+def test_the_end_of_the_other_side_is_the_end_of_the_stream_for_ever(end):
     end.say("end 7")
     assert end.until_end() == b""
     assert end.link.receive() is None
@@ -97,13 +97,13 @@ def test_the_end_of_the_peer_is_the_end_of_the_stream_for_ever(end):
     assert mentions(describe_end(end.link.end()), "closed", "peer")
 
 
-def test_a_killed_peer_is_noticed(end):
+def test_a_killed_process_at_the_other_end_is_noticed(end):
     end.say("kill")
     end.until_end()
     assert mentions(describe_end(end.link.end()), "closed", "peer")
 
 
-def test_a_connection_that_was_reset_is_said_to_be_lost():
+def test_a_connection_that_was_reset_is_reported_as_lost():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = socket.create_connection(listening.getsockname())
         link = TcpConnection(listening.accept()[0], "here")
@@ -115,7 +115,7 @@ def test_a_connection_that_was_reset_is_said_to_be_lost():
     link.close()
 
 
-def test_closing_ends_the_peer(end, others):
+def test_closing_ends_the_other_side(end, others):
     end.link.close()
     assert others.processes[0].wait(BOUND_S) == 0
 
@@ -137,7 +137,7 @@ def test_a_link_leaves_no_thread_and_no_descriptor(opened):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_what_was_sent_before_closing_arrives_though_the_peers_words_were_not_read():
+def test_what_was_sent_before_closing_arrives_though_the_other_sides_messages_were_not_read():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = socket.create_connection(listening.getsockname())
         link = TcpConnection(listening.accept()[0], "here")

@@ -102,7 +102,7 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
     assert started == {one.rank: one.pid for one in coordinator.of(WorkerExit)}
 
 
-def test_all_output_has_been_taken_when_a_workers_end_is_told(coordinator):
+def test_all_output_has_been_taken_when_a_workers_end_is_reported(coordinator):
     coordinator.start("import os; os.write(1, b'x' * 60000); os.write(2, b'last words')")
     [exited] = coordinator.until(WorkerExit)
     assert coordinator.taken.written == {(0, 1): b"x" * 60000, (0, 2): b"last words"}

@@ -153,7 +153,7 @@ def test_what_is_not_here_is_skipped(make, lib):
     assert (row.result, row.detail) == ("skipped", "no nothing_of_this_name here")
 
 
-def test_whatever_a_check_meets_is_its_own_failure(make):
+def test_any_exception_in_a_check_is_its_own_failure(make):
     row = make(lambda ground: {}["key"])
     assert (row.result, row.detail) == ("FAILED", "KeyError: 'key'")
 
@@ -182,7 +182,7 @@ def test_a_job_that_does_not_end_is_ended_at_the_limit(make, tmp_path):
         time.sleep(0.01)
 
 
-def test_a_job_with_another_exit_code_is_a_failure_that_shows_what_was_said(make, tmp_path):
+def test_a_job_with_another_exit_code_is_a_failure_that_shows_its_output(make, tmp_path):
     row = make(
         lambda ground: ground.distlaunch(
             "train", "--num-procs", "1", str(tmp_path / "missing.py")

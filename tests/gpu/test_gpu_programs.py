@@ -73,7 +73,7 @@ def test_a_resumed_training_is_held_against_an_uninterrupted_one(on_cpu, lib):
         lib.training.judge_resumed(straight, {**resumed, "digest": "another"})
 
 
-def test_warm_and_cold_starts_are_told_apart(on_cpu, lib):
+def test_warm_and_cold_starts_are_distinguished(on_cpu, lib):
     words = (*CPU, "--max-restarts", "1", "--min-uptime", "0")
     warm = on_cpu.train("forks.py", *words, "--preload", "torch", args=["--fail"])
     cold = on_cpu.train("forks.py", *CPU)

@@ -141,7 +141,7 @@ def test_two_workers_have_the_losses_of_one_process_at_the_same_batch(train, alo
     assert accuracy(alone) > 0.93
 
 
-def test_after_a_failure_all_meet_anew_at_the_same_port_and_go_on(train, tmp_path, alone):
+def test_after_a_failure_all_connect_anew_at_the_same_port_and_go_on(train, tmp_path, alone):
     words = ("--max-restarts", "1", "--min-uptime", "0", "--master-port", str(free_port()))
     script = (FRAMEWORKS / "horovod_digits.py", str(BATCH // 2), tmp_path / "checkpoint", "4")
     result = train(2, *words, *script)
@@ -209,7 +209,7 @@ def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
     assert "pip install --no-build-isolation" in result.stderr
 
 
-def test_a_machine_whose_name_has_no_address_is_told_of(distlaunch, python):
+def test_a_machine_whose_name_has_no_address_is_reported(distlaunch, python):
     """Horovod's gloo crashes, or aborts, depending on what the resolver answers."""
     words = ["train", "--num-procs", "2", "--backend", "horovod", "--python", python, OPS]
     inside = ["unshare", "--uts", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]

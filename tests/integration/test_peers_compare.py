@@ -67,7 +67,7 @@ def test_accelerate_launch_and_its_drop_in_set_the_same(script, deepspeed_python
     assert unexplained(script, "accelerate_settings", deepspeed=deepspeed_python) == []
 
 
-def test_a_difference_that_nobody_has_explained_is_told(script):
+def test_a_difference_that_nobody_has_explained_is_reported(script):
     case = script["CASES"][0]
     assert script["judge"](case) is None
     answers = {case: ("different", "refused", {"worker-1": 2}, None)}

@@ -104,7 +104,7 @@ dist.init_process_group("gloo")
 """
 
 
-def test_a_script_that_gives_every_worker_rank_0_is_told_so(distlaunch):
+def test_a_script_that_gives_every_worker_rank_0_gets_a_notice(distlaunch):
     (distlaunch.work / "t.py").write_text(EVERY_RANK_ZERO)
     words = ("--num-procs", "2", "--failure-grace", "1", "t.py")
     result = distlaunch.train_warm(*words, preload="torch", timeout=120)

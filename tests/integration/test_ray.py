@@ -295,7 +295,7 @@ def test_what_is_killed_on_a_node_costs_an_attempt(distlaunch, in_ray, cluster, 
     distlaunch.assert_no_survivors(within_s=60)
 
 
-def test_workers_save_though_rays_driver_is_told_to_end_with_the_launcher(in_ray, cluster):
+def test_workers_save_though_rays_driver_is_asked_to_end_with_the_launcher(in_ray, cluster):
     job = in_ray(cluster.address, "--num-procs", "2", "--grace", "25", *SOON, PROGRAM, "save")
     job.wait_said("waits", 2, timeout=PATIENCE_S)
     os.kill(driver_of(job), signal.SIGTERM)
@@ -305,7 +305,7 @@ def test_workers_save_though_rays_driver_is_told_to_end_with_the_launcher(in_ray
     assert result.stdout.count("saved") == 2, result.stderr
 
 
-def test_a_signal_while_ray_places_is_told_and_ends_the_job(in_ray, cluster):
+def test_a_signal_while_ray_places_is_reported_and_ends_the_job(in_ray, cluster):
     words = ["--num-nodes", "4", "--procs-per-node", "2", PROGRAM]
     jobs = {number: in_ray(cluster.address, *words) for number in (signal.SIGTERM, signal.SIGINT)}
     for number, job in jobs.items():
@@ -365,7 +365,7 @@ def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunc
     assert not list(Path(folder).glob("dl-ray-*"))
 
 
-def test_what_local_ray_cannot_place_is_told_soon_and_leaves_nothing(in_ray, folder):
+def test_what_local_ray_cannot_place_is_reported_soon_and_leaves_nothing(in_ray, folder):
     words = ["--num-nodes", "2", "--procs-per-node", "1", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 69

@@ -90,7 +90,7 @@ def test_on_a_terminal_lines_are_folded_and_commands_are_whole(distlaunch):
         ("tensorflow", "", "", "installed: tensorflow (no version)"),
     ],
 )
-def test_what_is_installed_is_told_by_the_package_that_has_brought_it(
+def test_what_is_installed_is_reported_by_the_package_that_has_brought_it(
     distlaunch, tmp_path, module, package, version, said
 ):
     (tmp_path / module).mkdir()
@@ -150,7 +150,7 @@ def test_an_interpreter_is_asked_once_for_all_backends(distlaunch, tmp_path):
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_a_package_without_a_name_is_said_to_be_unknown(distlaunch, tmp_path):
+def test_a_package_without_a_name_is_reported_as_unknown(distlaunch, tmp_path):
     install(tmp_path, "nameless", {"ray": "nameless:Ray"})
     (tmp_path / "nameless-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nVersion: 1.0\n"

@@ -404,7 +404,7 @@ def test_a_port_of_another_running_job_of_ours_is_refused_naming_that_job(distla
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_a_framework_that_another_interpreter_does_not_have_is_said_before_anything_starts(
+def test_a_framework_that_another_interpreter_does_not_have_is_reported_before_anything_starts(
     distlaunch, command
 ):
     python = distlaunch.work / "bare" / "bin" / "python"

@@ -160,7 +160,7 @@ def test_a_resolver_that_hangs_is_not_asked_again_and_ends_no_later_than_the_dea
         hang.set()
 
 
-def test_nobody_there_until_the_deadline_is_said_with_the_reason():
+def test_nobody_there_until_the_deadline_is_reported_with_the_reason():
     port = free_port()
     with pytest.raises(NodesError) as error:
         call("127.0.0.1", [port], within_s=0.3)
@@ -169,7 +169,7 @@ def test_nobody_there_until_the_deadline_is_said_with_the_reason():
     assert "--rendezvous" in error.value.hint
 
 
-def test_a_name_that_is_no_name_is_said_not_to_be_known(monkeypatch):
+def test_a_name_that_cannot_be_resolved_is_reported_as_unknown(monkeypatch):
     with pytest.raises(NodesError, match=r"a\.\.b:29400 .* 0 s.* resolved"):
         call("a..b", [29400], within_s=0.3)
 
@@ -215,7 +215,7 @@ def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
         call_until("127.0.0.1", [port])
 
 
-def test_one_who_is_told_to_come_again_does():
+def test_a_launcher_that_is_asked_to_connect_again_does():
     answers = [
         Rejected(text="not yet", hint=None, exit_code=2, again=True),
         Welcome(job_id="job", rank=0),
@@ -270,7 +270,7 @@ def test_a_stranger_who_refuses_us_is_outlasted():
             one.close()
 
 
-def test_a_wrong_token_is_said_at_both_ends():
+def test_a_wrong_token_is_reported_at_both_ends():
     with closing(Reception(job_identity=replace(PARTY, token=b"one"))) as reception:
         for job_identity in (replace(PARTY, token=b"two"), PARTY):
             with pytest.raises(NodesError) as error:
@@ -284,7 +284,7 @@ def test_a_wrong_token_is_said_at_both_ends():
     assert mentions(line, "(n3)", f"port {reception.port}", "closed", "token")
 
 
-def test_another_release_is_said_at_both_ends():
+def test_another_release_is_reported_at_both_ends():
     with closing(Reception()) as reception:
         with pytest.raises(NodesError, match=r"distlaunch 1\.2\.3, n3 is distlaunch 2\.0"):
             call(

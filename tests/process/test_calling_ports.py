@@ -36,7 +36,7 @@ def test_of_a_series_of_ports_the_one_of_our_job_is_found():
         assert not other.calls
 
 
-def test_of_a_series_of_ports_that_others_have_each_is_told_of():
+def test_of_a_series_of_ports_that_others_have_each_is_reported():
     with (
         closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
         stopping_at("another job") as call_until,

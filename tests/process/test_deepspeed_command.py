@@ -62,7 +62,7 @@ def test_workers_get_their_local_rank_before_the_scripts_own_arguments(show):
     assert got == [[["sub"], ["0"]], [["sub"], ["1"]]]
 
 
-def test_a_script_that_knows_no_local_rank_is_told_how_to_do_without_and_only_where_it_was_added(
+def test_a_script_that_knows_no_local_rank_is_given_a_hint_how_to_do_without_and_only_where_it_was_added(
     distlaunch,
 ):
     (distlaunch.work / "strict.py").write_text(
@@ -204,7 +204,7 @@ def test_a_host_file_that_is_named_has_to_be_there(distlaunch):
     )
 
 
-def test_the_framework_has_to_be_there_and_the_command_that_brings_it_is_told(distlaunch):
+def test_the_framework_has_to_be_there_and_the_command_that_brings_it_is_reported(distlaunch):
     (distlaunch.work / "show.py").write_text(SHOW)
     said = refused(distlaunch, "show.py", env={"PYTHONPATH": ""})
     assert mentions(said, "module deepspeed")

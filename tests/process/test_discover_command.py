@@ -75,7 +75,7 @@ done < names
     ("source", "more", "done"),
     [("", "", 1), ("", "</dev/null", 3), ("import sys; sys.stdin.read()", "", 1)],
 )
-def test_input_that_is_read_and_that_rank_0_never_reads_is_told_once(
+def test_input_that_is_read_and_that_rank_0_never_reads_is_reported_once(
     distlaunch, source, more, done
 ):
     (distlaunch.work / "t.py").write_text(source)

@@ -118,7 +118,7 @@ def test_a_job_that_cannot_start_and_one_that_hangs_are_failures_too(distlaunch)
     assert mentions(found["extraInfo"]["py_callstack"], "stacks", "logs")
 
 
-def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(distlaunch):
+def test_a_file_that_cannot_be_written_is_reported_and_changes_nothing_else(distlaunch):
     (distlaunch.work / "train.py").write_text("raise SystemExit(7)\n")
     result = distlaunch.train("train.py", env={"TORCHELASTIC_ERROR_FILE": "nowhere/error.json"})
     assert result.returncode == 7

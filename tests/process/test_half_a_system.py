@@ -22,7 +22,7 @@ from tests.facts import mentions
     ],
     ids=["mpirun", "slurm", "pod"],
 )
-def test_one_launcher_of_several_does_not_train_alone_unless_told_to(distlaunch, environ):
+def test_one_launcher_of_several_does_not_train_alone_unless_asked_to(distlaunch, environ):
     (distlaunch.work / "t.py").write_text("print('trained')")
     refused = distlaunch.run(["train", "--num-procs", "1", "t.py"], env=environ)
     assert (refused.returncode, refused.stdout, refused.run_dir) == (2, "", None)
@@ -31,7 +31,7 @@ def test_one_launcher_of_several_does_not_train_alone_unless_told_to(distlaunch,
     assert (alone.returncode, "trained" in alone.stdout) == (0, True)
 
 
-def test_a_system_that_is_not_used_is_told_of(distlaunch):
+def test_a_system_that_is_not_used_is_reported(distlaunch):
     (distlaunch.work / "t.py").write_text("print('trained')")
     told = distlaunch.run(["train", "--num-procs", "1", "t.py"], env={"LSB_JOBID": "7"})
     assert (told.returncode, "trained" in told.stdout) == (0, True)

@@ -129,7 +129,7 @@ def test_output_without_heartbeats_raises_no_alarm(job, distlaunch):
     assert result.returncode == 0, result.stderr
 
 
-def test_a_job_whose_output_does_not_count_is_told_so(job, distlaunch):
+def test_a_job_whose_output_does_not_count_gets_a_notice(job, distlaunch):
     script = distlaunch.work / "train.py"
     script.write_text(
         "import time\nfrom distlaunch.toolkit import heartbeat\nheartbeat(step=1)\n"

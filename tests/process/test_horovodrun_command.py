@@ -102,7 +102,7 @@ def test_settings_of_a_file_and_of_the_command_line(show, distlaunch):
     assert found["HOROVOD_CACHE_CAPACITY"] == "6"
 
 
-def test_a_setting_without_the_one_that_it_needs_is_told_of(show):
+def test_a_setting_without_the_one_that_it_needs_is_reported(show):
     got, result = show("-np", "1", "--autotune-log-file", "f", "-o", "stall-check=off")
     assert "HOROVOD_AUTOTUNE_LOG" not in got[0][1]
     assert got[0][1]["HOROVOD_STALL_CHECK_DISABLE"] == "1"
@@ -115,13 +115,13 @@ def test_any_command_runs_and_its_words_are_its_own(show):
     assert got[0][0] == ["--verbose", "a b", "-np"]
 
 
-def test_a_script_that_is_not_there_is_said_before_anything_starts(distlaunch):
+def test_a_script_that_is_not_there_is_reported_before_anything_starts(distlaunch):
     result = distlaunch.run(["horovodrun", "-np", "2", sys.executable, "none.py"])
     assert result.returncode == 2
     assert "none.py" in result.stderr
 
 
-def test_where_horovod_is_missing_the_command_that_brings_it_is_said(distlaunch):
+def test_where_horovod_is_missing_the_command_that_brings_it_is_reported(distlaunch):
     (distlaunch.work / "train.py").touch()
     result = distlaunch.run(["horovodrun", "-np", "2", sys.executable, "train.py"])
     assert result.returncode == 2

@@ -39,7 +39,7 @@ def in_a_small_disk(distlaunch, disk: Path, *command: str | Path):
     )
 
 
-def test_a_full_disk_stops_the_files_once_said_and_not_the_workers(distlaunch, tmp_path):
+def test_a_full_disk_stops_the_files_with_one_notice_and_not_the_workers(distlaunch, tmp_path):
     disk = tmp_path / "disk"
     words = ["--num-procs", "2", "--log-dir", disk, DISK, disk / "filler", "stay"]
     result = in_a_small_disk(distlaunch, disk, *TRAIN, *words)
@@ -172,7 +172,7 @@ def test_where_no_log_file_can_be_made_each_place_is_named_with_the_reason(distl
     assert not (distlaunch.work / "ran").exists()
 
 
-def test_a_machine_without_dev_null_is_told_of_it(distlaunch):
+def test_a_machine_without_dev_null_gets_an_error(distlaunch):
     path = script(distlaunch, "open('ran', 'w')")
     result = apart(distlaunch, "mount -t tmpfs tmpfs /dev", str(path))
     assert result.returncode == 2, result.stderr
@@ -182,7 +182,7 @@ def test_a_machine_without_dev_null_is_told_of_it(distlaunch):
     assert not (distlaunch.work / "ran").exists()
 
 
-def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_and_said_once(
+def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_and_reported_once(
     distlaunch, tmp_path
 ):
     blocked, temporary = tmp_path / "blocked", tmp_path / "tmp"

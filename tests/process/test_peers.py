@@ -235,7 +235,7 @@ def test_signals_that_end_nobody_do_not_end_a_launcher_that_waits(team):
 # --- launchers that are lost
 
 
-def test_a_killed_peer_is_noticed_and_ends_the_job(team):
+def test_a_killed_joined_launcher_is_noticed_and_ends_the_job(team):
     team.start_all(size=3)
     pids = [each["pid"] for each in team.ready(0, 1, 2)]
     os.kill(team.launchers[2].pid, signal.SIGKILL)
@@ -309,7 +309,7 @@ def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost
     until(lambda: not is_alive(pids[0]), "all workers have ended")
 
 
-def test_a_launcher_waits_for_as_long_as_it_is_told(team):
+def test_a_launcher_waits_for_the_join_timeout(team):
     team.start_all("--lost-after", "1000h", "--grace", "1000h", "--failure-grace", "1000h")
     team.ready(0, 1)
     team.launchers[1].send_signal(signal.SIGTERM)
@@ -317,7 +317,7 @@ def test_a_launcher_waits_for_as_long_as_it_is_told(team):
     assert not any("internal error" in team.said(node) for node in (0, 1))
 
 
-def test_a_peer_that_is_replaced_joins_the_next_attempt(team):
+def test_a_joined_launcher_that_is_replaced_joins_the_next_attempt(team):
     team.start_all("--max-restarts", "1", size=3, env={"DISTLAUNCH_FAILURE_GRACE": "0.1"})
     team.ready(0, 1, 2)
     os.kill(team.launchers[1].pid, signal.SIGKILL)

@@ -48,7 +48,7 @@ def test_two_launchers_with_the_same_rank_are_named(team):
         ([], 3, "for 3 nodes"),
     ],
 )
-def test_launchers_that_were_told_different_things_say_so(team, words, size, said):
+def test_launchers_with_different_options_report_that(team, words, size, said):
     for rank, more in ((0, []), (1, words)):
         team.start(rank, "--join-timeout", "8", *more, size=size if rank else 2)
     codes = team.codes()
@@ -144,7 +144,7 @@ def test_a_coordinator_that_never_comes_is_named(team):
     assert mentions(team.said(1), "node 0", f"127.0.0.1:{team.port}")
 
 
-def test_a_rendezvous_port_in_use_is_said(team):
+def test_a_rendezvous_port_in_use_is_reported(team):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", team.port))
         taken.listen()
@@ -295,7 +295,7 @@ def test_a_joined_launcher_that_stood_still_says_so_and_blames_nobody(team):
     assert mentions(" ".join(team.said(0).split()), "the node", "stood still")
 
 
-def test_a_coordinator_that_stood_still_is_not_told_of_a_crash(team):
+def test_a_coordinator_that_stood_still_gets_no_hint_of_a_crash(team):
     team.start_all(*STILL)
     team.ready(0, 1)
     stand_still(team, 0, "no word from it for")

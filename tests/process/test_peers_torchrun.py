@@ -64,7 +64,7 @@ def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
     ],
     ids=["torchrun", "deepspeed"],
 )
-def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(
+def test_a_launcher_of_another_job_is_refused_with_the_options_that_it_has(
     distlaunch, port, words, hint
 ):
     distlaunch.pretend("deepspeed")
@@ -81,7 +81,7 @@ def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(
     assert hint in ended.stderr
 
 
-def test_a_second_node_0_of_a_static_rendezvous_hears_how_to_be_another(distlaunch, port):
+def test_a_second_node_0_of_a_static_rendezvous_gets_a_hint_how_to_be_another(distlaunch, port):
     words = [
         "torchrun",
         "--nnodes",

@@ -163,7 +163,7 @@ def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
         ("token", {"the token is not the same"}),
     ],
 )
-def test_all_launchers_get_in_whatever_a_crowd_does(loop, run, kind, words):
+def test_all_launchers_join_whatever_other_connections_do(loop, run, kind, words):
     crowds = [run("crowd.py", kind, "127.0.0.1", loop.port, 300) for _ in range(2)]
     up = set()
     loop.until(
@@ -223,7 +223,7 @@ PIECES = st.one_of(
     deadline=None,
 )
 @given(st.lists(st.tuples(st.integers(0, 5), PIECES), max_size=15))
-def test_whatever_bytes_come_to_the_port_nobody_is_let_in_and_every_kind_is_said_once(parts):
+def test_whatever_bytes_come_to_the_port_nobody_is_let_in_and_every_kind_is_reported_once(parts):
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
         callers = [
@@ -251,7 +251,7 @@ class Clock:
         return self.now
 
 
-def test_a_call_that_takes_too_long_is_closed_and_said_once_a_kind():
+def test_a_call_that_takes_too_long_is_closed_and_reported_once_a_kind():
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
         callers = [

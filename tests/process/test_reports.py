@@ -16,7 +16,7 @@ def test_no_log_is_named_that_is_not_there(job, distlaunch):
     assert f"  logs: {result.run_dir}/attempt-0 (rank 1 wrote none)" in result.stderr
 
 
-def test_a_worker_that_was_killed_while_it_saved_is_said_to_be_and_how_to_leave_it_more_time(
+def test_a_worker_that_was_killed_while_it_saved_is_reported_with_how_to_leave_it_more_time(
     job, distlaunch
 ):
     result = job.run("ends.py", "--ignore", "3", options=["--failure-grace", "1"])

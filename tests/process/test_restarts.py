@@ -67,7 +67,7 @@ def test_a_job_that_always_fails_is_restarted_so_often_and_ends_with_the_last_co
     distlaunch.assert_no_survivors()
 
 
-def test_workers_are_told_which_attempt_this_is(job):
+def test_workers_get_the_number_of_the_attempt(job):
     job.run("ends.py", "3", "3", "ok", options=["--max-restarts", "5", *AGAIN])
     for attempt in range(3):
         for rank in (0, 1):
@@ -140,7 +140,7 @@ def test_a_restart_waits_until_what_old_workers_left_behind_is_gone(job, distlau
 @pytest.mark.parametrize(
     ("how", "code", "said"), [("import", 1, "import error"), ("usage", 2, "usage error")]
 )
-def test_a_failure_that_would_repeat_is_not_retried_and_this_is_said(job, how, code, said):
+def test_a_failure_that_would_repeat_is_not_retried_and_this_is_reported(job, how, code, said):
     result = job.run("ends.py", how, "ok", options=["--max-restarts", "3"])
     assert result.returncode == code
     assert attempts(result) == [0]
@@ -176,7 +176,7 @@ def test_with_a_minimal_uptime_of_0_even_such_a_failure_is_retried(job, how):
     assert attempts(result) == [0, 1]
 
 
-def test_without_restarts_asked_for_nothing_is_said_about_restarts(job):
+def test_without_restarts_asked_for_nothing_is_reported_about_restarts(job):
     result = job.run("ends.py", "import")
     assert result.returncode == 1
     assert "not restarted" not in result.stderr
@@ -242,7 +242,7 @@ def test_restarts_are_used_up_within_a_window_that_holds_them_all(job):
 # --- told to stop
 
 
-def test_a_job_that_is_told_to_stop_is_not_restarted(job):
+def test_a_job_that_is_asked_to_stop_is_not_restarted(job):
     running = job.start("waits.py", options=["--max-restarts", "3", *AGAIN])
     job.await_ready(running)
     running.send_signal(signal.SIGTERM)
@@ -261,7 +261,7 @@ def test_a_signal_while_a_failed_attempt_is_being_stopped_prevents_the_restart(j
     assert attempts(result) == [0]
 
 
-def test_a_second_attempt_can_be_told_to_stop_as_well(job, distlaunch):
+def test_a_second_attempt_can_be_asked_to_stop_as_well(job, distlaunch):
     running = job.start(
         "ends.py", "--rank", "1", "3", "consequence", options=["--max-restarts", "1", *AGAIN]
     )

@@ -34,7 +34,7 @@ def saving(job):
 
 
 @pytest.mark.parametrize(("name", "asked"), [("TERM", "TERM"), ("INT", "INT"), ("HUP", "TERM")])
-def test_workers_that_save_and_exit_0_when_told_do_not_hide_that_we_were_told(
+def test_workers_that_save_and_exit_0_when_asked_do_not_hide_the_stop(
     job, distlaunch, saving, name, asked
 ):
     running = saving(asked)
@@ -378,7 +378,7 @@ def test_cont_soon_after_tstp_leaves_nobody_stopped(job, distlaunch, gap_ms):
 
 
 @pytest.mark.parametrize("delay_ms", range(0, 200, 20))
-def test_term_at_any_moment_of_the_start_ends_the_job_as_told(job, distlaunch, delay_ms):
+def test_term_at_any_moment_of_the_start_ends_the_job(job, distlaunch, delay_ms):
     running = job.start("waits.py")
     time.sleep(delay_ms / 1000)
     running.send_signal(signal.SIGTERM)

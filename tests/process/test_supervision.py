@@ -120,7 +120,7 @@ def test_a_stopped_sibling_does_not_hold_up_the_end_of_a_failed_job(job, distlau
     assert running.wait().returncode == 6
 
 
-def test_a_program_that_cannot_be_run_is_said_and_ends_the_job(job, tmp_path):
+def test_a_program_that_cannot_be_run_is_reported_and_ends_the_job(job, tmp_path):
     script = tmp_path / "no-interpreter"
     script.write_text("#!/does/not/exist\n")
     script.chmod(0o755)

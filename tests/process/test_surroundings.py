@@ -46,7 +46,7 @@ def test_a_launcher_whose_parent_has_shut_out_child_signals_works_all_the_same(j
     assert status["SigIgn"].strip("0") == ""
 
 
-def test_a_launcher_started_with_term_blocked_can_be_told_to_stop(job, distlaunch):
+def test_a_launcher_started_with_term_blocked_can_be_asked_to_stop(job, distlaunch):
     running = job.start(
         "waits.py", preexec=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     )
@@ -113,7 +113,7 @@ def test_64_workers_run_under_a_soft_limit_of_256_open_files_and_have_that_limit
         assert log == f"256\n{'unlimited' if hard == resource.RLIM_INFINITY else hard}\n"
 
 
-def test_a_hard_limit_that_is_too_low_is_said_before_anything_starts(job):
+def test_a_hard_limit_that_is_too_low_is_reported_before_anything_starts(job):
     result = job.run(
         "--no-python",
         "/bin/true",

@@ -198,7 +198,9 @@ def test_under_torch_distributed_launch_scripts_get_their_local_rank_unless_use_
     assert (result.stdout, result.stderr) == ("0 []\n", "")
 
 
-def test_a_script_without_local_rank_is_told_how_torch_distributed_launch_leaves_it_out(distlaunch):
+def test_a_script_without_local_rank_is_given_a_hint_how_torch_distributed_launch_leaves_it_out(
+    distlaunch,
+):
     (distlaunch.work / "a.py").write_text(
         "import argparse\nargparse.ArgumentParser().parse_args()\n"
     )
@@ -329,7 +331,7 @@ def test_a_port_that_is_given_is_rank_0s_and_one_in_use_is_refused(torchrun):
     )
 
 
-def test_what_has_no_effect_is_said_once_and_what_variables_hold_is_not(torchrun):
+def test_what_has_no_effect_is_reported_once_and_what_variables_hold_is_not(torchrun):
     result = torchrun(
         "--nproc-per-node=2", "--monitor-interval=5", "--rdzv-conf", "timeout=9", "-t", "5:3"
     )
@@ -426,9 +428,7 @@ def test_a_job_loads_neither_typer_nor_torch(distlaunch):
     ("signum", "said"),
     [(signal.SIGTERM, ""), (signal.SIGINT, "SIGINT: asking 2 workers to end, within 30 s")],
 )
-def test_a_signal_stops_the_job_in_order_and_who_presses_ctrl_c_hears_that_it_is_under_way(
-    distlaunch, signum, said
-):
+def test_a_signal_stops_the_job_in_order_and_ctrl_c_gets_a_notice(distlaunch, signum, said):
     (distlaunch.work / "train.py").write_text(
         f"import signal, sys\nsignal.signal({signum:d}, lambda *_: sys.exit(print('saved', file=sys.stderr)))\nprint('up')\nsignal.pause()\n"
     )

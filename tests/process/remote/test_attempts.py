@@ -32,7 +32,7 @@ def test_two_workers_run_and_end_over_pipes_as_over_a_socket(either):
     assert either.stderr() == ""
 
 
-def test_what_is_told_of_a_worker_comes_in_order(agent):
+def test_messages_about_a_worker_come_in_order(agent):
     agent.start("import os; os.write(1, b'x' * 300000); os.write(2, b'y')", "print(1)")
     agent.until(m.AttemptEnded)
     for rank in (0, 1):

@@ -130,7 +130,7 @@ def test_pings_are_answered_and_keep_the_agent(make_agent):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_agent_ends_its_workers_and_is_told(agent, count_marked, signum):
+def test_a_signal_to_the_agent_ends_its_workers_and_is_reported(agent, count_marked, signum):
     started(agent, OBEYS, DAEMON + OBEYS)
     agent.process.send_signal(signum)
     assert agent.until_end() == 1
@@ -228,7 +228,7 @@ def test_a_killed_spawner_is_a_fault_and_leaves_nothing(agent, count_marked):
     assert agent.leave() == 0
 
 
-def test_a_signal_to_the_spawner_is_told_as_the_nodes(agent):
+def test_a_signal_to_the_spawner_is_reported_as_the_nodes(agent):
     started(agent, OBEYS)
     for signum in (signal.SIGTERM, signal.SIGUSR1):
         os.kill(spawner_of(agent), signum)

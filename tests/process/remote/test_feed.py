@@ -16,7 +16,7 @@ def fed(agent) -> int:
     return sum(one.size for one in agent.of(m.StdinConsumed))
 
 
-def test_what_is_fed_arrives_byte_for_byte_and_is_told_of_as_it_is_taken(agent):
+def test_what_is_fed_arrives_byte_for_byte_and_is_reported_as_it_is_taken(agent):
     import hashlib
 
     data = bytes(range(256)) * 16384  # 4 MiB
@@ -43,7 +43,7 @@ def test_only_the_rank_that_has_stdin_is_fed(agent):
     assert agent.taken[1, 1].startswith(b"4 ")
 
 
-def test_a_worker_that_reads_no_more_is_told_of(agent):
+def test_a_worker_that_reads_no_more_is_reported(agent):
     agent.start(READS_A_LINE, stdin_rank=0, stdin_from_launcher=True)
     agent.send(m.StdinData(data=b"hello\n"))
     agent.until(m.AttemptEnded)
@@ -73,7 +73,7 @@ def test_what_the_worker_never_reads_is_counted(agent, source, data, ends, unrea
     assert sum(one.unread for one in agent.of(m.StdinConsumed)) == unread
 
 
-def test_a_worker_that_closes_its_stdin_and_goes_on_is_told_of_at_once(agent):
+def test_a_worker_that_closes_its_stdin_and_goes_on_is_reported_at_once(agent):
     agent.start(
         "import os, time\nos.close(0)\ntime.sleep(1000)\n", stdin_rank=0, stdin_from_launcher=True
     )

@@ -127,7 +127,7 @@ def test_a_listener_with_another_word_is_not_taken_for_the_master(make_agent):
     assert mentions(reached.problem, "127.0.0.1", "another program")
 
 
-def test_what_leads_nowhere_is_said_and_does_not_hold_up_the_rest(make_agent):
+def test_what_leads_nowhere_is_reported_and_does_not_hold_up_the_rest(make_agent):
     master, other = make_agent(), make_agent()
     port = master.prepare(0, token="t").port
     with closing(

@@ -33,7 +33,7 @@ def test_every_byte_of_each_rank_is_filed_on_the_node_too(agent, tmp_path):
 
 
 @pytest.mark.parametrize("stands_there", ["a file", "a link"])
-def test_logs_that_cannot_be_written_are_one_remark_and_no_end(agent, tmp_path, stands_there):
+def test_logs_that_cannot_be_written_are_one_notice_and_no_end(agent, tmp_path, stands_there):
     place = tmp_path / "logs"
     if stands_there == "a file":
         place.touch()

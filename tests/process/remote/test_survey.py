@@ -75,7 +75,7 @@ def test_it_may_be_asked_again_and_sees_what_has_changed(agent, place, tmp_path)
         ({"script": "/dev/null"}, "/dev/null is no plain file", False),
     ],
 )
-def test_what_stands_in_the_way_is_said_as_a_clause(agent, order, problem, hinted):
+def test_what_stands_in_the_way_is_reported_as_a_clause(agent, order, problem, hinted):
     found = agent.survey(**order)
     assert found.problem == problem
     assert (found.hint is not None) is hinted

@@ -45,7 +45,7 @@ def test_a_server_that_never_says_a_word_ends_at_the_deadline(sshd, way):
     "said",
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x1b[2J" * 1000, b"x" * 100_000, b"", b"SSH-2.0-x\r\n"],
 )
-def test_what_is_no_ssh_server_is_said(sshd, said):
+def test_what_is_no_ssh_server_is_reported(sshd, said):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -67,7 +67,7 @@ def test_what_is_no_ssh_server_is_said(sshd, said):
     assert failed.text.isprintable()
 
 
-def test_a_name_that_cannot_be_resolved_is_said(sshd, way):
+def test_a_name_that_cannot_be_resolved_is_reported(sshd, way):
     config = sshd.config()
     config.write_text(
         config.read_text().replace("HostName 127.0.0.1", "HostName no-such-host.invalid")
@@ -76,7 +76,7 @@ def test_a_name_that_cannot_be_resolved_is_said(sshd, way):
     assert failed.step == "resolve"
 
 
-def test_a_server_that_drops_what_is_too_much_at_once_is_said_to(serve):
+def test_a_server_that_drops_connections_over_its_limit_is_reported(serve):
     server = serve("MaxStartups 1:100:1", "LoginGraceTime 20")
     with socket.create_connection(("127.0.0.1", server.port)) as first:
         assert first.recv(4) == b"SSH-"
@@ -85,7 +85,7 @@ def test_a_server_that_drops_what_is_too_much_at_once_is_said_to(serve):
     assert "MaxStartups" in failed.hint or "MaxStartups" in failed.text
 
 
-def test_a_connection_that_is_cut_in_the_middle_of_the_code_is_said(serve, tmp_path, way):
+def test_a_connection_that_is_cut_in_the_middle_of_the_code_is_reported(serve, tmp_path, way):
     # The code is larger than what pipe and window hold, and nobody reads it before the server is
     # killed.
     server = serve(f"ForceCommand touch {tmp_path}/here; sleep 20")
@@ -103,7 +103,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_broken_configuration_is_said(tmp_path, sshd, way):
+def test_a_broken_configuration_is_reported(tmp_path, sshd, way):
     config = sshd.config()
     config.write_text("NoSuchKeyword yes\n")
     failed = failure(config, way=way)
@@ -111,7 +111,7 @@ def test_a_broken_configuration_is_said(tmp_path, sshd, way):
     assert "NoSuchKeyword" in failed.text.lower() or "bad configuration" in failed.text
 
 
-def test_a_configuration_that_is_not_there_is_said(tmp_path):
+def test_a_configuration_that_is_not_there_is_reported(tmp_path):
     assert "--ssh-config" in failure(tmp_path / "absent").text
 
 
@@ -141,7 +141,7 @@ def test_a_chain_of_jump_hosts_is_followed(sshd, serve):
     assert b"Accepted publickey" in second.log.read_bytes()
 
 
-def test_jump_hosts_in_a_circle_are_said(sshd, serve):
+def test_jump_hosts_in_a_circle_are_reported(sshd, serve):
     config = sshd.config("ProxyJump node")
     failed = failure(config)
     assert mentions(failed.text, "circle")

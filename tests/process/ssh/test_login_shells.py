@@ -114,7 +114,7 @@ def without_python(serve, tmp_path, *, first: str = ""):
     return serve(f"ForceCommand {script}"), tools
 
 
-def test_a_node_without_python_is_said_to_have_none(serve, tmp_path, way):
+def test_a_node_without_python_is_reported_to_have_none(serve, tmp_path, way):
     server, _ = without_python(serve, tmp_path)
     failed = failure(server.config(), way=way, pythons=["/no/such/python"])
     assert (failed.step, failed.passing) == ("python", False)
@@ -193,7 +193,7 @@ def test_a_greeting_with_another_word_is_noise(serve, way):
     assert failed.step == "agent"
 
 
-def test_a_server_that_opens_no_session_is_said(serve, way):
+def test_a_server_that_opens_no_session_is_reported(serve, way):
     failed = failure(serve("MaxSessions 0").config(), way=way)
     assert failed.step in ("agent", "connect")
     assert "session" in failed.text or "open failed" in failed.text

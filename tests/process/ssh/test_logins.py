@@ -17,7 +17,7 @@ from tests.process.ssh.conftest import failure, program, reach, works
 from tests.sshd import make_key
 
 
-def test_a_key_that_is_not_taken_is_said(sshd, tmp_path, way):
+def test_a_key_that_is_not_taken_is_reported(sshd, tmp_path, way):
     other = make_key(tmp_path / "other")
     config = sshd.config()
     config.write_text(config.read_text().replace(str(sshd.key), str(other)))
@@ -32,7 +32,7 @@ def test_a_key_that_is_not_taken_is_said(sshd, tmp_path, way):
         assert "Permission denied (publickey)" in failed.text
 
 
-def test_no_key_at_all_is_said(sshd, tmp_path):
+def test_no_key_at_all_is_reported(sshd, tmp_path):
     config = sshd.config()
     config.write_text(config.read_text().replace(str(sshd.key), str(tmp_path / "absent")))
     failed = failure(config)
@@ -108,13 +108,13 @@ def test_an_agent_that_does_not_answer_holds_up_nobody(sshd, tmp_path):
         works(path)
 
 
-def test_a_server_that_takes_only_passwords_is_said(serve):
+def test_a_server_that_takes_only_passwords_is_reported(serve):
     failed = failure(serve("PasswordAuthentication yes", "PubkeyAuthentication no").config())
     assert failed.step == "login"
     assert mentions(failed.text, "no keys", "only password")
 
 
-def test_a_server_that_wants_a_password_beside_the_key_is_said(serve):
+def test_a_server_that_wants_a_password_beside_the_key_is_reported(serve):
     server = serve("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
     failed = failure(server.config())
     assert mentions(failed.text, "accepts", "also requires password")

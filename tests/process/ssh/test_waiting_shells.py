@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.facts import mentions
 
 
-def test_a_node_whose_login_shell_waits_is_said_to_be_logged_in(serve, distlaunch):
+def test_a_node_whose_login_shell_waits_is_reported_as_logged_in(serve, distlaunch):
     server = serve("ForceCommand sleep 1000")
     (distlaunch.work / "t.py").write_text("")
     words = [

@@ -268,7 +268,7 @@ def test_two_workers_get_no_terminal_and_no_input_of_it(distlaunch, screen, on_s
 
 
 @pytest.mark.parametrize("procs", [1, 3])
-def test_input_that_is_no_terminal_reaches_rank_0_and_the_others_meet_its_end(distlaunch, procs):
+def test_input_that_is_no_terminal_reaches_rank_0_and_the_others_read_its_end(distlaunch, procs):
     running = distlaunch.start(
         ["train", "--num-procs", str(procs), script(distlaunch, "print(repr(sys.stdin.read()))")],
         stdin=subprocess.PIPE,

@@ -144,7 +144,7 @@ def test_cursor_codes_of_one_rank_leave_lines_of_others_and_the_status_line_alon
     assert b"[1] before" in allowed
 
 
-def test_only_rank_0_is_told_of_a_terminal_and_only_where_one_shows_it(
+def test_only_rank_0_learns_of_a_terminal_and_only_where_one_shows_it(
     distlaunch, screen, on_screen
 ):
     names = ["TTY_COMPATIBLE", "TTY_INTERACTIVE", "TQDM_NCOLS"]

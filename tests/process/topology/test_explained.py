@@ -65,7 +65,7 @@ def test_lists_of_the_user_win_over_systems_and_that_is_explained(plan):
         (["--source", "kubernetes"], TRAINER, "source", "--source"),
     ],
 )
-def test_who_said_it_is_known_and_not_guessed(plan, words, env, value, source):
+def test_the_rank_of_a_line_is_known_and_not_guessed(plan, words, env, value, source):
     explained = plan("--explain", *words, env=env)["explain"]
     assert [each["source"] for each in explained["values"] if each["value"] == value] == [source]
 

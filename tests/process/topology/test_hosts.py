@@ -225,6 +225,6 @@ def test_hosts_may_be_set_by_the_environment_and_are_not_by_torchruns_name(plan,
     assert result.stdout == "is 0 1 0 0\n"
 
 
-def test_a_node_that_is_filtered_out_is_told_so(plan):
+def test_a_node_that_is_filtered_out_gets_a_notice(plan):
     notes = plan("--exclude", "n1", env=slurm("gpus-per-node-task-per-node-0"))["notes"]
     assert mentions(notes, "this machine", "n1", "not in")

@@ -134,7 +134,7 @@ def test_one_process_sees_all_gpus_that_there_are_or_those_chosen():
     assert masks("--cpu") == (1, ((),))
 
 
-def test_machines_that_each_have_a_launcher_meet_at_the_first():
+def test_machines_that_each_have_a_launcher_have_the_rendezvous_on_the_first():
     found = options(
         "--num_machines",
         "2",
@@ -260,7 +260,7 @@ def test_options_of_a_section_are_set_in_it():
         ),
     ],
 )
-def test_what_changes_nothing_or_is_otherwise_is_told_once(words, notice):
+def test_what_changes_nothing_or_is_otherwise_is_reported_once(words, notice):
     (found,) = meaning(*words).notices
     assert found.startswith(notice)
 

@@ -116,7 +116,7 @@ def test_backends_of_other_packages_are_completed(tmp_path, monkeypatch):
     assert not {"x", "a"} & set(values("train", "--backend", ""))
 
 
-def test_an_option_is_spelt_as_it_was_begun():
+def test_an_option_is_completed_as_it_was_begun():
     assert values("torchrun", "--nproc_") == ["--nproc_per_node"]
     assert values("train", "--max_re") == ["--max_restarts"]
 

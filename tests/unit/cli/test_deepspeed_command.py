@@ -70,7 +70,7 @@ def test_the_file_of_another_is_left_alone(tmp_path):
     assert path.read_text() == "theirs"
 
 
-def test_a_file_that_cannot_be_written_is_said_and_does_not_stay(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported_and_does_not_stay(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:

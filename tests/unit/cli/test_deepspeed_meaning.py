@@ -137,7 +137,7 @@ def test_ds_accelerator_says_what_workers_compute_on_unless_gpus_are_asked_for()
     assert options("--gpus", "1", DS_ACCELERATOR="cpu").device == "auto"
 
 
-def test_workers_without_gpus_are_told_of_as_its_own_launcher_starts_them():
+def test_workers_without_gpus_are_described_as_its_own_launcher_starts_them():
     spelt = options("--num_gpus", "4").dialect.spelt
     assert spelt(f"no GPU found: 4 CPU workers; {USE_CPUS}") == (
         "no GPU found: 4 CPU workers, as DeepSpeed's own launcher starts them where there is none"
@@ -150,7 +150,7 @@ def test_workers_without_gpus_are_told_of_as_its_own_launcher_starts_them():
     )
 
 
-def test_a_script_that_does_not_take_local_rank_is_told_how_deepspeed_leaves_it_out():
+def test_a_script_that_does_not_take_local_rank_is_given_a_hint_how_deepspeed_leaves_it_out():
     assert options().dialect.spelt(NO_LOCAL_RANK) == (
         "--no_local_rank leaves it out: LOCAL_RANK in the environment says the same"
     )
@@ -169,9 +169,7 @@ def test_a_script_that_does_not_take_local_rank_is_told_how_deepspeed_leaves_it_
     ],
     ids=str,
 )
-def test_without_ssh_a_launcher_on_each_node_meets_the_others_at_the_masters_address(
-    words, expected
-):
+def test_without_ssh_a_launcher_on_each_node_joins_at_the_masters_address(words, expected):
     found = options("-H", "f", "--no_ssh", "--node_rank", "1", *words)
     assert (found.node_rank, found.rendezvous, found.master_addr, found.master_port) == expected
 
@@ -201,7 +199,7 @@ def test_whatever_names_other_nodes_leaves_the_master_where_it_is(words):
     assert options(*words, "--no_ssh", "--node_rank", "1").node_rank == 1
 
 
-def test_where_launchers_meet_without_its_words_a_node_rank_is_of_use_too():
+def test_with_another_rendezvous_a_node_rank_is_of_use_too():
     words = ["--rendezvous", "h:4000", "--num_nodes", "2"]
     found = meaning(*words, "--node_rank", "1")
     assert (found.options.node_rank, found.options.rendezvous, found.notices) == (1, "h:4000", ())
@@ -234,7 +232,7 @@ def test_the_nodes_are_those_of_the_slurm_job_or_anothers():
     )
 
 
-def test_what_is_said_of_the_place_to_meet_is_said_of_its_words():
+def test_messages_about_the_rendezvous_use_the_options_of_deepspeed():
     spelt = options("-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h").dialect.spelt
     assert spelt("use another port: --rendezvous HOST:PORT, on all nodes") == (
         "use another port: --master_port PORT, on all nodes"

@@ -45,7 +45,7 @@ def test_other_errors_pass_as_they_are():
         raise ValueError("--job-id")
 
 
-def test_beginnings_are_spelt_out_up_to_the_script():
+def test_abbreviated_options_are_completed_up_to_the_script():
     words = ["--num_no", "2", "--hostf=--num_no", "--quiet", "s.py", "--num_no"]
     given, rest = scan(words, TRAIN_OPTIONS, abbreviated=TRAIN_OPTIONS)
     assert given == {"num_nodes": ["2"], "hostfile": ["--num_no"], "quiet": ["1"]}

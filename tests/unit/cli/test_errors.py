@@ -111,7 +111,7 @@ def test_a_broken_pipe_that_is_not_stdouts_is_a_fault_of_ours(tmp_path):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("lines", [1, 100_000])
-def test_a_full_standard_output_is_told_in_one_line_and_is_no_fault_of_ours(
+def test_a_full_standard_output_is_reported_in_one_line_and_is_no_fault_of_ours(
     lines, unbuffered, tmp_path
 ):
     code = "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"

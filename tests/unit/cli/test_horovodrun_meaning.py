@@ -109,7 +109,9 @@ def test_np_alone_is_this_machine():
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_script_or_module_of_python_is_told_from_any_other_command(command, script, args, kind):
+def test_a_script_or_module_of_python_is_distinguished_from_any_other_command(
+    command, script, args, kind
+):
     found = options("-np", "1", command=command, PATH="/nowhere")
     assert (found.script, found.script_args) == (script, args)
     assert (found.no_python, found.module) == (kind == "any", kind == "module")
@@ -283,14 +285,14 @@ def test_what_cannot_be_done_is_refused_with_what_stands_for_it(words, says, hin
     assert hint in (error.hint or "")
 
 
-def test_what_has_no_effect_is_said_in_its_words():
+def test_what_has_no_effect_is_reported_in_its_words():
     spelt = options("-np", "2").dialect.spelt
     assert spelt("-o autotune-log-file has no effect without -o autotune") == (
         "--autotune-log-file has no effect without --autotune"
     )
 
 
-def test_workers_of_one_machine_in_a_schedulers_job_are_told_of():
+def test_workers_of_one_machine_in_a_schedulers_job_are_reported():
     (notice,) = meaning("-np", "2", SLURM_JOB_ID="1").notices
     assert mentions(notice, "2 workers", "--source slurm")
     assert meaning("-np", "2", "-H", "a:2", SLURM_JOB_ID="1").notices == ()

@@ -208,7 +208,7 @@ def test_wrong_values_are_refused_with_what_would_be_right(name: str, text: str,
     ("name", "default"),
     [("--hang-timeout", "off"), ("--lost-after", "10 s"), ("--join-timeout", "60 s")],
 )
-def test_who_wants_no_such_time_is_told_what_there_is_without_the_option(name: str, default: str):
+def test_an_error_about_a_time_names_the_default(name: str, default: str):
     with pytest.raises(UsageError) as caught:
         convert(BY_NAME[name], "0", name)
     assert mentions(caught.value.hint, default)

@@ -324,7 +324,7 @@ def test_after_script_as_an_option_arguments_of_the_script_need_a_double_dash():
     assert "--isolate-gpus" in (refused("--script", "t.py", "--virtual-local-rank")[1] or "")
 
 
-def test_a_variable_with_our_prefix_that_nobody_reads_is_told_with_the_nearest():
+def test_a_variable_with_our_prefix_that_nobody_reads_is_reported_with_the_nearest():
     environ = {
         "DISTLAUNCH_MAXRESTARTS": "3",
         "DISTLAUNCH_ZZZ": "1",
@@ -340,7 +340,7 @@ def test_a_variable_with_our_prefix_that_nobody_reads_is_told_with_the_nearest()
     assert re.findall("DISTLAUNCH_[A-Z_]+", unlike_any) == ["DISTLAUNCH_ZZZ"]
 
 
-def test_a_variable_that_only_workers_get_is_told_with_the_options_own():
+def test_a_variable_that_only_workers_get_is_reported_with_the_options_own():
     environ = {"DISTLAUNCH_BACKEND": "fsdp", "DISTLAUNCH_JOB_ID": "j", "DISTLAUNCH_RUN_DIR": "/r"}
     backend, job_id = unknown_variables(environ)
     assert mentions(backend, "'DISTLAUNCH_BACKEND'", "DISTLAUNCH_TRAIN_BACKEND")

@@ -192,7 +192,7 @@ def test_render_without_a_kind_lists_the_kinds_and_fails(capsys):
         (["render", "slurm"], "SCRIPT is missing"),
     ],
 )
-def test_wrong_words_are_told(words, said):
+def test_wrong_arguments_are_reported(words, said):
     with pytest.raises(UsageError) as caught:
         run_app(words, {})
     assert caught.value.message == said
@@ -232,7 +232,7 @@ def test_an_error_is_two_lines_and_leaves_the_file_alone(tmp_path):
     assert (tmp_path / "job.yaml").read_text() == "old"
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported(tmp_path):
     failed = command(tmp_path, "slurm", "--gpus-per-node=2", "--out=no/such/folder", "t.py")
     assert failed.returncode == 2
     assert mentions(failed.stderr.decode(), "--out 'no/such/folder'", "No such file or directory")

@@ -170,7 +170,7 @@ def test_a_bad_endpoint_is_refused_where_it_was_written(endpoint):
     ],
     ids=str,
 )
-def test_several_nodes_meet_where_torchruns_would(words, expected):
+def test_several_nodes_have_the_rendezvous_of_torchrun(words, expected):
     options = meaning(*words).options
     found = (
         options.num_nodes,
@@ -205,7 +205,7 @@ def test_a_bad_rdzv_conf_is_refused_as_torchrun_refuses_it(conf):
     )
 
 
-def test_what_is_called_where_is_named_by_the_option_that_said_it():
+def test_an_error_names_the_option_that_was_given():
     def spelt(*words: str) -> str:
         return meaning("--nnodes=2", *words).options.dialect.spelt("--rendezvous, --master-addr")
 
@@ -214,7 +214,7 @@ def test_what_is_called_where_is_named_by_the_option_that_said_it():
     assert spelt("--rdzv-backend=c10d", "--rdzv-endpoint=h:7") == "--rdzv-endpoint, --local-addr"
 
 
-def test_nodes_that_could_not_meet_are_refused_and_the_variable_is_named_where_it_was_one():
+def test_nodes_without_a_rendezvous_are_refused_and_a_variable_is_named():
     assert mentions(refused("--nnodes=2"), "--nnodes 2")
     assert mentions(refused("--nnodes=2:4"), "--nnodes 2:4")
     assert mentions(refused(PET_NNODES="2"), "PET_NNODES", "2")
@@ -377,7 +377,7 @@ def test_the_prefix_is_torchruns_or_the_templates():
     assert meaning().display.template == PREFIX
 
 
-def test_ranks_that_the_job_does_not_have_are_told():
+def test_ranks_that_the_job_does_not_have_are_reported():
     display = meaning("-r", "12:3", "--local-ranks-filter", "0,1").display
     (notice,) = display.beyond(2)
     assert mentions(notice, "--redirects", "rank 12", "1")
@@ -387,7 +387,7 @@ def test_ranks_that_the_job_does_not_have_are_told():
 # --- what is said once
 
 
-def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_command_line():
+def test_what_changes_nothing_is_reported_in_one_line_if_it_was_written_on_the_command_line():
     words = [
         "--monitor-interval=1",
         "--start-method",
@@ -438,7 +438,7 @@ def test_signals_that_would_end_the_job_under_torchrun_are_remarked_upon():
     assert "--signals-to-handle" in notice
 
 
-def test_a_name_in_a_remark_cannot_touch_the_terminal():
+def test_a_name_in_a_notice_cannot_touch_the_terminal():
     (notice,) = meaning("--rdzv-backend", "a\nb\x1b[31m").notices
     assert notice.isprintable()
 

@@ -273,7 +273,7 @@ def _error(environ: dict[str, str]) -> ConfigError:
     return caught.value
 
 
-def test_a_misspelt_variable_is_told_and_a_strange_one_is_not():
+def test_a_misspelt_variable_is_reported_and_a_strange_one_is_not():
     told = misspelt_variables({"PET_NPROC_PERNODE": "2", "PET_NAME": "Rex", "PET_NNODES": "1"})
     assert len(told) == 1
     assert mentions(told, "'PET_NPROC_PERNODE'", "PET_NPROC_PER_NODE")

@@ -289,7 +289,7 @@ def test_a_stopped_terminal_skips_lines_and_says_how_many(screen):
     assert lines[-1] == b"[0] last"
 
 
-def test_skipped_lines_are_told_without_further_output(screen):
+def test_skipped_lines_are_reported_without_further_output(screen):
     one = screen(world_size=1)
     one.terminal.stop()
     for number in range(40_000):

@@ -164,7 +164,7 @@ def test_a_long_raw_line_without_end_is_not_kept():
     assert out == b"x" * 1_000_000
 
 
-def test_a_rank_of_which_nothing_is_said_is_raw_and_has_no_prefix():
+def test_a_rank_of_which_nothing_is_reported_is_raw_and_has_no_prefix():
     some = Shown({})
     some.console.output(9, OUT, b"x\n", 0.0)
     assert some.read()[0] == b"x\n"

@@ -342,7 +342,7 @@ def test_missing_module_names_the_interpreter(end_of):
         ),
     ],
 )
-def test_a_mistyped_module_is_told_with_where_it_was_looked_for(end_of, said, hint):
+def test_a_mistyped_module_is_reported_with_where_it_was_looked_for(end_of, said, hint):
     end = end_of(0, f"/usr/bin/python3: {said}\n")
     assert (diagnose([end], world_size=1, python="/usr/bin/python3").hint or "").startswith(hint)
 
@@ -406,12 +406,14 @@ IN_USE = (
         (1, 2, None, "`ss -ltnp` names the process"),
     ],
 )
-def test_the_jobs_own_port_is_told_from_another_programs(end_of, rank, world_size, port, words):
+def test_the_jobs_own_port_is_distinguished_from_another_programs(
+    end_of, rank, world_size, port, words
+):
     found = diagnose([end_of(rank, IN_USE)], world_size=world_size, master_port=port)
     assert words in found.hint
 
 
-def test_one_worker_that_quits_its_debugger_is_not_told_to_be_one(end_of):
+def test_one_worker_that_quits_its_debugger_is_not_reported_to_be_one(end_of):
     assert diagnose([end_of(0, PDB_QUIT)], world_size=1).hint is None
 
 
@@ -472,7 +474,7 @@ def test_last_words_are_kept_apart_from_an_exceptions_own_lines(end_of):
 @pytest.mark.parametrize(
     ("before", "shown"), [("loading\nready\n", False), ("loading\nERROR: disk gone\n", True)]
 )
-def test_before_the_text_of_sys_exit_only_lines_of_trouble_are_worth_showing(end_of, before, shown):
+def test_before_the_text_of_sys_exit_only_lines_about_failures_are_shown(end_of, before, shown):
     cause = one(end_of, f"{before}no data\n").cause
     assert cause.message == "no data"
     assert bool(cause.excerpt) is shown

@@ -89,7 +89,7 @@ def test_every_form_gives_exception_and_frame(end_of, text, stream):
     assert found.frame == "train.py:7 in step"
 
 
-def test_lines_of_two_threads_that_a_logger_has_mixed_are_told_apart(end_of):
+def test_lines_of_two_threads_that_a_logger_has_mixed_are_distinguished(end_of):
     mixed = []
     for n, pair in enumerate(zip(PLAIN[:1] + PLAIN[3:], OTHER, strict=True)):
         for name, line in zip("AB", pair, strict=True):

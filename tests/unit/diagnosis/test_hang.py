@@ -104,7 +104,7 @@ def test_a_whole_report_reads_as_people_write():
 
 
 @pytest.mark.parametrize("name", ["stopped.python311", "stopped.py-spy"])
-def test_a_stopped_worker_comes_first_and_who_may_have_stopped_it_is_said(name):
+def test_a_stopped_worker_comes_first_and_who_may_have_stopped_it_is_reported(name):
     told = explain(recorded(name))
     assert told.behind == (3,)
     assert told.frame is None
@@ -192,13 +192,13 @@ def test_workers_that_compute_are_doubted_to_hang():
 
 
 @pytest.mark.parametrize("state", ["R", "S"])
-def test_who_waits_or_sleeps_is_not_said_to_compute(state):
+def test_who_waits_or_sleeps_is_not_reported_to_compute(state):
     frames = (ALL_REDUCE,) if state == "R" else ()
     assert "compute" not in explain([stack(rank, *frames, state=state) for rank in range(3)]).text
     assert "compute" not in explain([stack(0, line=57), stack(1, line=58, state="R")]).text
 
 
-def test_output_that_did_not_count_is_told_with_what_to_do_beside_the_hint_of_the_place():
+def test_output_that_did_not_count_is_reported_with_what_to_do_beside_the_hint_of_the_place():
     told = explain([stack(0, LOADER)], output_came=True)
     assert mentions(told.text.splitlines()[0], "heartbeat", "only worker", "30 s", "output")
     flat = told.text.replace("\n    ", " ")
@@ -207,7 +207,7 @@ def test_output_that_did_not_count_is_told_with_what_to_do_beside_the_hint_of_th
     assert told.record["output_came"] is True
 
 
-def test_ranks_that_wait_in_different_collectives_are_said_to():
+def test_ranks_that_wait_in_different_collectives_are_reported():
     told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, BARRIER, line=80)])
     assert told.behind == (2,)
     first = " ".join(line.strip() for line in told.text.splitlines()[1:3])
@@ -215,7 +215,7 @@ def test_ranks_that_wait_in_different_collectives_are_said_to():
     assert "same order" in told.text
 
 
-def test_ranks_that_look_for_each_other_without_torchs_own_call_are_said_to_form_a_group():
+def test_ranks_that_look_for_each_other_without_torchs_own_call_are_reported_to_form_a_group():
     looking = (f"{LIB}/torch/distributed/rendezvous.py", 190, "_create_c10d_store")
     toolkit = f"{LIB}/distlaunch/toolkit/context.py"
     forming = (
@@ -312,7 +312,7 @@ BUILDS = (
 )
 
 
-def test_who_builds_an_extension_is_told_from_who_waits_for_that_and_its_lock_stays():
+def test_who_builds_an_extension_is_distinguished_from_who_waits_for_that_and_its_lock_stays():
     told = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *BUILDS), stack(2, *WAITS_FOR_LOCK)])
     assert told.behind == (1,)
     assert [group["ranks"] for group in told.record["groups"]] == [[1], [0, 2]]
@@ -332,7 +332,7 @@ def test_other_threads_of_the_users_code_are_shown_with_who_is_behind():
     assert "another thread: train.py:26 in holder" in explain(recorded("lock.python311")).text
 
 
-def test_a_main_thread_that_is_not_shown_is_said_to_be_so():
+def test_a_main_thread_that_is_not_in_the_dump_is_reported():
     assert mentions(explain(recorded("many_threads.python311")).text, "main thread", "faulthandler")
 
 

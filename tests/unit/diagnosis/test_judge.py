@@ -77,7 +77,7 @@ def test_cuda_error_that_the_watchdog_reports_is_a_cause(end_of):
     assert not looks_like_consequence(end_of(0, text, returncode=-6))
 
 
-def test_workers_that_had_to_be_killed_are_said_to_be_and_what_would_leave_them_more_time(end_of):
+def test_workers_that_had_to_be_killed_are_reported_with_what_leaves_them_more_time(end_of):
     ends = [
         end_of(0, returncode=-9, told_to_stop=True, ended_s=11.0),
         end_of(1, OWN),
@@ -109,7 +109,7 @@ def test_consequence_never_wins_even_if_it_ended_first(end_of):
     assert mentions(running, "rank 3", "running")
 
 
-def test_first_of_two_causes_wins_and_the_other_is_told(end_of):
+def test_first_of_two_causes_wins_and_the_other_is_reported(end_of):
     ends = [end_of(3, raised("KeyError: 'a'"), ended_s=2.0), end_of(1, OWN, ended_s=1.0)]
     diagnosis = diagnose(ends, world_size=4)
     assert diagnosis.cause.ranks == (1,)
@@ -157,7 +157,7 @@ def test_a_worker_that_aborted_by_itself_was_not_stopped_by_us(end_of, told):
     assert mentions(lost, "rank 0", "lost", "(Connection closed by peer)")
 
 
-def test_only_ranks_that_showed_nothing_are_said_to_have_hung(end_of):
+def test_only_ranks_that_showed_nothing_are_reported_to_have_hung(end_of):
     stopped = {"told_to_stop": True, "returncode": -15, "ended_s": 2.0}
     ends = [end_of(1, LOST, ended_s=1.0), end_of(0, LOST, **stopped), end_of(2, **stopped)]
     assert mentions(diagnose(ends, world_size=3).hint or "", "rank 2", "running")
@@ -186,7 +186,7 @@ def test_exception_already_printed_by_a_worker_that_we_then_killed_is_used_as_la
     assert (diagnosis.cause.ranks, diagnosis.cause.message, diagnosis.exit_code) == ((0,), "bad", 1)
 
 
-def test_all_consequences_are_said_honestly(end_of):
+def test_all_consequences_are_reported_honestly(end_of):
     diagnosis = diagnose([end_of(0, LOST, ended_s=1.0), end_of(1, LATE, ended_s=1.1)], world_size=2)
     assert not diagnosis.cause_seen
     assert mentions(diagnosis.cause.summary, "original cause")
@@ -215,7 +215,7 @@ def test_same_failure_is_one_cause_first_to_end_first_and_messages_may_differ(en
     assert diagnose(ends, world_size=4).cause.ranks == (3, 2, 1, 0)
 
 
-def test_who_had_said_the_same_when_our_order_came_failed_alike(end_of):
+def test_ranks_with_the_same_exception_before_the_stop_failed_alike(end_of):
     stopped = {"returncode": -15, "told_to_stop": True, "ended_s": 1.2}
     other = raised("ValueError: bad", line=9)
     ends = [
@@ -275,7 +275,7 @@ def test_cause_is_found_behind_a_thousand_consequences(end_of):
     assert diagnose(ends, world_size=1001).cause.ranks == (1000,)
 
 
-def test_a_hundred_thousand_equal_failures_are_said_in_one_line(end_of):
+def test_a_hundred_thousand_equal_failures_are_reported_in_one_line(end_of):
     ends = [end_of(rank, OWN) for rank in range(100_000)]
     diagnosis = diagnose(ends, world_size=100_000)
     assert len(diagnosis.cause.ranks) == 100_000

@@ -74,7 +74,7 @@ def test_whole_report(end_of):
     )
 
 
-def test_host_and_attempt_are_said_where_there_are_several(end_of):
+def test_host_and_attempt_are_reported_where_there_are_several(end_of):
     text = shown(
         diagnose([end_of(2, TAIL)], world_size=4),
         many_hosts=True,
@@ -89,7 +89,7 @@ def test_host_and_attempt_are_said_where_there_are_several(end_of):
     )
 
 
-def test_a_log_that_another_nodes_launcher_files_is_not_said_to_be_missing(end_of):
+def test_a_log_that_another_nodes_launcher_files_is_not_reported_as_missing(end_of):
     text = shown(
         diagnose([end_of(2, TAIL)], world_size=4),
         filed="ab12/attempt-0/rank-2.log of n2",

@@ -170,7 +170,7 @@ def test_markers_are_never_the_cause_where_both_ends_are_missing(end_of, sample)
 
 @pytest.mark.parametrize("prefix", ["", "[rank2]: "])
 @pytest.mark.parametrize("cut", range(len(FRAME_AFTER)))
-def test_cut_traceback_is_said_to_be_one_and_its_innermost_frame_is_named(end_of, cut, prefix):
+def test_cut_traceback_is_reported_as_one_and_its_innermost_frame_is_named(end_of, cut, prefix):
     lines = [f"{prefix}{line}\n" for line in PLAIN.splitlines()[: cut + 1]]
     cause = explained(end_of, "step 1 done\n" + "".join(lines)).cause
     assert (cause.summary, cause.frame) == (f"exit code 1; {CUT_OFF}", FRAME_AFTER[cut])
@@ -302,7 +302,7 @@ def test_error_file_names_the_exception_of_a_cut_traceback(end_of):
     )
 
 
-def test_kill_while_a_traceback_was_printed_is_both_said(end_of):
+def test_kill_while_a_traceback_was_printed_is_both_reported(end_of):
     diagnosis = explained(end_of, PLAIN.partition("ValueError")[0], returncode=-9)
     assert mentions(diagnosis.cause.summary, "SIGKILL", "outside", CUT_OFF)
     assert diagnosis.cause.frame == "train.py:42 in step"

@@ -15,7 +15,7 @@ BOUND_S = 60.0
 
 
 @pytest.mark.parametrize("python", [None, "/opt/ray/bin/python"])
-def test_without_ray_it_is_said_that_distlaunch_itself_needs_it_and_how_to_start_it_where_ray_is(
+def test_without_ray_it_is_reported_that_distlaunch_itself_needs_it_and_how_to_start_it_where_ray_is(
     monkeypatch, python
 ):
     monkeypatch.setattr(
@@ -35,7 +35,7 @@ def test_without_ray_it_is_said_that_distlaunch_itself_needs_it_and_how_to_start
     assert caught.value.hint == there + pip
 
 
-def test_what_takes_long_is_told_of_while_it_does():
+def test_what_takes_long_is_reported_while_it_does():
     heard = threading.Event()
     said = []
 
@@ -48,7 +48,7 @@ def test_what_takes_long_is_told_of_while_it_does():
     assert said == ["starting Ray here"]
 
 
-def test_what_is_done_in_time_is_not_told_of_and_leaves_no_thread():
+def test_what_is_done_in_time_is_not_reported_and_leaves_no_thread():
     said = []
     with notice_if_slow(said.append, "starting Ray here", after_s=BOUND_S):
         during = threading.active_count()
@@ -56,7 +56,7 @@ def test_what_is_done_in_time_is_not_told_of_and_leaves_no_thread():
     assert threading.active_count() == during - 1
 
 
-def test_what_is_done_before_the_rest_is_not_told_of_while_that_lasts():
+def test_what_is_done_before_the_rest_is_not_reported_while_that_lasts():
     said = []
     with notice_if_slow(said.append, "connecting to Ray", after_s=BOUND_S) as done:
         [timer] = [

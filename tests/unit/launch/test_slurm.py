@@ -103,7 +103,7 @@ def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(
     assert (code, calls[-1]) == (143, "requeue 7")
 
 
-def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_is_said(
+def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_is_reported(
     requeue_if_interrupted,
 ):
     code, [said], calls = requeue_if_interrupted(143, told=TERM, scontrol="echo down >&2; exit 1")

@@ -177,7 +177,7 @@ def test_threads_are_at_least_one_and_never_more_than_allowed(cpus, workers, gra
     assert threads == 1 or threads * workers <= min(len(cpus.allowed), granted or len(cpus.allowed))
 
 
-def test_launcher_pinned_to_one_cpu_is_said():
+def test_launcher_pinned_to_one_cpu_is_reported():
     note = pinned_note(machine(64, allowed={5}))
     assert mentions(note, "pinned", "1 of 64", "CPUs")
 

@@ -97,7 +97,7 @@ def test_mask_is_kept_as_written_and_understood(mask, expected):
         (f"{UUIDS[1]},GPU-bb", [], "names a GPU twice"),
     ],
 )
-def test_mask_that_cuda_cuts_short_is_cut_short_and_said(mask, expected, said):
+def test_mask_that_cuda_cuts_short_is_cut_short_and_reported(mask, expected, said):
     selection = select(CUDA_VISIBLE_DEVICES=mask)
     assert indices(selection) == expected
     (note,) = selection.notes
@@ -182,7 +182,7 @@ def test_broken_driver_is_named_by_the_refusal_and_by_the_notes():
         first_devices(select(broken), 2)
 
 
-def test_mask_on_a_machine_without_gpus_selects_none_and_is_said():
+def test_mask_on_a_machine_without_gpus_selects_none_and_is_reported():
     selection = select(NOTHING, CUDA_VISIBLE_DEVICES="0,1")
     assert selection.ids == ()
     assert "CUDA_VISIBLE_DEVICES=0,1" in selection.notes[0]

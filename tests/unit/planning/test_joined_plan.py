@@ -34,7 +34,7 @@ from tests.unit.planning.joined_planners import slurm, surveyed, tasks, told
     ],
     ids=str,
 )
-def test_the_user_says_where_launchers_meet(by_hand, options, expected):
+def test_the_user_gives_the_rendezvous(by_hand, options, expected):
     found = by_hand(**options).rendezvous
     assert (found.host, found.ports, found.rank, found.leads) == expected
 
@@ -208,7 +208,7 @@ def test_commands_are_the_same_wherever_the_script_lies(by_hand):
     assert len({digest("t.py", "1"), digest("t.py", "2"), digest("t.py"), digest("u.py", "1")}) == 4
 
 
-def test_a_clock_that_is_far_off_is_told_of(by_hand):
+def test_a_clock_that_is_far_off_is_reported(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0)
     assert planner.clock_note(1, "n1", told(planner, wall=1000.0), wall=900.0) is None
     assert mentions(
@@ -260,7 +260,7 @@ def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_co
         planner.plan_attempt({1: surveyed("n1"), 2: surveyed("n2")}, known)
 
 
-def test_scripts_that_differ_are_told_by_the_names_of_their_hosts(by_hand):
+def test_scripts_that_differ_are_reported_by_the_names_of_their_hosts(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=2, module=False, script="train.py")
     known = {1: LauncherRecord(host="other", info=told(planner))}
     with pytest.raises(NodesDifferError, match="on other, but") as caught:
@@ -271,7 +271,7 @@ def test_scripts_that_differ_are_told_by_the_names_of_their_hosts(by_hand):
     assert caught.value.nodes == (1,)
 
 
-def test_where_launchers_meet_is_tried_too(by_hand):
+def test_the_rendezvous_is_tried_too(by_hand):
     node = surveyed("n0")
     assert by_hand(rendezvous="h:5", node_rank=0).addresses(node, "n0") == ("10.0.0.1", "h")
     assert by_hand(rendezvous="10.9.9.9:5", node_rank=0).addresses(node, "n0") == (
@@ -286,7 +286,7 @@ def test_where_launchers_meet_is_tried_too(by_hand):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
-def test_workers_of_launchers_that_meet_on_loopback_get_that_address(by_hand, host):
+def test_workers_of_launchers_with_a_rendezvous_on_loopback_get_that_address(by_hand, host):
     planner = by_hand(rendezvous=f"{host}:5", num_nodes=2)
     bare = host.strip("[]")
     surveys = [surveyed("n0", named=("127.0.1.1",)), surveyed("n0", named=("127.0.1.1",))]

@@ -19,7 +19,7 @@ def commence(**more) -> p.StartWorkers:
     return p.StartWorkers(**{**values, **more})
 
 
-def test_a_peer_plans_its_own_workers_only(by_hand):
+def test_a_joined_launcher_plans_its_own_workers_only(by_hand):
     plan = by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(), ["lo", "eth0"])
     assert [(worker.rank, worker.local_rank, worker.node_rank) for worker in plan.workers] == [
         (1, 0, 1),
@@ -38,7 +38,7 @@ def test_a_peer_plans_its_own_workers_only(by_hand):
     assert interfaces_of(plan, 1) == ("eth0", "")
 
 
-def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
+def test_a_joined_launcher_takes_no_interface_that_it_has_not(by_hand):
     planner = by_hand("n1", rendezvous="h:5", node_rank=1)
     told_of = commence(interface="eth0; rm", nccl_interface="eth9")
     assert interfaces_of(planner.plan_start(told_of, ["lo", "eth0"]), 1) == ("", "")
@@ -76,7 +76,7 @@ def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
     ],
     ids=str,
 )
-def test_a_peer_refuses_a_start_that_makes_no_sense(by_hand, more):
+def test_a_joined_launcher_refuses_a_start_that_makes_no_sense(by_hand, more):
     with pytest.raises(ProtocolError):
         by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(**more), ["eth0"])
 
@@ -94,7 +94,7 @@ def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
         from_source(tasks(1, 2)).plan_start(told_of, ["eth0"])
 
 
-def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hear(by_hand):
+def test_new_workers_get_the_job_id_of_a_coordinator_that_came_back(by_hand):
     planner = by_hand("n1", rendezvous="h:5", node_rank=1)
     planner.set_job_id("j-2")
     plan = planner.plan_start(commence(), [])
@@ -120,7 +120,7 @@ class Listening(Plain):
 CLUSTER = (*(f"10.0.0.{rank}:{rank + 1}" for rank in range(6)), "[fd00::1]:65535")
 
 
-def test_a_peers_workers_are_told_where_all_listen(by_hand):
+def test_workers_of_a_joined_launcher_get_the_addresses_of_all(by_hand):
     planner = by_hand("n1", rendezvous="h:5", node_rank=1)
     planner._backend = Listening({}, {})
     plan = planner.plan_start(commence(cluster=CLUSTER), ["eth0"])
@@ -145,6 +145,6 @@ def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
         planner.plan_start(commence(cluster=cluster), ["eth0"])
 
 
-def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):
+def test_a_joined_launcher_whose_backend_knows_of_no_ports_refuses_them(by_hand):
     with pytest.raises(ProtocolError, match=r"7 ports .* --backend plain"):
         by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(cluster=CLUSTER), ["eth0"])

@@ -124,7 +124,7 @@ def test_a_gpu_that_is_not_there_is_named(make_facts):
 # --- no GPU
 
 
-def test_without_gpus_one_cpu_worker_runs_and_that_is_said(make_facts):
+def test_without_gpus_one_cpu_worker_runs_and_that_is_reported(make_facts):
     topology = resolve(make_facts)
     node = node_of(topology)
     assert (topology.device, node.slots, node.devices) == ("cpu", 1, ())

@@ -57,7 +57,7 @@ def test_hosts_with_one_interface_and_good_names_need_nothing(make_surveyed):
 
 
 @pytest.mark.parametrize("named", [("127.0.1.1",), (), ("127.0.1.1", "10.0.0.2"), ("10.0.0.99",)])
-def test_gloo_is_told_where_a_hosts_own_name_leads_elsewhere(make_surveyed, named):
+def test_gloo_gets_an_interface_where_a_hosts_own_name_leads_elsewhere(make_surveyed, named):
     met = two(
         make_surveyed,
         {"written": ["eth0 10.0.0.1/24"]},
@@ -67,7 +67,7 @@ def test_gloo_is_told_where_a_hosts_own_name_leads_elsewhere(make_surveyed, name
     assert met.env == {1: {GLOO: "eth0", TENSORPIPE: "eth0"}}
 
 
-def test_the_master_is_told_as_well(make_surveyed):
+def test_the_master_gets_an_interface_as_well(make_surveyed):
     met = two(
         make_surveyed,
         {"written": ["eth3 10.0.0.1/24"], "named": ("127.0.1.1",)},
@@ -91,7 +91,7 @@ def test_with_several_interfaces_the_one_of_the_route_is_named(make_surveyed):
     }
 
 
-def test_nccl_is_told_of_several_interfaces_although_names_are_good(make_surveyed):
+def test_nccl_gets_several_interfaces_although_names_are_good(make_surveyed):
     first = {"written": ["eth0 10.0.0.1/24", "ib0 10.9.0.1/24"]}
     second = {"written": ["eth0 10.0.0.2/24", "veth1 fe80::2/64"]}
     route = [way("10.0.0.1", "10.0.0.2", "eth0")]
@@ -202,7 +202,7 @@ def test_a_node_that_did_not_answer_counts_as_one_that_cannot(make_surveyed):
         choose_reached(four(make_surveyed), {}, tried=("10.0.0.1",), hosts=NAMES)
 
 
-def test_nodes_in_two_networks_are_told_apart(make_surveyed):
+def test_nodes_in_two_networks_are_distinguished(make_surveyed):
     answers = {
         1: reached(way("10.0.0.1", "10.0.0.2")),
         2: reached(way("10.9.0.1", "10.9.0.3")),
@@ -230,7 +230,7 @@ def test_texts_stay_short_however_many_nodes_there_are(make_surveyed):
     assert len(caught.value.message) < 1200
 
 
-def test_addresses_that_nobody_was_told_to_try_do_not_count(make_surveyed):
+def test_addresses_that_were_not_to_be_tried_do_not_count(make_surveyed):
     answers = {
         1: reached(way("10.0.0.1", "10.0.0.2"), way("\n\x1b[2J", "x")),
         2: reached(way("8.8.8.8\nerror", "10.0.0.3")),
@@ -268,7 +268,7 @@ def test_an_address_is_taken_only_if_all_others_reached_it(make_surveyed, data, 
 # --- in the plan
 
 
-def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_planner, make_surveys):
+def test_the_rendezvous_is_part_of_the_plan_of_the_attempt(make_planner, make_surveys):
     made = make_planner(hosts="a:1,b:2", environ={"PATH": "/p"})
     surveys = make_surveys(made)
     surveys[1] = make_surveys(made, named=("127.0.1.1",), python="/opt/python3")[1]
@@ -312,7 +312,7 @@ def test_workers_are_found_where_their_nodes_were_when_they_reached_the_first(
     )
 
 
-def test_the_composer_takes_the_users_settings_for_the_meeting(make_planner, make_surveys):
+def test_the_composer_takes_the_users_settings_for_the_rendezvous(make_planner, make_surveys):
     made = make_planner(hosts="a,b", env=("GLOO_SOCKET_IFNAME=eth9",), master_addr="m.example")
     surveys = make_surveys(made, named=())
     assert made.addresses(surveys[0], "a") == ("m.example",)
@@ -323,7 +323,7 @@ def test_the_composer_takes_the_users_settings_for_the_meeting(make_planner, mak
     assert (met.address, met.env[1]) == ("m.example", {TENSORPIPE: "eth0"})
 
 
-def test_an_interface_that_a_node_lacks_is_told_before_anything_is_prepared(
+def test_an_interface_that_a_node_lacks_is_reported_before_anything_is_prepared(
     make_planner, make_surveys
 ):
     made = make_planner(hosts="a,b", interface="eth0")

@@ -148,7 +148,7 @@ def test_a_mask_counts_without_gpus_only_where_the_hosts_say_the_same(
     assert (node.devices == tuple((mask or "").split(","))) == (trusted or bool(gpus.gpus))
 
 
-def test_where_devices_come_from_is_told_by_who_chose_them(make_facts):
+def test_where_devices_come_from_is_reported_by_who_chose_them(make_facts):
     facts = make_facts(
         gpus=GpuInventory(gpus=tuple(Gpu(index=index) for index in range(4)), source="nvml")
     )

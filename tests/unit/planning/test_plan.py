@@ -86,7 +86,7 @@ def test_notes_of_the_topology_are_passed_on(make_facts):
     assert mentions(plan(make_facts, num_procs=None).notes[0], "CPU", "--num-procs")
 
 
-def test_a_pinned_launcher_is_said(make_facts):
+def test_a_pinned_launcher_is_reported(make_facts):
     [note] = plan(make_facts, facts={"cpus": CpuInventory(allowed=(3,), online=64)}).notes
     assert "pinned to 1 of 64 CPUs" in note
 
@@ -104,7 +104,7 @@ def test_a_pinned_launcher_is_said(make_facts):
         ({}, {}, False),
     ],
 )
-def test_an_active_environment_that_workers_do_not_run_in_is_said(
+def test_an_active_environment_that_workers_do_not_run_in_is_reported(
     make_facts, environ, options, said
 ):
     planned = plan(make_facts, facts={"environ": environ, "programs": {"py": "/bin/py"}}, **options)

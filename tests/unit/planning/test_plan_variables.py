@@ -47,7 +47,7 @@ def test_a_variable_of_a_backend_may_not_be_too_long_either(make_facts):
 
 
 @pytest.mark.parametrize("name", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
-def test_what_is_inherited_against_a_backend_is_left_out_and_told_of(make_facts, name):
+def test_what_is_inherited_against_a_backend_is_left_out_and_reported(make_facts, name):
     environ = {
         name: "true",
         "ACCELERATE_MIXED_PRECISION": "bf16",

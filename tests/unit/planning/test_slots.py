@@ -174,5 +174,5 @@ def test_gpus_that_were_not_granted_are_not_picked(make_facts):
         ("a:2,b:2", {"spread": True}, "--spread has no effect"),
     ],
 )
-def test_what_is_left_out_is_said(make_facts, text, options, said):
+def test_what_is_left_out_is_reported(make_facts, text, options, said):
     assert said in plan(make_facts, text, **options).notes[0].text

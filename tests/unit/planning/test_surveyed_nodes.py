@@ -197,7 +197,7 @@ def test_threads_that_the_user_set_stay(make_planner, make_surveys):
     assert plan.shared_env["OMP_NUM_THREADS"] == "3"
 
 
-def test_an_agent_that_is_pinned_is_said_of_its_node(make_planner, make_surveys):
+def test_a_pinned_agent_is_reported_with_its_node(make_planner, make_surveys):
     pinned = CpuInventory(allowed=(3,), online=64)
     _, plan = composed(
         make_planner,
@@ -209,7 +209,7 @@ def test_an_agent_that_is_pinned_is_said_of_its_node(make_planner, make_surveys)
     assert mentions(pinned_note, "b,c", "1 of 64")
 
 
-def test_notes_are_said_once_for_all_nodes(make_planner, make_surveys):
+def test_notes_are_reported_once_for_all_nodes(make_planner, make_surveys):
     _, plan = composed(make_planner, make_surveys, hosts="n[1-4],x", num_nodes=4)
     unused, without_gpus = plan.notes
     assert mentions(unused, "--num-nodes 4", "x")
@@ -227,7 +227,7 @@ def test_our_interpreter_is_the_workers_where_it_is(make_planner, make_surveys):
     assert [node.argv for node in plan.nodes] == [None, None]
 
 
-def test_another_interpreter_on_some_nodes_is_said_once(make_planner, make_surveys):
+def test_another_interpreter_on_some_nodes_is_reported_once(make_planner, make_surveys):
     elsewhere = {"python": "/opt/bin/python3"}
     _, plan = composed(
         make_planner,
@@ -409,7 +409,7 @@ def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_planner, ma
     assert made.survey(0).run_dir == "/r/job-1-2"
 
 
-def test_one_remote_node_needs_no_meeting(make_planner, make_surveys):
+def test_one_remote_node_needs_no_rendezvous(make_planner, make_surveys):
     hosts, plan = composed(make_planner, make_surveys, hosts="a:2")
     assert (hosts, plan.master_addr, plan.env["MASTER_ADDR"]) == (["a"], "127.0.0.1", "127.0.0.1")
 
@@ -438,7 +438,7 @@ def test_what_a_scheduler_grants_here_limits_this_machine_alone(make_planner, ma
     assert (plan.source, plan.job_id) == ("pbs", "job-1")
 
 
-def test_of_interpreters_and_pinned_agents_the_user_hears_once(make_planner, make_surveys):
+def test_one_notice_names_other_interpreters_and_pinned_agents(make_planner, make_surveys):
     made = make_planner(hosts="a,b,c", num_nodes=(1, 3))
     other = make_surveys(made, python="/opt/python3", cpus=CpuInventory(allowed=(3,), online=64))
     surveys = {**make_surveys(made), 1: other[1]}

@@ -64,7 +64,7 @@ def test_gpus_that_are_not_here_are_refused(make_facts):
     )
 
 
-def test_without_gpus_slots_are_cpu_workers_and_that_is_said(make_facts):
+def test_without_gpus_slots_are_cpu_workers_and_that_is_reported(make_facts):
     topology = plan(make_facts, "localhost:2", here=0)
     assert (topology.device, sizes(topology)) == ("cpu", {"localhost": 2})
     assert "2 CPU workers" in topology.notes[0].text

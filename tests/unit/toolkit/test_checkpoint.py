@@ -202,7 +202,7 @@ with checkpoints({str(tmp_path)!r}, training, every=1, background={background}) 
 
 
 @pytest.mark.parametrize("where", ["manifest.json", ".metadata.tmp", "__0_0.distcp"])
-def test_a_disk_that_fills_up_in_any_file_is_told_alike(tmp_path, monkeypatch, where):
+def test_a_disk_that_fills_up_in_any_file_is_reported_alike(tmp_path, monkeypatch, where):
     train(tmp_path, 1)
     real = os.fsync
     monkeypatch.setattr(
@@ -438,7 +438,7 @@ def test_a_distributed_sampler_keeps_its_epoch(tmp_path):
     assert sampler.epoch == 4
 
 
-def test_a_part_that_the_checkpoint_lacks_is_said_and_keeps_what_it_is(tmp_path, caplog):
+def test_a_part_that_the_checkpoint_lacks_is_reported_and_keeps_what_it_is(tmp_path, caplog):
     train(tmp_path, 1)
     with checkpoints(tmp_path, Training(), sampler=StatefulBatchSampler(range(9), 2)) as checkpoint:
         checkpoint.resume()

@@ -115,7 +115,7 @@ def test_the_last_one_to_close_answers_term_and_an_error_goes_before_it(tmp_path
         raise KeyError("of the training")
 
 
-def test_a_term_that_is_noticed_in_the_handling_of_an_error_is_told(tmp_path, caplog):
+def test_a_term_that_is_noticed_in_the_handling_of_an_error_is_reported(tmp_path, caplog):
     """It may be the error that ends the job, which would have no traceback any more."""
     checkpoint = made(tmp_path)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -164,7 +164,7 @@ def test_any_other_step_is_refused(tmp_path, method, step):
     assert names(tmp_path) == []
 
 
-def test_after_going_back_signals_are_heard_at_once(tmp_path):
+def test_after_going_back_signals_are_handled_at_once(tmp_path):
     checkpoint = made(tmp_path)
     checkpoint.save(9)
     checkpoint._asking._next = 3000
@@ -195,7 +195,7 @@ def test_a_forked_child_ends_while_its_parent_writes(tmp_path, monkeypatch):
     assert names(tmp_path) == ["step-000000001"]
 
 
-def test_an_error_of_any_kind_is_told_and_nothing_stays(tmp_path, monkeypatch):
+def test_an_error_of_any_kind_is_reported_and_nothing_stays(tmp_path, monkeypatch):
     """As those of object stores, which are plain Exceptions."""
     checkpoint = made(tmp_path)
 
@@ -213,7 +213,7 @@ def test_an_error_of_any_kind_is_told_and_nothing_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["before", "while it is written"])
-def test_a_directory_that_is_removed_is_told_and_nothing_is_said_to_be_kept(
+def test_a_directory_that_is_removed_is_reported_and_nothing_is_reported_as_kept(
     tmp_path, monkeypatch, when
 ):
     where = tmp_path / "c"
@@ -267,7 +267,7 @@ def test_steps_behind_the_last_checkpoint_are_named_at_the_end(tmp_path, caplog)
         ({}, "give every"),
     ],
 )
-def test_a_training_that_has_saved_nothing_is_told_so(tmp_path, caplog, options, change):
+def test_a_training_that_has_saved_nothing_gets_a_notice(tmp_path, caplog, options, change):
     checkpoint = made(tmp_path, **options)
     checkpoint.step(0)
     checkpoint.close()
@@ -321,7 +321,7 @@ def test_a_save_by_usr1_is_logged_and_one_by_time_is_not(tmp_path, caplog, backg
     assert line.endswith(said.format(tmp_path))
 
 
-def test_nothing_is_said_of_steps_where_all_are_saved_or_none_was_made(tmp_path, caplog):
+def test_nothing_is_reported_about_steps_where_all_are_saved_or_none_was_made(tmp_path, caplog):
     made(tmp_path / "a", every=20).close()
     checkpoint = made(tmp_path / "b", every=20)
     for step in range(checkpoint.resume(), 35):
@@ -338,7 +338,9 @@ def test_nothing_is_said_of_steps_where_all_are_saved_or_none_was_made(tmp_path,
     assert unsaved(caplog) == []
 
 
-def test_nothing_is_said_of_steps_where_an_error_or_a_signal_ends_the_training(tmp_path, caplog):
+def test_nothing_is_reported_about_steps_where_an_error_or_a_signal_ends_the_training(
+    tmp_path, caplog
+):
     checkpoint = made(tmp_path / "a", every=20)
     checkpoint.step(0)
     with pytest.raises(KeyError), closing(checkpoint):

@@ -199,7 +199,7 @@ def test_a_mark_of_another_directory_is_not_seen(tmp_path):
     other.release()
 
 
-def test_workers_that_were_given_other_places_are_told_so_and_hosts_only_where_they_were_not():
+def test_workers_that_were_given_other_places_get_a_notice_and_hosts_only_where_they_were_not():
     places = [("a", "/x/0", True), ("b", "/x/0", False), ("a", "/x/2", False)]
     assert mentions(not_shared(places), "rank 2", "/x/2")
     assert mentions(not_shared(places[:2]), "/x/0: b and a")

@@ -388,7 +388,7 @@ def test_a_sampler_that_refuses_does_so_before_anything_is_loaded(tmp_path):
     assert same(everything(other, again), before)
 
 
-def test_what_the_script_has_forgotten_or_made_otherwise_is_said(tmp_path, caplog):
+def test_what_the_script_has_forgotten_or_made_otherwise_is_reported(tmp_path, caplog):
     model, optimizer = made()
     saved(tmp_path, model, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
     other, again = made()

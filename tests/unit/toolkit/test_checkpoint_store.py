@@ -85,7 +85,7 @@ def test_a_manifest_that_is_not_what_was_written_counts_as_damaged(saved, caplog
     assert mentions(caplog.text, f"{saved}/step-000000002", "damaged", "manifest")
 
 
-def test_a_copy_without_its_manifest_is_said_to_miss_it(saved, caplog):
+def test_a_copy_without_its_manifest_is_reported_to_miss_it(saved, caplog):
     (saved / "step-000000002" / "manifest.json").unlink()
     assert resume(saved) == 1
     assert f"{saved}/step-000000002 is damaged: manifest.json is missing; it is" in caplog.text
@@ -99,7 +99,7 @@ def test_a_manifest_of_another_checkpoint_is_not_this_one_s(saved):
         store_for(saved).manifest("step-000000002")
 
 
-def test_another_number_of_workers_is_told_of(saved, caplog):
+def test_another_number_of_workers_is_reported(saved, caplog):
     checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
     checkpoint._group.size = 2
     assert checkpoint.resume() == 2
@@ -143,7 +143,7 @@ def test_what_an_object_store_raises_is_an_error_of_reading_and_no_damage(saved,
         ("a", "HERE/a"),
     ],
 )
-def test_a_directory_is_where_it_is_said_to_be(where, root, tmp_path, monkeypatch):
+def test_a_directory_is_at_the_given_place(where, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     assert store_for(where).root == os.path.normpath(root.replace("HERE", str(tmp_path)))
@@ -321,7 +321,7 @@ def test_saving_a_step_again_says_that_it_is_there(saved, caplog):
     assert mentions(caplog.text, "step 1", "already", f"{saved}/step-000000002")
 
 
-def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_and_that_is_said(
+def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_and_that_is_reported(
     saved, caplog, monkeypatch
 ):
     from distlaunch.toolkit.checkpoint import directory as checkpoint_folder
@@ -343,7 +343,7 @@ def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_
     assert resume(saved) == 3
 
 
-def test_a_newer_one_that_cannot_be_set_aside_is_told(saved, monkeypatch):
+def test_a_newer_one_that_cannot_be_set_aside_is_reported(saved, monkeypatch):
     def failing(self, name):
         raise OSError(errno.EACCES, "Permission denied")
 
@@ -357,7 +357,7 @@ def test_a_newer_one_that_cannot_be_set_aside_is_told(saved, monkeypatch):
     checkpoint.close()
 
 
-def test_a_dangling_link_and_a_removed_lock_are_told_in_words(tmp_path):
+def test_a_dangling_link_and_a_removed_lock_are_reported_in_words(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "gone")
     with pytest.raises(ConfigError, match=f"symbolic link .* {tmp_path}/gone"):

@@ -187,7 +187,7 @@ def test_weights_that_are_tied_only_now_are_refused(tmp_path, caplog):
         assert resumed(tmp_path / "tied", pair(tied=now), None) == 1
 
 
-def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_said(
+def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_reported(
     tmp_path, caplog, monkeypatch
 ):
     saved(tmp_path, pair(tied=False), None)

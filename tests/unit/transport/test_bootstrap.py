@@ -191,7 +191,7 @@ def test_endless_noise_is_given_up(fake):
     assert not said.passing
 
 
-def test_silence_ends_at_the_deadline_with_what_was_said_last(fake):
+def test_silence_ends_at_the_deadline_with_the_last_output(fake):
     said = trouble(fake(b"Password:", ends=False), within_s=1.0)
     assert said.text.endswith(" in time: Password:")
     assert said.passing
@@ -234,10 +234,10 @@ def test_pythons_are_listed_with_what_is_wrong_with_them(fake):
     )
 
 
-def test_a_node_without_any_python_is_said_to_have_none(fake):
+def test_a_node_without_any_python_is_reported_to_have_none(fake):
     assert mentions(trouble(fake(b"distlaunch-none\n")).text, "n3", "PATH", "3.10")
 
 
-def test_a_traceback_is_told_from_a_shell_that_ended(fake):
+def test_a_traceback_is_distinguished_from_a_shell_that_ended(fake):
     words = b'Traceback (most recent call last):\n  File "x", line 1\nValueError: no\n'
     assert mentions(trouble(fake(words=words)).text, "agent failed", "status 1")

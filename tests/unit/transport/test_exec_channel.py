@@ -91,7 +91,7 @@ def test_what_is_put_back_is_not_owed(inbox):
     assert inbox.take_window() == 0
 
 
-def test_a_peer_that_ignores_its_window_is_cut_off(inbox):
+def test_a_server_that_ignores_its_window_is_cut_off(inbox):
     for _ in range(2 * WINDOW // 65536):
         inbox.feed(bytes(65536))
     with pytest.raises(SSHException, match="window"):

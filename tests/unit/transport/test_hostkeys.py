@@ -82,7 +82,7 @@ def test_the_same_new_host_twice_is_remembered_once_in_one_launcher(tmp_path):
         check.check(settings(tmp_path), KIND, OTHER)
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "ssh").write_text("no folder")
     with pytest.raises(ConnectStepError, match="added"):
         HostKeyCheck("accept-new").check(settings(tmp_path), KIND, BLOB)
@@ -148,7 +148,7 @@ def test_what_is_no_jump_host_is_refused(text):
         (None, "off", "StrictHostKey"),
     ],
 )
-def test_keys_that_are_not_checked_are_told_of_once(tmp_path, mode, setting, why):
+def test_keys_that_are_not_checked_are_reported_once(tmp_path, mode, setting, why):
     told: list[str] = []
     check = HostKeyCheck(mode, Unchecked(told.append))
     for blob in (BLOB, OTHER):

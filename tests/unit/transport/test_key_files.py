@@ -72,7 +72,7 @@ def test_a_public_key_alone_names_one_of_the_agents(tmp_path):
         b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n",
     ],
 )
-def test_what_is_no_key_is_said_in_one_printable_line(tmp_path, data):
+def test_what_is_no_key_is_reported_in_one_printable_line(tmp_path, data):
     (tmp_path / "k").write_bytes(data)
     problem = KeyFile(str(tmp_path / "k")).problem
     assert problem

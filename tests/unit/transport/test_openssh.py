@@ -82,7 +82,7 @@ def test_each_failure_of_ssh_has_its_step(said, step, passing):
     assert trouble.text == (said or "ssh failed without a message")
 
 
-def test_a_changed_key_is_said_loudly_with_its_line():
+def test_a_changed_key_is_reported_loudly_with_its_line():
     said = (
         "@@@@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@@@@@\n"
         "Offending ED25519 key in /home/me/.ssh/known_hosts:7\n  remove with:\n"

@@ -48,7 +48,7 @@ def test_bundles_on_nodes_of_their_own_need_as_many_nodes():
     assert mentions(text, "1 of 2", "(1)", "CPU 1, GPU 1", "its own")
 
 
-def test_what_others_have_is_told_from_what_is_not_there():
+def test_what_others_have_is_distinguished_from_what_is_not_there():
     text = describe_shortage([ONE], "PACK", [node("a", CPU=8, GPU=1)], {"CPU": 8})
     assert "1 of 1 bundles (0)" in text
     assert mentions(text, "in use", "(PACK)")

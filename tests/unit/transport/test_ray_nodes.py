@@ -63,14 +63,14 @@ def place(places, say=print, **more):
     )
 
 
-def test_nodes_of_one_name_are_told_apart_by_their_ids(driver):
+def test_nodes_of_one_name_are_distinguished_by_their_ids(driver):
     places = driver(
         "tell(call=call, connected=True); tell(call=call, places=hosts('a', 'b', 'a')); ask()"
     )
     assert [each.host for each in place(places)] == ["a-0bcdef", "b", "a-2bcdef"]
 
 
-def test_it_is_told_when_the_cluster_is_reached_and_before_anything_is_placed(driver, tmp_path):
+def test_it_is_reported_when_the_cluster_is_reached_and_before_anything_is_placed(driver, tmp_path):
     reached = tmp_path / "reached"
     places = driver(
         f"tell(call=call, connected=True)\nwhile not os.path.exists({str(reached)!r}): pass\n"

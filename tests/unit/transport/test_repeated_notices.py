@@ -21,14 +21,14 @@ def world():
     return World()
 
 
-def test_the_first_of_each_kind_is_said_at_once(world):
+def test_the_first_of_each_kind_is_reported_at_once(world):
     world.troubles.note(RefusalReason.HTTP, "10.0.0.9 speaks HTTP")
     world.troubles.note(RefusalReason.TLS, "10.0.0.8 speaks TLS")
     assert world.lines == ["10.0.0.9 speaks HTTP", "10.0.0.8 speaks TLS"]
     assert world.troubles.deadline() is None
 
 
-def test_more_of_a_kind_are_counted_and_told_once_a_minute(world):
+def test_more_of_a_kind_are_counted_and_reported_once_a_minute(world):
     for port in range(1001):
         world.troubles.note(RefusalReason.HTTP, f"10.0.0.9:{port} speaks HTTP")
     assert len(world.lines) == 1
@@ -45,7 +45,7 @@ def test_more_of_a_kind_are_counted_and_told_once_a_minute(world):
     assert len(world.lines) == 2
 
 
-def test_one_that_comes_after_a_long_time_is_told_too(world):
+def test_one_that_comes_after_a_long_time_is_reported_too(world):
     world.troubles.note(RefusalReason.HTTP, "a:1 speaks HTTP")
     world.now = 1000.0
     world.troubles.note(RefusalReason.HTTP, "a:2 speaks HTTP")

@@ -83,7 +83,7 @@ def test_what_is_no_command_is_refused_at_once():
         route.opener(TrainOptions(ssh_command="ssh 'x"), {}, KillSwitch())
 
 
-def test_a_command_that_checks_no_host_keys_is_told_of_once(ways):
+def test_a_command_that_checks_no_host_keys_is_reported_once(ways):
     told: list[str] = []
     options = TrainOptions(ssh_host_keys="off", ssh_command="ssh")
     open_connection = route.opener(options, {}, KillSwitch(), note=told.append)

@@ -85,7 +85,7 @@ def make():
 
 
 @pytest.mark.parametrize("at", range(1, 7))
-def test_the_end_of_srun_is_told_to_all_who_wait_whenever_it_comes(make, at):
+def test_the_end_of_srun_is_reported_to_all_who_wait_whenever_it_comes(make, at):
     srun = make(at)
     failures = {}
 

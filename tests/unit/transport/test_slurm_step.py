@@ -144,7 +144,7 @@ def test_all_of_the_code_goes_to_its_stdin(run):
     assert list(step.lines) == ["300000"]
 
 
-def test_one_that_takes_none_of_the_code_is_heard_to_its_end(run):
+def test_output_of_one_that_reads_no_code_is_read_to_its_end(run):
     step = run("exec <&-; echo no", os.urandom(3_000_000))
     assert list(step.lines) == ["no"]
 
@@ -160,7 +160,7 @@ def test_what_it_says_is_kept_printable_and_bounded(run):
     assert max(map(len, step.lines)) <= 300
 
 
-def test_what_one_has_said_last_is_read_when_it_has_ended_even_without_a_line_end(start):
+def test_the_last_output_is_read_after_the_end_even_without_a_line_end(start):
     step = start("printf 'srun: the reason'; exit 1")
     assert step.wait(until=float("inf"))
     step.finish_reading()
@@ -171,7 +171,7 @@ def test_what_one_has_said_last_is_read_when_it_has_ended_even_without_a_line_en
     ("script", "how"),
     [("exit 3", "srun ended with status 3"), ("kill -9 $$", "srun was killed by signal 9")],
 )
-def test_it_is_told_how_it_ended(run, script, how):
+def test_the_way_it_ended_is_reported(run, script, how):
     step = run(script)
     end_steps([step])
     assert step.is_over

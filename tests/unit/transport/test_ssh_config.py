@@ -117,7 +117,7 @@ def test_what_else_is_read():
 
 
 @pytest.mark.parametrize("text", ["port x\n", "connecttimeout 1e3\n"])
-def test_a_number_that_is_none_is_said(text):
+def test_a_number_that_is_none_is_reported(text):
     with pytest.raises(ConnectStepError, match="number"):
         made(text)
 
@@ -194,7 +194,7 @@ def test_a_host_is_never_an_option(home, host):
         read_settings(host, user=None, port=None, options=SshOptions(), environ=environ(home))
 
 
-def test_a_broken_file_is_said_with_its_line(home):
+def test_a_broken_file_is_reported_with_its_line(home):
     (home / ".ssh" / "config").write_text("Nonsense yes\n")
     with pytest.raises(ConnectStepError, match=r"config.*line 1|bad configuration"):
         read_settings("n1", user=None, port=None, options=SshOptions(), environ=environ(home))

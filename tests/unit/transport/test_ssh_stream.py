@@ -69,7 +69,7 @@ def test_a_name_is_looked_up():
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "", "a..b", "x" * 300, "\u00fc" * 300])
-def test_what_cannot_be_resolved_is_said(name):
+def test_what_cannot_be_resolved_is_reported(name):
     with pytest.raises(ConnectStepError) as caught:
         resolve(name, 22, family=socket.AF_INET, until=soon())
     assert caught.value.step == "resolve"
@@ -95,7 +95,7 @@ def test_a_listener_is_reached(listening):
     assert dialled(address(listening)) == address(listening)
 
 
-def test_a_refusal_is_said_in_few_words(refusing):
+def test_a_refusal_is_reported_in_few_words(refusing):
     with pytest.raises(ConnectStepError) as caught:
         dialled(address(refusing))
     assert (caught.value.step, caught.value.text, caught.value.passing) == (
@@ -124,7 +124,7 @@ def test_a_silent_address_holds_up_no_other(black_hole, listening):
     assert dialled(*both, within_s=NEVER_S, until=soon(NEVER_S)) == address(listening)
 
 
-def test_different_failures_are_told_apart(black_hole, refusing):
+def test_different_failures_are_distinguished(black_hole, refusing):
     with pytest.raises(ConnectStepError) as caught:
         dialled(address(black_hole), address(refusing), within_s=0.5)
     assert (

@@ -18,7 +18,7 @@ from tests.unit.coordinator.remote_agents import GONE
 # --- node ranks
 
 
-def test_the_policy_hears_of_whom_it_wants_and_of_itself_at_once(meeting):
+def test_the_policy_gets_events_of_other_nodes_and_of_its_own_at_once(meeting):
     meet = meeting()
     meet.joined_launchers.connect(0, 0.0)
     meet.joined_launchers.connect(1, 0.0)
@@ -76,7 +76,7 @@ def test_an_answer_does_not_count_for_whoever_calls_later(meeting):
     assert [event.node for event in meet.of(a.Lost)] == [1]
 
 
-def test_of_launchers_that_are_turned_away_again_and_again_one_line_is_said(meeting):
+def test_of_launchers_that_are_turned_away_again_and_again_one_line_is_reported(meeting):
     meet = meeting(10)
     for number in range(50):
         assert not meet.calls(0, f"x{number}").again
@@ -138,7 +138,7 @@ def test_launchers_without_a_rank_get_the_next_and_keep_it(meeting):
 # --- what they say
 
 
-def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and_later_only_theirs(
+def test_launchers_with_other_options_end_the_job_before_it_has_begun_and_later_only_theirs(
     meeting,
 ):
     meet = meeting()
@@ -152,9 +152,7 @@ def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_place(
-    meeting, has_begun
-):
+def test_a_refused_launcher_is_ignored_and_frees_its_rank(meeting, has_begun):
     meet = meeting()
     if has_begun:
         meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
@@ -170,7 +168,7 @@ def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_plac
     meet.pump(lambda: meet.of(a.Joined))
 
 
-def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_later_is_told_of(
+def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_later_is_reported(
     meeting,
 ):
     meet = meeting()

@@ -104,7 +104,7 @@ def test_restarts_that_a_launcher_knows_of_are_no_more_than_the_job_may_have(mee
     assert meet.of(a.AttemptsKnown) == [a.AttemptsKnown(attempt=1 << 19, restarts=3)]
 
 
-def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting):
+def test_attempts_that_a_launcher_knows_of_are_reported_before_it_has_joined(meeting):
     meet = meeting()
     meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1", attempt=4, restarts=2, wall=-1.0)
@@ -120,7 +120,7 @@ def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting
     assert mentions(meet.said, "n1")
 
 
-def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting):
+def test_only_messages_of_admitted_launchers_are_used_and_times_are_on_our_clock(meeting):
     meet = meeting()
     meet.joined_launchers.connect(1, 0.0)
     first, second = meet.calls(1, "n1"), meet.calls(2, "n2")
@@ -205,7 +205,7 @@ def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting
     assert {event.node for event in meet.of(a.Lost)} == {1, 2}
 
 
-def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for_it(meeting):
+def test_why_a_launcher_that_has_called_was_dropped_is_reported_to_whoever_waits_for_it(meeting):
     meet = meeting()
     meet.joined_launchers.connect(1, 0.0)
     meet.calls(
@@ -226,7 +226,7 @@ def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for
     meet.pump(lambda: meet.of(a.Joined))
 
 
-def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
+def test_at_the_end_all_get_the_exit_code_and_are_waited_for(meeting):
     meet = meeting()
     peers = [meet.calls(rank, f"n{rank}") for rank in (1, 2)]
     meet.joined_launchers.verdict = p.ExitLauncher(exit_code=7, text="why")

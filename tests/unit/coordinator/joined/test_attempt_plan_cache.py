@@ -15,7 +15,7 @@ def restart(job, **flaws) -> None:
     job.surveyed(0, **flaws)
 
 
-def test_nodes_that_tell_the_same_again_get_the_same_plan(make_nodes):
+def test_nodes_with_equal_surveys_get_the_same_plan(make_nodes):
     job = make_nodes(2, max_restarts=1).run()
     restart(job)
     assert job.phase == "preparing"
@@ -26,7 +26,7 @@ def test_nodes_that_tell_the_same_again_get_the_same_plan(make_nodes):
 @pytest.mark.parametrize(
     "flaws", [{"environ": {"CUDA_VISIBLE_DEVICES": "1"}}, {"script_sha256": "77"}]
 )
-def test_where_a_node_tells_anything_else_the_plan_is_made_anew(make_nodes, flaws):
+def test_another_survey_makes_a_new_plan(make_nodes, flaws):
     job = make_nodes(2, max_restarts=1).run()
     restart(job, **flaws)
     assert len(job.composed) == 2

@@ -71,7 +71,7 @@ def made():
     return CoordinatorConsole(Shown(), lambda text, level: told.append((text, level))), told
 
 
-def test_only_warnings_are_told_to_the_others_at_once():
+def test_only_warnings_are_reported_to_the_others_at_once():
     console, told = made()
     console.say("as you were")
     console.say("look out", level="warning")
@@ -90,7 +90,7 @@ def test_the_last_words_of_a_job_that_failed_are_all_its_errors():
     assert console.verdict(0, "").text == ""
 
 
-def test_the_last_words_of_a_job_that_was_stopped_are_what_was_said_last():
+def test_the_last_notice_of_a_stopped_job_is_the_last_one_shown():
     console, _ = made()
     console.say("SIGTERM: asking 4 workers to end")
     assert console.verdict(143, "") == p.ExitLauncher(

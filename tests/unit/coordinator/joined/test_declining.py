@@ -43,7 +43,7 @@ def declines(place: Rendezvous) -> threading.Thread:
     return thread
 
 
-def test_node_0_hears_who_cannot_take_part_and_why(listener):
+def test_node_0_reports_who_cannot_take_part_and_why(listener):
     thread = declines(replace(PLACE, ports=(listener.port,)))
     end = time.monotonic() + WITHIN_S
     while not (admitted := listener.ready()):
@@ -66,7 +66,7 @@ def test_node_0_itself_and_who_has_no_number_call_nobody(listener, rank):
     assert not listener.ready()
 
 
-def test_where_node_0_is_not_there_nothing_is_told():
+def test_without_node_0_nothing_is_sent():
     with socket.socket() as taken:  # bound, and deaf
         taken.bind(("127.0.0.1", 0))
         declines(replace(PLACE, ports=(taken.getsockname()[1],))).join()

@@ -16,7 +16,7 @@ from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, pre
 from tests.unit.coordinator.remote_agents import GONE, exited
 
 
-def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering):
+def test_a_joined_launcher_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering):
     peer = peering(
         m.Ping(serial=4),
         p.SurveyNode(serial=1),
@@ -98,7 +98,7 @@ def test_a_fault_of_the_own_node_ends_the_launcher(peering):
 # --- attempts
 
 
-def test_a_second_attempt_is_filed_and_told_as_such(peering):
+def test_a_second_attempt_is_filed_and_reported_as_such(peering):
     peer = peering(commence(), lambda: peer.own.say(GONE), commence(1, restarts=1), VERDICT)
     assert peer.run() == 7
     assert peer.files.attempts == [(0, [2, 3]), (1, [2, 3])]
@@ -137,7 +137,9 @@ def test_an_attempt_that_a_launcher_has_had_is_not_begun_again(peering, attempt)
     )
 
 
-def test_a_start_that_cannot_be_planned_is_told_to_the_coordinator(peering, tmp_path, monkeypatch):
+def test_a_start_that_cannot_be_planned_is_reported_to_the_coordinator(
+    peering, tmp_path, monkeypatch
+):
     peer = peering(commence(), VERDICT)
 
     def refuse(told, interfaces):
@@ -199,7 +201,7 @@ MAKES_NO_SENSE = {
 
 
 @pytest.mark.parametrize("message", MAKES_NO_SENSE.values(), ids=MAKES_NO_SENSE)
-def test_numbers_that_make_no_sense_end_the_launcher_and_are_said(peering, message):
+def test_numbers_that_make_no_sense_end_the_launcher_and_are_reported(peering, message):
     first = [prepare()] if isinstance(message, m.Reach) else []
     peer = peering(*first, message, commence(), VERDICT, max_restarts=3, flexible=True)
     assert peer.run() == 69
@@ -254,7 +256,7 @@ def test_a_coordinator_that_leaves_ends_the_job_where_no_restart_is_left(peering
     ]
 
 
-def test_a_coordinator_that_comes_back_hears_how_far_the_job_was(peering):
+def test_a_coordinator_that_comes_back_learns_how_far_the_job_was(peering):
     peer = peering(
         commence(2, restarts=1),
         CLOSED,
@@ -317,13 +319,13 @@ def test_silence_does_not_count_while_the_job_is_paused(peering):
     assert [each.paused for each in peer.handled(m.Pause)] == [True, False]
 
 
-def test_ctrl_z_is_said_to_be_the_coordinators(peering):
+def test_ctrl_z_at_a_joined_launcher_names_the_coordinator(peering):
     peer = peering(lambda: peer.signals.come(signal.SIGTSTP), lambda: None, VERDICT)
     assert peer.run() == 7
     assert mentions(peer.told.text, "Ctrl-Z", "node 0", "h:5")
 
 
-def test_paused_workers_go_on_before_they_are_told_to_end(peering):
+def test_paused_workers_go_on_before_they_are_asked_to_end(peering):
     peer = peering(commence(), m.Pause(paused=True), CLOSED)
     assert peer.run() == 69
     assert [type(each) for each in peer.own.handled] == [m.Start, m.Pause, m.Pause, m.Stop]

@@ -15,7 +15,7 @@ from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, sto
 from tests.unit.coordinator.remote_agents import GONE
 
 
-def test_signals_are_told_to_the_coordinator(peering):
+def test_signals_are_reported_to_the_coordinator(peering):
     peer = peering(
         commence(),
         lambda: peer.signals.come(signal.SIGUSR1),

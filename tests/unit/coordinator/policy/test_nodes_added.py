@@ -113,7 +113,7 @@ def test_hosts_that_have_vanished_take_no_part_in_the_next_attempt(found):
     assert job.joined(2) == [p.Disconnect(node=2)], "it was on its way when it vanished"
 
 
-def test_a_command_that_fails_leaves_the_hosts_as_they_were_and_is_said_once(found):
+def test_a_command_that_fails_leaves_the_hosts_as_they_were_and_is_reported_once(found):
     job = found
     job.begin()
     job.gather(0)

@@ -149,7 +149,7 @@ def test_nodes_that_never_answer_are_named_at_the_join_timeout(make_nodes):
     assert mentions(job.said, "30 s")
 
 
-def test_launchers_that_are_here_hear_who_is_waited_for_and_several_of_one_host_are_told_apart(
+def test_joined_launchers_get_a_notice_of_who_is_missing_and_several_of_one_host_are_distinguished(
     make_nodes,
 ):
     job = make_nodes(3, join_timeout_s=30.0, launchers=True)
@@ -167,7 +167,7 @@ def test_launchers_that_are_here_hear_who_is_waited_for_and_several_of_one_host_
     assert "odd message" in job.said.splitlines()[-1]
 
 
-def test_the_user_hears_once_who_is_waited_for(make_nodes):
+def test_one_notice_names_the_nodes_that_are_waited_for(make_nodes):
     job = make_nodes(4)
     job.begin()
     job.gather(0, 2)
@@ -178,7 +178,7 @@ def test_the_user_hears_once_who_is_waited_for(make_nodes):
     assert len(job.of(p.ShowMessage)) == before
 
 
-def test_nodes_that_are_here_and_are_looked_at_again_are_not_said_to_be_missing(make_nodes):
+def test_nodes_that_are_here_and_are_looked_at_again_are_not_reported_as_missing(make_nodes):
     job = make_nodes(2)
     job.begin()
     for _ in range(12):

@@ -29,7 +29,7 @@ def test_a_job_ends_at_once_and_counts_no_restart(make_nodes):
     assert failed.diagnosis.hint
 
 
-def test_nothing_is_said_of_restarts_that_nobody_wanted(make_nodes):
+def test_nothing_is_reported_about_restarts_that_nobody_wanted(make_nodes):
     job = make_nodes(2).run()
     cut_off(job, 0, 1)
     [failed] = job.of(p.ReportFailure)

@@ -40,7 +40,7 @@ def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
     assert "without n1 (connect: refused) and 1 other" in job.said
 
 
-def test_who_has_not_come_in_time_is_said(make_nodes):
+def test_who_has_not_come_in_time_is_reported(make_nodes):
     job = make_nodes(3, bounds=(2, 3))
     job.begin()
     job.gather(0, 1)
@@ -49,7 +49,7 @@ def test_who_has_not_come_in_time_is_said(make_nodes):
     assert mentions(job.said, "without n2")
 
 
-def test_who_cannot_take_part_is_not_waited_for_and_said(make_nodes):
+def test_who_cannot_take_part_is_not_waited_for_and_reported(make_nodes):
     job = make_nodes(3, bounds=(1, 3))
     job.begin()
     job.gather(0, 1)
@@ -170,7 +170,7 @@ def test_below_the_least_number_at_the_join_timeout_the_job_ends_with_69(make_no
     assert mentions(job.said, "lost", "10 s", "back")
 
 
-def test_told_to_stop_while_the_rest_is_to_re_form_the_job_is_stopped(make_nodes):
+def test_asked_to_stop_while_the_rest_is_to_re_form_the_job_is_stopped(make_nodes):
     job = make_nodes(3, bounds=(1, 3)).run()
     job.lost(1)
     job.now += 1.0
@@ -195,7 +195,7 @@ def test_a_failure_of_a_worker_is_a_restart_like_any(make_nodes):
     assert mentions(job.said, "2 of 3")
 
 
-def test_several_nodes_that_leave_are_told_in_one_line(make_nodes):
+def test_several_nodes_that_leave_are_reported_in_one_line(make_nodes):
     job = make_nodes(6, per_node=1, bounds=(1, 6)).run()
     job.lost(1)
     job.lost(3, "the connection was closed")
@@ -209,7 +209,7 @@ def test_several_nodes_that_leave_are_told_in_one_line(make_nodes):
     assert text in job.said
 
 
-def test_very_many_nodes_that_leave_are_told_in_a_short_line(make_nodes):
+def test_very_many_nodes_that_leave_are_reported_in_a_short_line(make_nodes):
     job = make_nodes(400, per_node=1, bounds=(1, 400)).run()
     left = [node for node in range(400) if node % 7 == 0]
     for node in left:
@@ -325,7 +325,7 @@ def test_a_node_that_finds_no_way_to_the_master_is_left_out(make_nodes):
     assert job.node_numbers == (0, 1)
 
 
-def test_where_nobody_finds_a_way_the_master_is_the_trouble(make_nodes):
+def test_where_no_node_finds_a_route_the_master_is_the_problem(make_nodes):
     job = make_nodes(3, bounds=(1, 3))
     job.begin()
     job.gather()

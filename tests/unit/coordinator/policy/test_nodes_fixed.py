@@ -109,7 +109,7 @@ def test_a_problem_in_preparing_names_the_host(make_nodes):
     assert job.said.endswith("error: n0: port 80 denied\n  hint: above 1023")
 
 
-def test_where_the_nodes_cannot_meet_the_job_ends_with_69(make_nodes):
+def test_where_the_nodes_cannot_reach_rank_0_the_job_ends_with_69(make_nodes):
     job = make_nodes(2)
     job.begin()
     job.gather()
@@ -195,7 +195,7 @@ def test_a_failure_on_several_hosts_names_them(make_nodes):
     assert (failed.diagnosis.cause.ranks, failed.diagnosis.cause.host) == ((2, 0, 1), "n[0-2]")
 
 
-def test_a_remark_names_its_host_and_the_same_from_other_hosts_is_said_once(make_nodes):
+def test_a_notice_names_its_host_and_the_same_from_other_hosts_is_reported_once(make_nodes):
     job = make_nodes(3).run()
     for node in range(3):
         job.say(node, m.AgentNotice(text="starting cold: no torch\x1b[31m", warning=True))

@@ -77,7 +77,7 @@ def test_when_all_nodes_are_lost_nobody_is_waited_for(make_nodes):
 
 
 @pytest.mark.parametrize("consequences_first", [True, False])
-def test_workers_that_lose_their_peers_are_no_cause(make_nodes, consequences_first):
+def test_workers_that_lose_a_connection_are_no_cause(make_nodes, consequences_first):
     job = make_nodes(2, per_node=2).run()
     if consequences_first:
         job.exited(0, 1, tail=job.LOST)
@@ -263,7 +263,7 @@ def test_a_script_that_differs_after_the_job_has_run_is_looked_at_for_longer(mak
 # --- losses that are no failure
 
 
-def test_a_lost_node_does_not_hold_up_the_end_when_told_to_stop(make_nodes):
+def test_a_lost_node_does_not_hold_up_the_end_when_asked_to_stop(make_nodes):
     job = make_nodes(2).run()
     job.signal(signal.SIGTERM)
     job.lost(1)
@@ -273,7 +273,7 @@ def test_a_lost_node_does_not_hold_up_the_end_when_told_to_stop(make_nodes):
     assert mentions(job.said, "1 node", "lost")
 
 
-def test_told_to_stop_after_a_loss_the_report_still_names_it(make_nodes):
+def test_asked_to_stop_after_a_loss_the_report_still_names_it(make_nodes):
     job = make_nodes(2, max_restarts=2).run()
     job.lost(1)
     job.now += 1.0

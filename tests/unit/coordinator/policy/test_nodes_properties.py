@@ -410,7 +410,7 @@ def test_work_grows_with_the_nodes_and_not_with_their_square(make_nodes):
     assert longest < 300
 
 
-def test_thousands_of_hosts_that_fail_are_told_in_a_screenful(make_nodes):
+def test_thousands_of_hosts_that_fail_are_reported_in_a_screenful(make_nodes):
     job = make_nodes(4096)
     job.begin()
     for node in range(4096):

@@ -78,7 +78,7 @@ def test_the_job_runs_when_the_last_worker_has_started(make_job):
     assert job.entries("workers_started")[3] == {"attempt": 0, "pids": {3: 1003}}
 
 
-def test_all_workers_ending_well_is_exit_code_0_and_nobody_is_told_to_stop(make_job):
+def test_all_workers_ending_well_is_exit_code_0_and_nobody_is_asked_to_stop(make_job):
     job = make_job(nodes=2, per_node=2).run()
     for rank in job.ranks:
         job.exited(rank)
@@ -254,7 +254,7 @@ def ended_well(make_job):
     return job
 
 
-def test_a_node_that_only_finishes_its_output_is_not_said_to_wait_for_leftovers(make_job):
+def test_a_node_that_only_finishes_its_output_is_not_reported_to_wait_for_leftovers(make_job):
     job = ended_well(make_job)
     job.now += 20.0
     job.tick()

@@ -334,7 +334,7 @@ def failed_thrice(job, *, uptime_s=12.0, last=None, steps=()) -> str:
     return why_final(job)
 
 
-def test_why_the_same_failure_was_retried_is_said_where_uptime_was_all_that_told(make_job):
+def test_why_the_same_failure_was_retried_is_reported_where_only_uptime_decided(make_job):
     why = failed_thrice(make_job(max_restarts=2))
     first, _, hint = why.partition("\n  hint: ")
     assert mentions(first, "2 restarts")
@@ -343,7 +343,7 @@ def test_why_the_same_failure_was_retried_is_said_where_uptime_was_all_that_told
     assert mentions(hint, "--min-uptime")
 
 
-def test_why_another_attempt_was_made_is_not_said_where_that_needs_no_words(make_job):
+def test_why_another_attempt_was_made_is_not_reported_where_that_needs_no_words(make_job):
     assert "hint" not in failed_thrice(make_job(max_restarts=2, min_uptime_s=0.0)), (
         "the user wants it so"
     )

@@ -198,7 +198,7 @@ def unwatched(make_job):
     return start
 
 
-def test_a_silent_job_is_told_of_once_and_goes_on(unwatched):
+def test_a_silent_job_is_reported_once_and_goes_on(unwatched):
     watch = unwatched()
     job = watch.job
     assert watch.pass_time(NOTICE_S - 1) == []
@@ -241,7 +241,7 @@ def test_whatever_a_worker_writes_or_reports_puts_the_notice_off(unwatched, sign
         )
 
 
-def test_a_worker_that_is_alone_is_not_told_of(unwatched):
+def test_a_worker_that_is_alone_is_not_reported(unwatched):
     assert unwatched(per_node=1).job.policy.deadline() is None
 
 
@@ -250,7 +250,9 @@ def test_with_a_hang_timeout_there_is_no_notice(make_job):
     assert watch.pass_time(10 * NOTICE_S) == []
 
 
-def test_ctrl_c_on_a_silent_job_says_where_each_rank_stood_before_the_workers_are_told(unwatched):
+def test_ctrl_c_on_a_silent_job_says_where_each_rank_stood_before_the_workers_are_reported(
+    unwatched,
+):
     watch = unwatched(nodes=2, per_node=1)
     job = watch.job
     watch.pass_time(NOTICE_S)
@@ -436,7 +438,7 @@ def test_where_only_heartbeats_were_missed_the_report_says_so_and_what_to_do(wat
     )
 
 
-def test_output_soon_after_the_last_heartbeat_is_not_said_to_have_come_all_the_while(watched):
+def test_output_soon_after_the_last_heartbeat_is_not_reported_to_have_come_all_the_while(watched):
     watch = watched()
     watch.pass_time(5)
     watch.alive(wrote=[0])
@@ -448,7 +450,7 @@ def test_output_soon_after_the_last_heartbeat_is_not_said_to_have_come_all_the_w
     assert watch.job.entries("hang")[0]["output_came"] is False
 
 
-def test_those_that_had_to_be_killed_after_a_hang_are_told_to_the_report(watched):
+def test_the_report_names_workers_that_had_to_be_killed_after_a_hang(watched):
     watch = watched()
     watch.fall_silent()
     watch.stand_still(odd=1)
@@ -461,7 +463,7 @@ def test_those_that_had_to_be_killed_after_a_hang_are_told_to_the_report(watched
     assert mentions(hung.after_grace, "5 s", "--failure-grace")
 
 
-def test_being_told_to_stop_while_stacks_are_taken_is_what_counts(watched):
+def test_being_asked_to_stop_while_stacks_are_taken_is_what_counts(watched):
     watch = watched()
     watch.fall_silent()
     watch.job.signal(signal.SIGTERM)
@@ -530,7 +532,7 @@ def test_after_the_last_worker_has_ended_there_is_no_hang(watched):
     assert watch.job.policy.deadline() is None
 
 
-def test_ended_ranks_are_told_to_the_diagnosis(watched):
+def test_the_diagnosis_gets_the_ended_ranks(watched):
     watch = watched()
     watch.job.exited(2)
     watch.fall_silent()

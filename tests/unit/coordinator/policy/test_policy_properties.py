@@ -181,7 +181,7 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(
     returncodes=st.lists(st.sampled_from([0, 0, 1, 3, -9]), min_size=6, max_size=6),
 )
 @settings(max_examples=examples(30), deadline=None)
-def test_all_are_told_to_stop_exactly_once_and_only_if_somebody_failed(
+def test_all_are_asked_to_stop_exactly_once_and_only_if_somebody_failed(
     make_job, order, returncodes
 ):
     job = make_job(nodes=3, per_node=2).run()

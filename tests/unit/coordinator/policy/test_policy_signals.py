@@ -62,7 +62,7 @@ def test_a_signal_asks_every_worker_and_gives_the_grace(make_job, started, signu
 
 @pytest.mark.parametrize("signum", ASKING)
 @pytest.mark.parametrize("returncode", [0, 1, -15, -9])
-def test_a_job_that_was_told_to_stop_exits_with_the_signal_however_its_workers_end(
+def test_a_job_that_was_asked_to_stop_exits_with_the_signal_however_its_workers_end(
     make_job, signum, returncode
 ):
     job = make_job(max_restarts=3).run()
@@ -277,7 +277,7 @@ def test_impatience_with_a_failing_job_kills_at_once(make_job):
     assert failed.diagnosis.cause.ranks == (0,), "the failure came first and is still explained"
 
 
-def test_told_to_stop_a_failed_attempt_is_not_restarted(make_job):
+def test_asked_to_stop_a_failed_attempt_is_not_restarted(make_job):
     job = make_job(max_restarts=5).run()
     job.exited(0, 1, tail=job.RAISED)
     job.signal(signal.SIGTERM)
@@ -326,7 +326,7 @@ def test_a_signal_when_all_workers_have_ended_well_only_ends_what_they_have_left
 
 
 @pytest.mark.parametrize("returncode", [-signal.SIGINT, 128 + signal.SIGINT])
-def test_ctrl_c_in_the_workers_terminal_is_told_to_stop(make_job, returncode):
+def test_ctrl_c_in_the_workers_terminal_stops_the_job(make_job, returncode):
     job = make_job(per_node=1, terminal=True, max_restarts=3).run()
     job.exited(0, returncode)
     job.all_gone()

@@ -43,7 +43,7 @@ def test_a_turn_ends_while_a_node_sends_output_without_end(nodes):
     agents.links["n0"].theirs.shutdown(2)
 
 
-def test_a_node_that_answers_without_end_is_dropped_and_the_others_are_heard(nodes):
+def test_a_node_that_answers_without_end_is_dropped_and_the_others_go_on(nodes):
     agents = nodes(2)
     for node in range(2):
         agents.join(node)

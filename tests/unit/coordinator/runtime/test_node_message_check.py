@@ -38,7 +38,7 @@ def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
                 message_check.check(exited(1.0, rank=rank))
 
 
-def test_what_is_told_of_an_earlier_attempt_does_not_count():
+def test_messages_about_an_earlier_attempt_do_not_count():
     message_check = NodeMessageCheck(0)
     message_check.on_send(commence())
     message_check.on_send(commence(attempt=1, node_rank=2, local_ranks=(0,)))
@@ -47,7 +47,7 @@ def test_what_is_told_of_an_earlier_attempt_does_not_count():
     assert message_check.check(m.AttemptEnded(attempt=1, left=()))
 
 
-def test_a_node_that_was_told_nothing_has_nothing_to_tell():
+def test_a_node_that_was_sent_nothing_sends_nothing():
     for message in (m.AttemptEnded(attempt=0, left=()), exited(1.0), m.WorkerHalted(rank=0)):
         with pytest.raises(ProtocolError):
             NodeMessageCheck(0).check(message)

@@ -25,7 +25,7 @@ def test_a_node_has_joined_when_its_agent_has_said_hello(nodes):
     assert agents.of(a.Joined) == [a.Joined(node=0)]
 
 
-def test_a_node_that_cannot_be_reached_is_told_with_its_step(nodes):
+def test_a_node_that_cannot_be_reached_is_reported_with_its_step(nodes):
     agents = nodes(2)
     why = ConnectFailure(host="n1", step="login", text="no key is accepted", passing=False)
     agents.refused["n1"] = why
@@ -192,7 +192,7 @@ def test_a_node_that_says_what_takes_long_or_has_to_stop_what_it_started_has_mor
     assert [event.node for event in agents.of(a.Lost)] == [0]
 
 
-def test_ends_of_workers_are_told_on_our_clock(nodes):
+def test_ends_of_workers_are_reported_on_our_clock(nodes):
     agents = nodes(1)
     agents.join(0, clock=5000.0)
     agents.give(0, 0)
@@ -304,7 +304,7 @@ def test_the_end_ends_what_is_still_being_opened_and_closes_what_comes_of_it(nod
     assert all(link.closed for link in agents.links.values())
 
 
-def test_at_the_end_all_agents_are_told_to_leave_and_waited_for(nodes):
+def test_at_the_end_all_agents_are_asked_to_leave_and_waited_for(nodes):
     agents = nodes(2)
     agents.join(0)
     agents.join(1)

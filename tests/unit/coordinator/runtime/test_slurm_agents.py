@@ -74,7 +74,9 @@ def lost(agents) -> list[int]:
 
 
 @pytest.mark.parametrize("signals_all", [False, True])
-def test_a_signal_of_slurm_is_told_with_its_node_and_whether_workers_have_it(steps, signals_all):
+def test_a_signal_of_slurm_is_reported_with_its_node_and_whether_workers_have_it(
+    steps, signals_all
+):
     agents = steps(signals_all=signals_all)
     agents.say("n1", m.AgentSignalled(signum=TERM))
     agents.say("n0", m.AgentSignalled(signum=USR1))

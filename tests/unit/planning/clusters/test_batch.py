@@ -202,7 +202,7 @@ def aws(**more):
     )
 
 
-def test_a_node_of_aws_batch_is_told_where_the_main_node_is():
+def test_a_node_of_aws_batch_gets_the_address_of_the_main_node():
     found = aws()
     assert (found.source, found.part, found.node_rank) == ("aws-batch", "node", 1)
     assert [(host.name, host.known) for host in found.hosts] == [
@@ -243,7 +243,7 @@ def test_all_nodes_of_aws_batch_have_one_id_for_their_job():
 @pytest.mark.parametrize(
     "gone", ["NODE_INDEX", "MAIN_NODE_INDEX", "MAIN_NODE_PRIVATE_IPV4_ADDRESS"]
 )
-def test_a_node_of_aws_batch_that_is_told_too_little_is_known_to_be_one_of_several(gone):
+def test_a_node_of_aws_batch_with_too_few_variables_is_one_of_several(gone):
     with pytest.raises(IncompleteError, match=f"AWS_BATCH_JOB_{gone}") as caught:
         aws(**{gone: None})
     assert caught.value.of_several

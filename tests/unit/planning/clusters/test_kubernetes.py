@@ -171,7 +171,7 @@ def test_each_pod_of_an_indexed_job_may_train_alone():
     assert find(INDEXED, **{"--num-nodes": "1"}) is None
 
 
-def test_without_a_subdomain_pods_cannot_find_each_other_and_that_is_said():
+def test_without_a_subdomain_pods_cannot_find_each_other_and_that_is_reported():
     found = find(INDEXED, {"/etc/hosts": "10.244.0.7\ttrain-2\n"})
     assert (names(found)[0], found.master_addr) == ("train-0", None)
     assert "subdomain" in found.notes[0]

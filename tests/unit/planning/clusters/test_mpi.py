@@ -125,7 +125,7 @@ def test_others_are_rows_of_the_same_table(system, environ):
     assert [host.slots for host in found.hosts] == [2, 2]
 
 
-def test_a_node_number_that_is_told_is_taken_in_any_order_of_ranks():
+def test_a_given_node_number_is_used_in_any_order_of_ranks():
     cyclic = {
         "PALS_RANKID": "2",
         "PALS_LOCAL_RANKID": "1",

@@ -161,7 +161,7 @@ def test_uneven_tasks_of_a_step_become_uneven_slots():
     assert (found.part, slots(found)) == ("worker", [4, 1])
 
 
-def test_ranks_of_a_cyclic_step_are_numbered_node_by_node_and_that_is_said():
+def test_ranks_of_a_cyclic_step_are_numbered_node_by_node_and_that_is_reported():
     found = find(
         STEP,
         SLURM_STEP_NUM_TASKS="4",
@@ -362,7 +362,7 @@ def test_tasks_nobody_asked_for_are_no_slots():
     assert slots(find(BATCH, SLURM_TASKS_PER_NODE="4(x2)")) == [None, None]
 
 
-def test_gpus_win_over_tasks_and_that_is_said():
+def test_gpus_win_over_tasks_and_that_is_reported():
     found = find(BATCH, SLURM_TASKS_PER_NODE="2(x2)", SLURM_NTASKS="4", SLURM_GPUS_PER_NODE="8")
     assert slots(found) == [8, 8]
     assert "SLURM_NTASKS='4'" in found.notes[0]
