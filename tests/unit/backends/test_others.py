@@ -16,7 +16,7 @@ from distlaunch.planning.backend import PlannedBackend
 ONE = Topology(nodes=(Node(host="a", slots=1),), device="cpu")
 ARGUMENTS = {
     "__init__": ({}, {}), "env_files": ({}, "/"), "sized": (None,), "location": (None, "a"), "needed": ({},),
-    "notes_on": (ONE,), "notes_on_script": ("t.py", ""), "check": (ONE,), "check_files": ({}, None), "check_meeting": ((), ()), "job_variables": (ONE,),
+    "notes_on": (ONE,), "notes_on_script": ("t.py", ""), "check": (ONE,), "check_files": ({}, None), "check_nodes": ((), ()), "job_variables": (ONE,),
     "default_variables": (ONE,), "node_variables": (ONE, 0), "worker_variables": (ONE, 0, 0, 0),
     "cluster_variables": ((),), "task_variables": (1, 0), "attempt_files": (ONE,), "worker_words": (0,),
     "options": (), "repeated": (), "script_words": (), "agreed": (), "notes": (),
