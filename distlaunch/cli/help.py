@@ -24,37 +24,13 @@ from distlaunch.cli.help_layout import (
 from distlaunch.cli.option import Option, Place
 from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.core.errors import UsageError
+from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 
 Words = tuple[str, ...]
 
 ABOUT = "Start, watch, explain and restart distributed training."
-FILES: dict[Words, str] = {
-    ("render", "slurm"): "Print a batch script for Slurm.",
-    ("render", "kubernetes"): "Print an Indexed Job and its Service for Kubernetes.",
-    ("render", "pytorchjob"): "Print a PyTorchJob for Kubeflow's Training Operator.",
-    ("render", "trainjob"): "Print a TrainJob for Kubeflow Trainer.",
-}
-PURPOSES: dict[str, dict[Words, str]] = {
-    "Run": {("train",): "Run a training job."},
-    "Look": {
-        ("plan",): "Print what train would do. Start nothing.",
-        ("backends",): "List the training frameworks, what is installed, and their options.",
-        ("help",): "Show the help of a command, an option or a topic.",
-        ("version",): "Print the versions of distlaunch and Python.",
-        ("completion",): "Print the completion script of a shell.",
-    },
-    "Drop-ins for other launchers": {
-        ("torchrun",): "Run a command line of torchrun.",
-        ("torch.distributed.launch",): "Run a command line of torch.distributed.launch.",
-        ("deepspeed",): "Run a command line of deepspeed.",
-        ("horovodrun",): "Run a command line of horovodrun.",
-        ("accelerate", "launch"): "Run a command line of accelerate launch.",
-    },
-    "Files": FILES,
-}
-"""Purpose -> commands with that purpose, each with its summary."""
-SUMMARIES = {words: text for commands in PURPOSES.values() for words, text in commands.items()}
+_DROP_INS = "Drop-ins for other launchers"
 BACKENDS_FORMATS = ("table", "json")
 BACKENDS_OPTIONS: dict[str, Row] = {
     "format": ("--format table|json", "Format of the list. Default: table."),
@@ -68,57 +44,20 @@ BACKENDS_OPTIONS: dict[str, Row] = {
 }
 _MANY = 10
 """If more options than this have no variable, they are not listed."""
-_TRAIN_EXAMPLES: tuple[Row, ...] = (
-    ("distlaunch train train.py --lr 0.1", "One worker per GPU of this machine."),
-    ("distlaunch train --num-gpus 4 train.py", "Four workers on this machine."),
-    ("distlaunch train --hosts node1:8,node2:8 train.py", "Eight workers on each of two hosts."),
-    (
-        "distlaunch train --max-restarts 3 --hang-timeout 10min train.py",
-        "Restart up to three times after a failure or a hang.",
-    ),
-)
-_PLAN_EXAMPLES: tuple[Row, ...] = (
-    ("distlaunch plan --num-gpus 4 train.py", "The ranks, devices and variables of four workers."),
-    ("distlaunch plan --explain train.py", "Also where each value comes from."),
-    ("distlaunch plan --format json train.py", "The same for programs."),
-)
-_RENDER_EXAMPLES: dict[str, tuple[Row, ...]] = {
-    "slurm": (
-        (
-            "distlaunch render slurm --num-nodes 4 --gpus-per-node 8 --time 12h --out job.sbatch train.py",
-            "Then: sbatch job.sbatch",
-        ),
-    ),
-    **{
-        kind: (
-            (
-                f"distlaunch render {kind} --num-nodes 2 --gpus-per-node 8 --image NAME train.py",
-                "Then: kubectl apply -f FILE",
-            ),
-        )
-        for kind in ("kubernetes", "pytorchjob", "trainjob")
-    },
-}
-_SCRIPTS = (
-    ("bash", "~/.distlaunch-completion.bash", "Then: source it in ~/.bashrc"),
-    ("zsh", "~/.distlaunch-completion.zsh", "Then: source it in ~/.zshrc"),
-    ("fish", "~/.config/fish/completions/distlaunch.fish", "fish finds it there."),
-)
-"""Shell, file of its completion script, and what the user has to do after installing the file."""
-_DROP_INS: dict[Words, tuple[str, tuple[Row, ...]]] = {
-    ("deepspeed",): (
-        "SCRIPT",
-        (("distlaunch deepspeed --num_gpus 4 train.py --deepspeed ds.json", "Four workers here."),),
-    ),
-    ("horovodrun",): (
-        "COMMAND",
-        (("distlaunch horovodrun -np 4 -H a:2,b:2 python train.py", "Two workers on each host."),),
-    ),
-    ("accelerate", "launch"): (
-        "SCRIPT",
-        (("distlaunch accelerate launch --num_processes 4 train.py", "Four workers here."),),
-    ),
-}
+
+
+class CommandHelp(Record):
+    """One row of the table of commands."""
+
+    words: Words
+    purpose: str
+    """The heading under which ``distlaunch --help`` lists the command."""
+    summary: str
+    page: Callable[[CommandHelp], HelpPage]
+    """Makes the help from this row."""
+    examples: tuple[Row, ...] = ()
+    argument: str = "SCRIPT"
+    """The argument after the options. It and all after it are not parsed by distlaunch."""
 
 
 def print_help(
@@ -210,7 +149,7 @@ def _root() -> HelpPage:
     return HelpPage(
         usage="distlaunch COMMAND [OPTIONS] [SCRIPT] [ARGS]...",
         about=ABOUT,
-        examples=_TRAIN_EXAMPLES,
+        examples=_COMMANDS["train",].examples,
         lists=[
             (f"{purpose}:", [(" ".join(words), text) for words, text in commands.items()])
             for purpose, commands in PURPOSES.items()
@@ -233,22 +172,18 @@ def _root() -> HelpPage:
     )
 
 
-def _table(
-    words: Words,
-    options: Iterable[Option],
-    *,
-    place: Place | None = None,
-    usage: str = "SCRIPT",
-    about: str = "",
-    examples: Sequence[Row] = (),
+def _options_page(
+    command: CommandHelp, options: Iterable[Option], *, place: Place | None = None, about: str = ""
 ) -> HelpPage:
+    """Return the help of a command with options of ``train``. ``place`` leaves out the options that
+    do not apply there."""
     options = tuple(option for option in options if place not in option.absent)
     return HelpPage(
-        usage=f"distlaunch {' '.join(words)} [OPTIONS] {usage} [ARGS]...",
-        about=about or SUMMARIES[words],
-        examples=examples,
+        usage=f"distlaunch {' '.join(command.words)} [OPTIONS] {command.argument} [ARGS]...",
+        about=about or command.summary,
+        examples=command.examples,
         sections=list(option_sections(options, place)),
-        closing=_closing(options, usage),
+        closing=_closing(options, command.argument),
     )
 
 
@@ -280,11 +215,11 @@ def _closing(options: Sequence[Option], usage: str) -> tuple[str, ...]:
     )
 
 
-def _render_kind(words: Words) -> HelpPage:
+def _render_kind(command: CommandHelp) -> HelpPage:
     from distlaunch.cli.commands.render import TARGETS, options_of
 
-    target = next(each for each in TARGETS if each == words[1])
-    return _table(words, options_of(target), place=target, examples=_RENDER_EXAMPLES[target])
+    target = next(each for each in TARGETS if each == command.words[1])
+    return _options_page(command, options_of(target), place=target)
 
 
 def _render() -> HelpPage:
@@ -292,75 +227,67 @@ def _render() -> HelpPage:
         usage="distlaunch render KIND [OPTIONS] SCRIPT [ARGS]...",
         about="Print a file that runs a training job on a cluster. The options are those of "
         "distlaunch train, and some that only the file needs.",
-        examples=[each for examples in _RENDER_EXAMPLES.values() for each in examples[:1]][:2],
-        lists=[("Kinds of files:", [(words[1], text) for words, text in FILES.items()])],
+        examples=[kind.examples[0] for kind in _FILE_KINDS[:2]],
+        lists=[("Kinds of files:", [(kind.words[1], kind.summary) for kind in _FILE_KINDS])],
         closing=("distlaunch help render KIND shows the options.",),
     )
 
 
 def _accelerate() -> HelpPage:
-    words = ("accelerate", "launch")
+    launch = _COMMANDS["accelerate", "launch"]
     return HelpPage(
         usage="distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]...",
         about="Run a command line of accelerate launch. The other commands of accelerate are not "
         "here.",
-        examples=_DROP_INS[words][1],
-        lists=[("Commands:", [("launch", SUMMARIES[words])])],
+        examples=launch.examples,
+        lists=[("Commands:", [("launch", launch.summary)])],
         closing=("distlaunch help accelerate launch shows the options.",),
     )
 
 
-def _drop_in(words: Words) -> HelpPage:
-    usage, examples = _DROP_INS[words]
-    options = import_module(f"distlaunch.cli.compat.{words[0]}.options").OPTIONS
-    about = f"{SUMMARIES[words]} Options of distlaunch train are accepted, too."
-    return _table(words, options, usage=usage, about=about, examples=examples)
+def _drop_in(command: CommandHelp) -> HelpPage:
+    options = import_module(f"distlaunch.cli.compat.{command.words[0]}.options").OPTIONS
+    about = f"{command.summary} Options of distlaunch train are accepted, too."
+    return _options_page(command, options, about=about)
 
 
-def _torchrun(name: str) -> HelpPage:
+def _torchrun(command: CommandHelp) -> HelpPage:
     from distlaunch.cli.compat.torchrun.help import help_page
 
-    return help_page(name)
+    return help_page(command.words[0])
 
 
-def _backends() -> HelpPage:
+def _backends(command: CommandHelp) -> HelpPage:
     return HelpPage(
         usage="distlaunch backends [OPTIONS] [NAME]",
         about="List the training frameworks that --backend takes, and what is installed. With "
         "NAME, list only that one and its options.",
-        examples=(("distlaunch backends deepspeed", "What -o NAME=VALUE takes for DeepSpeed."),),
+        examples=command.examples,
         sections=(("Options:", list(BACKENDS_OPTIONS.values())),),
     )
 
 
-def _help() -> HelpPage:
+def _help(command: CommandHelp) -> HelpPage:
     from distlaunch.cli.pages import topics
 
     return HelpPage(
         usage="distlaunch help [COMMAND | PAGE | WORD]",
         about="Show the help of a command, a page of documentation, or the options and pages that "
         "mention a word.",
-        examples=(
-            ("distlaunch help render slurm", "The options of a command."),
-            ("distlaunch help --hang-timeout", "One option."),
-            ("distlaunch help restarts", "A page."),
-            ("distlaunch help hang", "Options and pages that mention a word."),
-        ),
+        examples=command.examples,
         closing=(f"Pages: {', '.join(topics())}.",),
     )
 
 
-def _version() -> HelpPage:
-    return HelpPage(usage="distlaunch version", about=SUMMARIES[("version",)])
+def _version(command: CommandHelp) -> HelpPage:
+    return HelpPage(usage="distlaunch version", about=command.summary)
 
 
-def _completion() -> HelpPage:
+def _completion(command: CommandHelp) -> HelpPage:
     return HelpPage(
         usage=f"distlaunch completion {'|'.join(SHELLS)}",
         about="Print the completion script of a shell, for the file that the shell reads at its start.",
-        examples=tuple(
-            (f"distlaunch completion {shell} > {path}", text) for shell, path, text in _SCRIPTS
-        ),
+        examples=command.examples,
         closing=(
             (
                 "The script completes commands, options, their choices, backends, files and "
@@ -371,18 +298,179 @@ def _completion() -> HelpPage:
     )
 
 
+def _manifest(kind: str, summary: str) -> CommandHelp:
+    """Return the row of a kind of manifest for Kubernetes."""
+    return CommandHelp(
+        words=("render", kind),
+        purpose="Files",
+        summary=summary,
+        page=_render_kind,
+        examples=(
+            (
+                f"distlaunch render {kind} --num-nodes 2 --gpus-per-node 8 --image NAME train.py",
+                "Then: kubectl apply -f FILE",
+            ),
+        ),
+    )
+
+
+_FILE_KINDS = (
+    CommandHelp(
+        words=("render", "slurm"),
+        purpose="Files",
+        summary="Print a batch script for Slurm.",
+        page=_render_kind,
+        examples=(
+            (
+                "distlaunch render slurm --num-nodes 4 --gpus-per-node 8 --time 12h --out job.sbatch train.py",
+                "Then: sbatch job.sbatch",
+            ),
+        ),
+    ),
+    _manifest("kubernetes", "Print an Indexed Job and its Service for Kubernetes."),
+    _manifest("pytorchjob", "Print a PyTorchJob for Kubeflow's Training Operator."),
+    _manifest("trainjob", "Print a TrainJob for Kubeflow Trainer."),
+)
+_TABLE = (
+    CommandHelp(
+        words=("train",),
+        purpose="Run",
+        summary="Run a training job.",
+        page=lambda command: _options_page(command, TRAIN_OPTIONS),
+        examples=(
+            ("distlaunch train train.py --lr 0.1", "One worker per GPU of this machine."),
+            ("distlaunch train --num-gpus 4 train.py", "Four workers on this machine."),
+            (
+                "distlaunch train --hosts node1:8,node2:8 train.py",
+                "Eight workers on each of two hosts.",
+            ),
+            (
+                "distlaunch train --max-restarts 3 --hang-timeout 10min train.py",
+                "Restart up to three times after a failure or a hang.",
+            ),
+        ),
+    ),
+    CommandHelp(
+        words=("plan",),
+        purpose="Look",
+        summary="Print what train would do. Start nothing.",
+        page=lambda command: _options_page(command, PLAN_OPTIONS),
+        examples=(
+            (
+                "distlaunch plan --num-gpus 4 train.py",
+                "The ranks, devices and variables of four workers.",
+            ),
+            ("distlaunch plan --explain train.py", "Also where each value comes from."),
+            ("distlaunch plan --format json train.py", "The same for programs."),
+        ),
+    ),
+    CommandHelp(
+        words=("backends",),
+        purpose="Look",
+        summary="List the training frameworks, what is installed, and their options.",
+        page=_backends,
+        examples=(("distlaunch backends deepspeed", "What -o NAME=VALUE takes for DeepSpeed."),),
+    ),
+    CommandHelp(
+        words=("help",),
+        purpose="Look",
+        summary="Show the help of a command, an option or a topic.",
+        page=_help,
+        examples=(
+            ("distlaunch help render slurm", "The options of a command."),
+            ("distlaunch help --hang-timeout", "One option."),
+            ("distlaunch help restarts", "A page."),
+            ("distlaunch help hang", "Options and pages that mention a word."),
+        ),
+    ),
+    CommandHelp(
+        words=("version",),
+        purpose="Look",
+        summary="Print the versions of distlaunch and Python.",
+        page=_version,
+    ),
+    CommandHelp(
+        words=("completion",),
+        purpose="Look",
+        summary="Print the completion script of a shell.",
+        page=_completion,
+        examples=(
+            (
+                "distlaunch completion bash > ~/.distlaunch-completion.bash",
+                "Then: source it in ~/.bashrc",
+            ),
+            (
+                "distlaunch completion zsh > ~/.distlaunch-completion.zsh",
+                "Then: source it in ~/.zshrc",
+            ),
+            (
+                "distlaunch completion fish > ~/.config/fish/completions/distlaunch.fish",
+                "fish finds it there.",
+            ),
+        ),
+    ),
+    CommandHelp(
+        words=("torchrun",),
+        purpose=_DROP_INS,
+        summary="Run a command line of torchrun.",
+        page=_torchrun,
+    ),
+    CommandHelp(
+        words=("torch.distributed.launch",),
+        purpose=_DROP_INS,
+        summary="Run a command line of torch.distributed.launch.",
+        page=_torchrun,
+    ),
+    CommandHelp(
+        words=("deepspeed",),
+        purpose=_DROP_INS,
+        summary="Run a command line of deepspeed.",
+        page=_drop_in,
+        examples=(
+            (
+                "distlaunch deepspeed --num_gpus 4 train.py --deepspeed ds.json",
+                "Four workers here.",
+            ),
+        ),
+    ),
+    CommandHelp(
+        words=("horovodrun",),
+        purpose=_DROP_INS,
+        summary="Run a command line of horovodrun.",
+        page=_drop_in,
+        examples=(
+            (
+                "distlaunch horovodrun -np 4 -H a:2,b:2 python train.py",
+                "Two workers on each host.",
+            ),
+        ),
+        argument="COMMAND",
+    ),
+    CommandHelp(
+        words=("accelerate", "launch"),
+        purpose=_DROP_INS,
+        summary="Run a command line of accelerate launch.",
+        page=_drop_in,
+        examples=(
+            ("distlaunch accelerate launch --num_processes 4 train.py", "Four workers here."),
+        ),
+    ),
+    *_FILE_KINDS,
+)
+"""All commands, in the order in which help lists them."""
+_COMMANDS = {command.words: command for command in _TABLE}
+SUMMARIES = {command.words: command.summary for command in _TABLE}
+PURPOSES = {
+    command.purpose: {
+        each.words: each.summary for each in _TABLE if each.purpose == command.purpose
+    }
+    for command in _TABLE
+}
+"""Purpose -> commands with that purpose, each with its summary."""
 _PAGES: dict[Words, Callable[[], HelpPage]] = {
     (): _root,
-    ("train",): lambda: _table(("train",), TRAIN_OPTIONS, examples=_TRAIN_EXAMPLES),
-    ("plan",): lambda: _table(("plan",), PLAN_OPTIONS, examples=_PLAN_EXAMPLES),
-    ("backends",): _backends,
-    ("help",): _help,
-    ("version",): _version,
-    ("completion",): _completion,
+    **{command.words: partial(command.page, command) for command in _TABLE},
     ("render",): _render,
     ("accelerate",): _accelerate,
-    **{words: partial(_render_kind, words) for words in FILES},
-    **{words: partial(_drop_in, words) for words in _DROP_INS},
-    **{(name,): partial(_torchrun, name) for name in ("torchrun", "torch.distributed.launch")},
 }
 """Command -> its help."""
