@@ -4,8 +4,8 @@ A bar is an unfinished line with carriage returns. The text between two ``\r`` i
 bar. Only the newest state that is not blank is kept, so that a cleared bar leaves its last state. A
 display is output of a program that moves the cursor up (``live_display``).
 
-``LineSplitter`` keeps a ``Source`` for each stream of each rank, which holds all that is known of the
-stream. It passes to a ``LineView`` (``screen``, ``jsonl``):
+``LineSplitter`` keeps the state of each stream of each rank in a ``Source``. It passes to a
+``LineView`` (``screen``, ``jsonl``):
 
 * Complete lines, at once.
 * Unfinished lines, after at most PARTIAL_S.
@@ -129,7 +129,8 @@ class Source:
         return min(self.redraw_end, self.held_s + _MAX_HELD_S)
 
     def next_due(self) -> float | None:
-        """Return when anything of this source is due. Return None if nothing is."""
+        """Return the earliest time at which output of this source must be shown. Return None if
+        there is no such time."""
         dues = (
             self.held_until if self.held is not None else None,
             self.due if self.pending is not None else None,

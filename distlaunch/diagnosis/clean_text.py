@@ -13,7 +13,7 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _LINE_CHARS = 4000
-"""Of a longer line, only the two ends are examined."""
+"""If a line is longer than this, only its beginning and end are examined."""
 _LEFT_OUT = " ... "
 _BREAK = re.compile(r"\r\n|\n|\r")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
@@ -35,7 +35,8 @@ _NOISE = re.compile(
 
 
 def without_escapes(text: str) -> str:
-    """Return a line without escape sequences and unprintable characters. Tabs become spaces."""
+    """Return ``text``, a line, without escape sequences and unprintable characters. Tabs become
+    spaces."""
     if text.isascii() and text.isprintable():
         return text
     shown = []
@@ -77,12 +78,13 @@ def is_noise(line: str) -> bool:
 
 
 def is_markers(line: str) -> bool:
-    """Return whether a line only has markers that point at the line above it."""
+    """Return whether a line only has markers (``^``, ``~``) that point at the line above."""
     return _MARKERS.match(line) is not None
 
 
 def shorten_middle(text: str, limit: int) -> str:
-    """Return a line of at most ``limit`` characters that keeps both ends of the text."""
+    """Return ``text`` with at most ``limit`` characters. If it is longer, its middle is left
+    out."""
     if len(text) <= limit:
         return text
     kept = limit - len(_LEFT_OUT)
@@ -90,5 +92,6 @@ def shorten_middle(text: str, limit: int) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a line cut at ``limit`` characters, with a sign that it was cut."""
+    """Return ``text`` with at most ``limit`` characters. If it is longer, it is cut and ends in
+    ``...``."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

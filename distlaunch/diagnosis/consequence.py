@@ -1,4 +1,4 @@
-"""Distinguish symptoms, such as a lost peer, from causes.
+"""Classify errors: as the cause of a failure, or as a consequence of another rank's failure.
 
 The texts are those that torch 2.2 to 2.13, gloo, NCCL and Horovod write when another rank has
 failed or is missing.
@@ -14,11 +14,12 @@ from distlaunch.diagnosis.tracebacks import Raised
 
 
 class Standing(IntEnum):
-    """How well an error explains the failure. A smaller value wins over every larger one."""
+    """How likely an error is the cause of the failure. A smaller value takes precedence over a
+    larger one."""
 
     CAUSE = 0
     WEAK = 1
-    """It may be a cause, or come from outside like KeyboardInterrupt."""
+    """The error may be a cause, or may have come from outside, such as KeyboardInterrupt."""
     TIMED_OUT = 2
     """The worker waited for another rank until a timeout."""
     LOST_PEER = 3
@@ -74,8 +75,8 @@ _LOST_PEER_IF_DISTRIBUTED = (
     "broken pipe",
     "connection refused",
 )
-"""Texts that are consequences if the collective library writes them. Otherwise the program may have
-lost another server."""
+"""Texts that show a consequence if a collective library has written them. Otherwise the program may
+have lost another server."""
 _TIMED_OUT_IF_DISTRIBUTED = ("timed out", "socket timeout", "wait timeout after")
 _DISTRIBUTED = (
     "gloo",
@@ -106,7 +107,7 @@ _WEAK = (
 
 
 def standing_of_text(text: str) -> Standing:
-    """Return the standing of a message, or of the last lines of a process that native code
+    """Return the standing of ``text``: a message, or the last lines of a process that native code
     ended."""
     low = text.lower()
 
@@ -128,8 +129,8 @@ def standing_of_text(text: str) -> Standing:
 
 
 def standing_of(raised: Raised) -> Standing:
-    """Return the standing of an exception, by its type, its message and the place where it was
-    raised."""
+    """Return the standing of an exception. It depends on the type, the message, and whether a
+    collective raised the exception."""
     inner = raised.inner or raised
     text = f"{inner.text}\n" + "\n".join(inner.detail[:12])
     in_collective = any(

@@ -1,4 +1,4 @@
-"""The kinds of failures for which a hint is known, and what a row of the table of hints sees."""
+"""The kinds of failures for which a hint is known, and the data from which a hint is chosen."""
 
 from __future__ import annotations
 
@@ -79,11 +79,12 @@ class Hint(Record):
     kind: FailureKind
     text: str
     tells_why_ranks_did_not_meet: bool = False
-    """See ``hint_table.HintRow``."""
+    """Whether the hint explains why ranks did not join a collective, even those that were still
+    running."""
 
 
 class Failure:
-    """A failure as the rows of the table see it."""
+    """The data of a failure that the rows of ``hint_table`` examine."""
 
     def __init__(
         self,
@@ -114,13 +115,14 @@ class Failure:
             else end.stderr_tail
         )
         self.output = "\n".join(to_lines(tail[-_OUTPUT_BYTES:])[-_OUTPUT_LINES:])
-        """The last lines of the stream with the failure. They may belong to something else."""
+        """The last lines of the stream that shows the failure. Other programs may have written some
+        of them."""
         self.lower_output = self.output.lower()
         self.calls: tuple[LibraryCall, ...] = last_calls(self.output)
 
     def in_call(self, file: str, *functions: str) -> bool:
-        """Return whether a frame lies in a file whose path has this part, and in one of the
-        functions, if any are given."""
+        """Return whether the traceback has a frame in a file whose path contains ``file``. If
+        ``functions`` are given, the frame must be in one of them."""
         return any(
             file in call.file and (not functions or call.function in functions)
             for call in self.calls

@@ -1,9 +1,9 @@
-"""The table of hints: how a kind of failure is recognised, and what to do about it.
+"""The table of hints: how a kind of failure is recognised, and what the user can do about it.
 
-The first row that matches gives the hint, so a row stands above every row whose words its own
-failure contains too: a full /dev/shm above full disks, the message of one GPU error above the
-advice that torch adds to all of them. Each row has texts of real failures, and near misses, in
-``tests/data/hints``.
+The first row that matches gives the hint. So a specific row must precede every row whose words also
+occur in its failures. Examples: a full /dev/shm precedes full disks, and the message of one GPU
+error precedes the advice that torch adds to all GPU errors. Each row has texts of real failures,
+and near misses, in ``tests/data/hints``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SHARED = "/dev/shm/"  # noqa: S108 - looked for in an error, and not opened
 
 
 class HintRow(Record):
-    """One row. A failure matches if it fulfils every condition that the row has."""
+    """One row of the table. The row matches a failure that fulfils all conditions of the row."""
 
     kind: FailureKind
     hint: str | Callable[[Failure], str | None]
-    """The hint, in which ``{name}`` stands for a group of ``pattern``. Or a function that returns
-    the hint, or None if the row does not apply."""
+    """The hint. ``{name}`` in the hint is replaced by the group ``name`` of ``pattern``. May also
+    be a function that returns the hint, or None if the row does not apply."""
     marks: tuple[str, ...] = ()
-    """Words of the failure, in small letters. One of them must be there."""
+    """Texts in lower case, at least one of which must occur in the failure."""
     pattern: str | None = None
     """Regular expression, searched without regard to case."""
     in_output: bool = False
@@ -37,7 +37,8 @@ class HintRow(Record):
     """Names of exceptions, without their modules."""
     when: Callable[[Failure], bool] | None = None
     tells_why_ranks_did_not_meet: bool = False
-    """The hint holds for a rank that waited for others in vain, even if those were running."""
+    """Whether the hint explains why ranks did not join a collective, even those that were still
+    running."""
 
     def hint_of(self, failure: Failure) -> str | None:
         """Return the hint for a failure. Return None if the row does not match."""
@@ -1477,4 +1478,5 @@ ROWS_BY_TEXT: tuple[HintRow, ...] = (
     *_PROCESSES,
 )
 ROWS = (*ROWS_BY_TEXT, *_ENDS)
-"""All rows, in the order in which they are tried. The last ones only know how the worker ended."""
+"""All rows, in the order in which they are tried. The last rows only examine how the worker
+ended."""

@@ -20,9 +20,11 @@ def hint_for(
 ) -> Hint | None:
     """Return what the user can do about a failure. Return None if no useful hint is known.
 
-    How a worker ended tells nothing if it only waited for another rank or lost it.
-    ``nodes``: the number of nodes on which workers ended. See ``first_cause.diagnose`` for the
-    other parameters.
+    If the worker only waited for another rank or lost it, rows that examine how the worker ended
+    are skipped. ``python`` is the workers' interpreter. ``adds_local_rank``: the launcher has given
+    the script ``--local_rank=N``. ``dashes_first``: the script's first argument is ``--``.
+    ``master_port`` is the port of the attempt. ``nodes`` is the number of nodes on which workers
+    ended.
     """
     failure = Failure(
         evidence,

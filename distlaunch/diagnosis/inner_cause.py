@@ -1,7 +1,8 @@
-"""Find the cause behind an exception that only reports the end of something else. No I/O.
+"""Find the cause behind an exception that only reports the end of another process or thread. No
+I/O.
 
-The script of a rank may start processes, threads and launchers. Their own exceptions stand in the
-same log, before the exception that ended the rank.
+The script of a rank may start processes, threads and launchers. Their exceptions are in the same
+log, before the exception that ended the rank.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from distlaunch.diagnosis.last_lines import PROBLEM, last_lines
 from distlaunch.diagnosis.tracebacks import Raised, Traceback
 
 _OF_LAUNCHERS = ("ChildFailedError", "ProcessExitedException", "SignalException")
-"""Raised by torchrun, torch.multiprocessing and launchers built on them, when a child has failed."""
+"""Exceptions of torchrun, of torch.multiprocessing, and of launchers based on these, when a child
+process has failed."""
 _OF_PROCESSES = ("CalledProcessError",)
 _WITHOUT_CAUSE = (
     "EOFError",
@@ -26,9 +28,11 @@ _WITHOUT_CAUSE = (
     "TimeoutError",
     "BrokenBarrierError",
 )
-"""A pipe, queue or pool of the script's own raises these when its other end is gone."""
+"""Exceptions of a pipe, queue or pool of the script, when the process at the other end has
+ended."""
 _NEAR = 60
-"""The output of a child stands at most this many lines before the exception that reports its end."""
+"""Largest number of lines between the output of a child process and the exception that reports the
+child's end."""
 _DEVICE_ASSERT = re.compile(
     # torch 1.0 to 2.13: "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex:
     # block: [12,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
@@ -38,17 +42,20 @@ _DEVICE_ASSERT = re.compile(
 
 
 def is_report_of_a_child(raised: Raised) -> bool:
-    """Return whether an exception only says that a launcher's or a pool's child has failed."""
+    """Return whether an exception only reports that a launcher's or a pool's child process has
+    failed."""
     return raised.type.rpartition(".")[2] in _OF_LAUNCHERS
 
 
 def is_report_of_another_end(raised: Raised) -> bool:
-    """Return whether an exception only says that the other end of a pipe or a queue is gone."""
+    """Return whether an exception only reports that the process at the other end of a pipe or queue
+    has ended."""
     return raised.type.rpartition(".")[2] in _WITHOUT_CAUSE
 
 
 def before(main: Traceback, found: Sequence[Traceback]) -> Traceback | None:
-    """Return the last traceback before ``main``, if it may be that of the child."""
+    """Return the last traceback before ``main``, if it may be that of the child process that
+    ``main`` reports. ``found`` are all tracebacks."""
     earlier = [one for one in found if one.chain and one.end <= main.start]
     if not earlier or main.start - earlier[-1].end > _NEAR:
         return None
@@ -58,7 +65,11 @@ def before(main: Traceback, found: Sequence[Traceback]) -> Traceback | None:
 def words_of_child(
     raised: Raised, main: Traceback, found: Sequence[Traceback], lines: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the last lines of the process whose failure ``raised`` reports, the cause last."""
+    """Return the last lines of the process whose failure ``raised`` reports. The cause is last.
+
+    ``main`` is the traceback of ``raised``. ``found`` are all tracebacks in ``lines``, the worker's
+    output. Return no lines if ``raised`` does not report a failed process.
+    """
     if raised.type.rpartition(".")[2] not in _OF_PROCESSES:
         return ()
     child = before(main, found)

@@ -49,11 +49,11 @@ class LastLines(Record):
     lines: tuple[str, ...]
     stream: Stream = "stderr"
     message: str | None = None
-    """The line that says what went wrong, if one does."""
+    """The line that names the problem; None if no line does."""
 
 
 def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the last ``count`` lines that are not noise."""
+    """Return the last ``count`` lines that are not noise (``is_noise``)."""
     words: list[str] = []
     for line in reversed(lines[-_LOOKED_AT:]):
         if not is_noise(line):
@@ -64,7 +64,8 @@ def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def choose(stderr: Sequence[str], stdout: Sequence[str], count: int) -> LastLines:
-    """Return the last lines of stderr, or those of stdout if stderr does not name a problem."""
+    """Return the last ``count`` lines of stderr. If stderr does not name a problem but stdout does,
+    return those of stdout."""
     found = _of_stream(stderr, "stderr", count)
     if found.message is not None:
         return found

@@ -1,7 +1,7 @@
-"""The table of hints for the place of a hung worker: the library call in which it stands.
+"""The table of hints for hung workers, by the library call that the worker's stack shows.
 
-The first row that matches gives the hint. A row for one library stands above those for the modules
-of Python that the library calls: a data loader waits in multiprocessing, too.
+The first row that matches gives the hint. The row of a library precedes those of the modules of
+Python that the library calls. For example, a data loader waits in multiprocessing, too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ K = FailureKind
 
 
 class PlaceRow(Record):
-    """One row: a call matches if its file's path has one of the parts, and its function is one of
-    ``functions`` (None: any)."""
+    """One row of the table. A call matches if the path of its file contains one of ``files`` and
+    its function is one of ``functions``. If ``functions`` is None, any function matches."""
 
     kind: FailureKind
     hint: str
@@ -25,7 +25,7 @@ class PlaceRow(Record):
     functions: frozenset[str] | None = None
 
     def has(self, call: Frame) -> bool:
-        """Return whether a call is of this row."""
+        """Return whether a call matches this row."""
         return any(part in call.file for part in self.files) and (
             self.functions is None or call.function in self.functions
         )

@@ -1,5 +1,5 @@
-"""Read the resources that an error names: files, ports, GPU memory, the functions of libraries. No
-I/O."""
+"""Find the resources that the text of an error names: files, ports, GPU memory and functions of
+libraries. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
 class LibraryCall(Record):
-    """One frame of a traceback."""
+    """One frame of a traceback: the path of the file, and the function."""
 
     file: str
     function: str
@@ -40,7 +40,7 @@ class OtherProcess(Record):
 
     pid: int
     holds: str
-    """Such as ``53.16 GiB``."""
+    """The amount of memory as text, such as ``53.16 GiB``."""
 
 
 def last_calls(output: str) -> tuple[LibraryCall, ...]:
@@ -50,14 +50,14 @@ def last_calls(output: str) -> tuple[LibraryCall, ...]:
 
 
 def path_in(text: str) -> str | None:
-    """Return the file that an OSError names: that of ``[Errno 28] No space left on device:
-    'x'``."""
+    """Return the path that the ``text`` of an OSError names: ``x`` for ``[Errno 28] No space left
+    on device: 'x'``."""
     found = _PATH.search(text)
     return (found["single"] or found["double"]) if found else None
 
 
 def port_in(text: str) -> int | None:
-    """Return the port in the message of a listener that could not have it."""
+    """Return the port that a listener could not get, from the ``text`` of its error."""
     for pattern in _PORT:
         if found := pattern.search(text):
             return int(found[1])
@@ -65,10 +65,10 @@ def port_in(text: str) -> int | None:
 
 
 def other_process(text: str) -> OtherProcess | None:
-    """Return the process that torch names beside the failed one in its out-of-memory message.
+    """Return the other process that torch's out-of-memory message ``text`` names.
 
-    In a container torch may not find its own process, and calls it "Process N". So the message
-    must tell of "this process" as well.
+    In a container torch may not recognise its own process, and lists that process as "Process N".
+    So return None unless the message also has "this process".
     """
     found = _OTHER_HOLDS.search(text)
     if found is None or "this process has" not in text:
@@ -77,7 +77,8 @@ def other_process(text: str) -> OtherProcess | None:
 
 
 def is_fragmented(text: str) -> bool:
-    """Return whether torch held more GPU memory unallocated than it tried to allocate."""
+    """Return whether torch had more unallocated GPU memory in reserve than it tried to allocate.
+    ``text`` is torch's out-of-memory message."""
     tried, unallocated = _TRIED.search(text), _UNALLOCATED.search(text)
     if tried is None or unallocated is None:
         return False
@@ -85,9 +86,10 @@ def is_fragmented(text: str) -> bool:
 
 
 def package_root(name: str, calls: Sequence[LibraryCall], *, deep: bool) -> str | None:
-    """Return the folder that holds a folder ``name`` in which a user's file of these frames lies.
+    """Return the folder that contains the package ``name`` of the user. The package is recognised
+    by a user's file in ``calls`` that lies in a folder ``name``.
 
-    ``deep``: the file may lie in a folder of that folder.
+    Without ``deep``, the file must lie directly in this folder.
     """
     for call in calls:
         if any(part in call.file for part in _LIBRARIES):

@@ -1,5 +1,5 @@
-"""Hints that need more than a pattern: the functions of the table's rows. Each returns None if its
-row does not apply."""
+"""Hints that need more than a pattern. Each is a function for a row of ``hint_table``, and returns
+None if the row does not apply."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ _NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
 _OWN_NAMES = frozenset(
     {"src", "utils", "models", "configs", "modules", "helpers", "tools", "common", "scripts"}
 )
-"""Names of packages that lie in a user's repository and are installed from nowhere."""
+"""Names of packages that are usually part of a user's repository and cannot be installed."""
 _NOT_IN_NUMPY = frozenset(
     {"alltrue", "asscalar", "bool8", "cumproduct", "in1d", "msort", "product", "sometrue", "trapz"}
 )
-"""Names that NumPy removed in 1.23 to 2.4 without a message that tells of it."""
+"""Names that NumPy 1.23 to 2.4 has removed, and whose error message does not mention the
+removal."""
 _AT_EXIT = b"terminate called without an active exception"
 _NO_ADDRESS = b"Unable to find address for: "
-"""gloo prints this and aborts, or crashes without it, depending on the resolver's answer."""
+"""Message of gloo before it aborts. Depending on the resolver's answer, gloo may also crash without
+this message."""
 _IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
 _STORE_COUNT = re.compile(r"world_size=(\d+), worker_count=(\d+)")
 
@@ -115,8 +117,8 @@ def unknown_option(failure: Failure) -> str | None:
 
 
 def missing_module(evidence: FailureEvidence) -> str | None:
-    """Return the name of the missing module, if its absence ended the worker and it can be
-    installed."""
+    """Return the name of the module whose absence ended the worker. Return None if no module is
+    missing, or the module cannot be installed."""
     if evidence.main_module is not None:
         return evidence.main_module
     name = _module_of(evidence)
@@ -228,7 +230,7 @@ def port_of_the_script(failure: Failure) -> str:
 
 
 def has_too_many_workers(failure: Failure) -> bool:
-    """Return whether more workers than the job has had come to the barrier of a store."""
+    """Return whether more workers have reached the barrier of a store than the job has."""
     found = _STORE_COUNT.search(failure.text)
     return found is not None and int(found[2]) > int(found[1])
 
@@ -242,7 +244,7 @@ def full_disk(failure: Failure) -> str:
 
 
 def existing_file(failure: Failure) -> str | None:
-    """Return what to do about a file or folder that more than one rank makes."""
+    """Return what to do about a file or folder that several ranks create."""
     path = path_in(failure.text)
     if path is None:
         return None
@@ -267,7 +269,7 @@ def horovod_without_address(failure: Failure) -> str | None:
 
 
 def unhandled_signal(failure: Failure) -> str | None:
-    """Return what to do if a signal that a handler should have taken came before the handler."""
+    """Return what to do if a signal arrived before the script had set its handler."""
     code = failure.evidence.end.returncode
     name = signal_name(-code) if code < 0 else ""
     if name not in ("SIGUSR1", "SIGUSR2"):
@@ -314,10 +316,8 @@ def _missing(name: str, python: str | None, *, folder: str) -> str:
 
 
 def _is_no_python(evidence: FailureEvidence) -> bool:
-    """Return whether Python was given a shell script or a binary.
-
-    The name of the file, the shown line and the error message tell.
-    """
+    """Return whether Python was given a shell script or a binary, by the name of the file, the
+    source line shown and the error message."""
     file = (evidence.frame or "").partition(" in ")[0].rpartition(":")[0]
     if file.endswith((".sh", ".bash", ".zsh", ".ksh")):
         return True

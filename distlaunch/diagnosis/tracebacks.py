@@ -1,10 +1,15 @@
 """Find Python tracebacks in log lines that are mixed with other output. No I/O.
 
 The lines come from ``clean_text.to_lines``: they have no colours and no rank prefix. A traceback
-may lack its beginning, since only the end of a log is kept. Other writers may have added lines
-inside it. It may lack its end if a signal handler raised while the interpreter printed it, or after
-SIGKILL. In the first case, Python 3.11 and newer dump the exception object with its repr and then
-print ``lost sys.stderr``. The formats are those of Python 3.10 to 3.14.
+may be incomplete:
+
+* Its beginning is missing if only the end of a log is kept.
+* Other writers may have added lines between its lines.
+* Its end is missing after SIGKILL, or if a signal handler raised an exception while the interpreter
+  printed the traceback. In the latter case, Python 3.11 and newer dump the exception object with
+  its repr and then print ``lost sys.stderr``.
+
+A traceback without its end is called torn. The formats are those of Python 3.10 to 3.14.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ _EXCEPTION = re.compile(
     r"((?:[^\W\d]\w*|<locals>)(?:\.(?:\w+|<locals>|<lambda>))*)(?::(?: (.*))?)?$"
 )
 _DEPTH = 8
-"""How deep tracebacks may be nested in another one's message."""
+"""Largest number of tracebacks that are nested in each other's messages."""
 _FRAME_START = '  File "'
 _LIKELY = re.compile(
     r"(?:Error|Exception|Exit|Interrupt|Warning|Group|Failure|Timeout|Iteration|Failed|Traceback)$"
@@ -46,11 +51,11 @@ _BEFORE: tuple[tuple[str, Kind], ...] = (
     ("Process ", "process"),
 )
 _NATIVE_STARTS = ("terminate called ", "Fatal Python error: ")
-"""First words of a crash. A process may crash while it ends with its exception (torch's gloo
-threads do that)."""
+"""First words of a crash of native code. A process may crash while an exception ends it; torch's
+gloo threads cause such crashes."""
 _CARRIERS = ("ProcessRaisedException", "CheckpointException")
-"""Exceptions whose messages carry the traceback of another process: torch.multiprocessing's, and
-torch.distributed.checkpoint's with one for each rank."""
+"""Exceptions whose messages contain the traceback of another process. Those of
+torch.distributed.checkpoint contain one for each rank."""
 _REACH = 4
 """How many consecutive lines of other output a traceback may contain."""
 _DETAIL = 12
@@ -79,7 +84,7 @@ _READS_ITSELF = "_dataset_fetcher"
 
 
 class Frame(Record):
-    """One frame of a traceback."""
+    """One frame of a traceback: file, line and function."""
 
     file: str
     line: int
@@ -98,11 +103,10 @@ class Frame(Record):
 
 
 class Raised:
-    """One exception as shown in a traceback.
+    """One exception as printed in a traceback. The fields are set while the lines are read.
 
-    ``detail``: further lines of the message, and notes. ``inner``: the exception of a data loader's
-    worker or a spawned process, or the first leaf of a group. The fields are set while the lines
-    are read.
+    ``detail`` has further lines of the message, and notes. ``inner`` is the exception of a data
+    loader's worker or a spawned process, or the first leaf of an exception group.
     """
 
     __slots__ = ("detail", "frames", "inner", "lines", "message", "type")
@@ -125,11 +129,11 @@ class Raised:
         self.lines = list(lines)
 
     def set_exception(self, type_: str, message: str) -> None:
-        """Set type and message. Their line comes after the frames."""
+        """Set type and message, which are printed after the frames."""
         self.type, self.message = type_, message
 
     def set_inner(self, inner: Raised, lines: Sequence[str]) -> None:
-        """Set the exception that this one reports, and the lines that contain it."""
+        """Set ``inner``, and add the lines that contain it."""
         self.inner = inner
         self.lines.extend(lines)
 
@@ -154,12 +158,13 @@ class Raised:
 
     @property
     def text(self) -> str:
-        """``Type: message``, as Python writes it."""
+        """``Type: message``, in Python's form."""
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
 class Traceback(Record):
-    """A traceback: its exceptions in the order in which they were raised, outermost last."""
+    """A traceback: its exceptions in the order in which they were raised, so that the outermost is
+    last."""
 
     kind: Kind
     chain: list[Raised]
@@ -168,14 +173,14 @@ class Traceback(Record):
     end: int
     """Index of the first line after the traceback."""
     torn: Raised | None = None
-    """The frames of one more exception, the outermost, if the output stopped before the line that
-    names it."""
+    """The outermost exception, if the output ends before the line with its type. Only its frames
+    are known."""
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
     """Return all tracebacks, in order.
 
-    A traceback is ``torn`` if it has no exception line, or if its last exception has none.
+    A traceback is ``torn`` if the line with the type of its last exception is missing.
     """
     found: list[Traceback] = []
     index = 0
@@ -212,15 +217,15 @@ def output_after(lines: Sequence[str]) -> list[str]:
 
 
 def _begins_another(line: str) -> bool:
-    """Return whether this line precedes a traceback that ended no process."""
+    """Return whether the line precedes a traceback of an exception that did not end a process."""
     return any(line.startswith(start) and kind != "process" for start, kind in _BEFORE)
 
 
 def read_tracebacks(lines: list[str]) -> tuple[list[str], list[Traceback], Traceback | None]:
-    """Return the lines without the interpreter's dump, all tracebacks in them, and the torn one at
-    their end.
+    """Return the lines without the interpreter's dump of an exception, all tracebacks in these
+    lines, and the torn traceback at their end, if any.
 
-    The torn traceback has a type if the dump contains it.
+    The torn traceback has the exception's type and message if they are in the dump.
     """
     dump = _find_dump(lines)
     if dump is not None:
@@ -260,7 +265,7 @@ def loader_may_be_gone(raised: Raised) -> bool:
 
 
 def _kind(lines: Sequence[str], index: int) -> Kind:
-    """Return who printed a traceback, according to the lines before it."""
+    """Return who printed the traceback at ``index``, according to the lines before."""
     above = lines[index][: lines[index].find(_HEADER)] if _HEADER in lines[index] else ""
     for line in (above.strip(), *reversed(lines[max(0, index - 2) : index])):
         for start, kind in _BEFORE:
@@ -272,11 +277,12 @@ def _kind(lines: Sequence[str], index: int) -> Kind:
 def _read_exception(
     lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0
 ) -> tuple[Raised, int]:
-    """Read one exception that starts at ``index``. Return it and the index of the next line.
+    """Read the exception that starts at ``index``. Return the exception and the index of the next
+    line.
 
-    The line at ``index`` is a header, or a frame if the header is missing. The exception has no
-    type if its own line is missing. ``bare``: stop after that line, because the next lines do not
-    belong to it.
+    The line at ``index`` is a header, or a frame if the header is missing. If the line with the
+    exception's type is missing, the result has no type. With ``bare``, nothing after that line is
+    read, because the next lines do not belong to the exception.
     """
     if "Exception Group " + _HEADER in lines[index]:
         return _group(lines, index)
@@ -342,8 +348,8 @@ def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
 
 
 def _continues(lines: Sequence[str], at: int, *, likely: bool) -> bool:
-    """Return whether the line at ``at`` only looks like an exception line, because frames or a
-    likelier one follow."""
+    """Return whether frames, or a line that more likely names the exception, follow the line at
+    ``at``. The line at ``at`` then only resembles an exception line."""
     for line in lines[at + 1 : at + 1 + _REACH]:
         if _HEADER in line or line.strip(" |") in _CHAIN:
             return False
@@ -355,10 +361,10 @@ def _continues(lines: Sequence[str], at: int, *, likely: bool) -> bool:
 
 
 def _read_message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> int:
-    """Read the lines after an exception's first line into ``raised``.
+    """Read the lines that follow the line with an exception's type into ``raised``. Return the
+    index of the next line.
 
-    These are the rest of the message, notes, and a child process's traceback. Return the index of
-    the next line.
+    They are the rest of the message, notes, and the traceback of a child process.
     """
     child = raised.message.startswith("Caught ") or raised.type.endswith(_CARRIERS)
     last = min(at + _DETAIL, len(lines))
@@ -393,7 +399,8 @@ def _read_message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) 
 
 
 def _next_in_chain(lines: Sequence[str], index: int) -> int | None:
-    """Return where the next traceback of the chain starts, if a chain sentence comes next."""
+    """Return the index of the next traceback of the chain. Return None if no chain sentence
+    (``_CHAIN``) follows within ``_REACH`` lines of ``index``."""
     for at in range(index, min(index + _REACH, len(lines))):
         if lines[at].strip(" |") in _CHAIN:
             for start in range(at + 1, min(at + 2 + _REACH, len(lines))):
@@ -406,8 +413,8 @@ def _next_in_chain(lines: Sequence[str], index: int) -> int | None:
 
 
 def _expects_exception(line: str, raised: Raised) -> bool:
-    """Return whether an exception line must follow these frames. ``print_stack`` writes frames
-    without one."""
+    """Return whether a line with the exception's type must follow. ``print_stack`` prints frames
+    without such a line."""
     return line.endswith(_HEADER) or (bool(raised.frames) and raised.frames[-1].function is None)
 
 
@@ -446,8 +453,8 @@ def _find_dump(lines: Sequence[str]) -> tuple[Raised, int, int] | None:
 
 
 def _torn_at_the_end(found: Sequence[Traceback], lines: Sequence[str]) -> Traceback | None:
-    """Return the torn traceback at the end of the worker's output. Ignored exceptions may follow
-    it."""
+    """Return the torn traceback at the end of the output; None if there is none. Tracebacks of
+    ignored exceptions may follow a torn one."""
     end = len(lines)
     for one in reversed(found):
         if any(not _begins_another(line) for line in output_after(lines[one.end : end])):

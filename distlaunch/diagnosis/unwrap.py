@@ -1,8 +1,9 @@
-"""Convert tracebacks that a logger has boxed, prefixed or encoded to the interpreter's form. No I/O.
+"""Restore tracebacks that a logger has boxed, prefixed or encoded to the interpreter's form. No
+I/O.
 
 Rich draws a box around a traceback. A logger may write its prefix before every line, and lines of
-two threads may be mixed. JSON and logfmt records carry a traceback as one string. The result has
-the lines of ``traceback.format_exc``.
+two threads may be mixed. JSON and logfmt records have a traceback as one string. The result has the
+lines of ``traceback.format_exc``.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _PLAIN_ESCAPES = {"n": "\n", "r": "", "t": "    ", '"': '"', "'": "'"}
 
 
 def expand_record(line: str) -> list[str] | None:
-    """Return the lines of the traceback that a log record of one line carries, after its event.
+    """Return the traceback in a log record of one line, as lines. The record's event comes first.
 
-    Return None if the line carries none.
+    Return None if the record has no traceback.
     """
     begin = line.find("{")
     if begin >= 0 and ("exc_type" in line or HEADER in line):
@@ -74,7 +75,8 @@ def _of_value(value: object, depth: int) -> Iterator[str]:
 
 
 def _of_structured(value: dict[str, object]) -> Iterator[str]:
-    """Yield the lines of a traceback that structlog's ``dict_tracebacks`` has taken apart."""
+    """Yield the lines of a traceback that structlog's ``dict_tracebacks`` has turned into a
+    dict."""
     yield HEADER
     frames = value["frames"]
     for frame in frames if isinstance(frames, list) else ():
@@ -160,7 +162,8 @@ class _Prefixed:
         """The line that names the exception has been read."""
 
     def take(self, line: str) -> bool:
-        """Add a line if it belongs to the traceback. Return whether it does."""
+        """Add ``line`` if it is a line of this traceback. Return True if it was added and more
+        lines may follow."""
         match = self.shape.match(line)
         if match is None:
             return False
@@ -174,7 +177,8 @@ class _Prefixed:
 
 
 def _without_prefixes(lines: Sequence[str]) -> list[str]:
-    """Return the lines with each prefixed traceback as one block, without its prefix."""
+    """Return the lines with the prefixes of tracebacks removed. The lines of each traceback are put
+    together."""
     shown: list[str | _Prefixed] = []
     open_blocks: list[_Prefixed] = []
     for at, line in enumerate(lines):
