@@ -56,6 +56,9 @@ _COMMANDS = (
 """Commands whose help is printed without loading the modules that parse their other words."""
 
 
+_JOB_COMMANDS = ("ps", "status", "logs", "events", "wait", "stop", "rm")
+
+
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
     from distlaunch.cli.error_output import (
@@ -136,6 +139,10 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             target = next((each for each in TARGETS if argv[1:2] == [each]), None)
             if target is not None:
                 return render_file(target, *parse_render(target, argv[2:], environ))
+        if argv[0] in _JOB_COMMANDS:
+            from distlaunch.cli.commands.jobs import run_job_command
+
+            return run_job_command(argv, environ)
         if argv[:1] == ["torchrun"] or argv[:1] == [_LEGACY]:
             from distlaunch.cli.compat.torchrun.command import torchrun
 
@@ -172,7 +179,7 @@ def _answer(argv: list[str], environ: Mapping[str, str]) -> int | None:
 
     words = argv or ["--help"]
     asks_for_help = words == ["render"] or (
-        words[0] in _COMMANDS and len(words) > 1 and words[1] in HELP_FLAGS
+        words[0] in (*_COMMANDS, *_JOB_COMMANDS) and len(words) > 1 and words[1] in HELP_FLAGS
     )
     if words[0] not in (*HELP_FLAGS, *_ANSWERED) and not asks_for_help:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import distlaunch
 from distlaunch.cli import parser
+from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.commands.render import TARGETS, parse_render, render_file
 from distlaunch.cli.error_output import EXIT_INTERRUPTED
 from distlaunch.cli.help import (
@@ -164,6 +166,8 @@ def build_app(
     app.add_typer(launch, name="accelerate")
     _add_render(app, environ, render)
     _add_backends(app, environ)
+    for name in JOB_OPTIONS:
+        _add(app, partial(_run_job_command, name, environ=environ), name=name)
     _add_help(app, environ)
     _add_completion(app, environ)
     return app
@@ -268,6 +272,12 @@ def _add_drop_in(
         return run([*before, *words], environ)
 
     _add(app, run_drop_in, name=command or name, path=(name, *before))
+
+
+def _run_job_command(name: str, words: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    from distlaunch.cli.commands.jobs import run_job_command
+
+    return run_job_command([name, *words], environ)
 
 
 def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:

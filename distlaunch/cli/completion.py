@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Literal
 
+from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.completions import SHELLS, script_path
 from distlaunch.cli.option import Option, Spelling
 from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
@@ -122,6 +123,9 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
             return _complete_backends(rest, word)
         case ["render" | "accelerate"]:
             return _words(word, _next_words((before[0],)))
+    if before[0] in JOB_OPTIONS and not word.startswith("-"):
+        found = _complete_options((before[0],), JOB_OPTIONS[before[0]], before, word, environ)
+        return _jobs(word, before, environ) if found == _FILES and before[0] != "ps" else found
     command = tuple(before[:2] if before[0] in ("render", "accelerate") else before[:1])
     options = _options(command)
     return _NONE if not options else _complete_options(command, options, before, word, environ)
@@ -137,6 +141,18 @@ def _next_words(begun: Words) -> list[tuple[str, str]]:
         if path[:place] == begun and len(path) > place:
             found.setdefault(path[place], text if len(path) == place + 1 else "")
     return [*found.items()]
+
+
+def _jobs(word: str, before: Sequence[str], environ: Mapping[str, str]) -> Candidates:
+    """Return the names of the jobs, or files if the word is a path."""
+    if os.sep in word:
+        return Candidates(kind="directories")
+    from distlaunch.jobs.find import find_jobs
+    from distlaunch.jobs.show import command
+
+    asks = before[0] in ("wait", "stop")
+    jobs = [job for job in find_jobs(None, environ) if not (asks and job.state.has_ended)]
+    return _words(word, [("latest", ""), *((job.name, command(job)) for job in jobs)])
 
 
 def _topics() -> list[tuple[str, str]]:
@@ -158,6 +174,8 @@ def _options(command: Words) -> Sequence[Spelling]:
             f"distlaunch.cli.compat.{command[0]}.options"
         ).OPTIONS
         return options
+    if command[0] in JOB_OPTIONS:
+        return JOB_OPTIONS[command[0]]
     if command[0] == "render":
         from distlaunch.cli.commands.render import TARGETS, options_of
 

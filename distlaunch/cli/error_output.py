@@ -107,6 +107,11 @@ def print_warnings(warnings: Iterable[str]) -> None:
         _to_stderr(lines)
 
 
+def print_notice(text: str) -> None:
+    """Write ``distlaunch: ...`` to stderr."""
+    _to_stderr([f"distlaunch: {_indented(text)}"])
+
+
 def print_error(error: LaunchError) -> None:
     """Write ``distlaunch: error: ...`` and its hint to stderr."""
     lines = [f"distlaunch: error: {_indented(error.message)}"]

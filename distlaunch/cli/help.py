@@ -18,6 +18,7 @@ from distlaunch.cli.help_layout import (
     HelpPage,
     Row,
     format_page,
+    option_row,
     option_sections,
     terminal_columns,
 )
@@ -298,6 +299,80 @@ def _completion(command: CommandHelp) -> HelpPage:
     )
 
 
+def _job_command(command: CommandHelp) -> HelpPage:
+    from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
+
+    (name,) = command.words
+    return HelpPage(
+        usage=f"distlaunch {name} [OPTIONS] {command.argument}".rstrip(),
+        about=command.summary,
+        examples=command.examples,
+        sections=(("Options:", [option_row(option) for option in JOB_OPTIONS[name]]),),
+        closing=(_JOB_IS,) if command.argument else (),
+    )
+
+
+def _jobs(name: str, summary: str, *examples: Row, argument: str = "JOB") -> CommandHelp:
+    """Return the row of a command that looks at jobs."""
+    return CommandHelp(
+        words=(name,),
+        purpose="Jobs",
+        summary=summary,
+        page=_job_command,
+        examples=examples,
+        argument=argument,
+    )
+
+
+_JOB_IS = (
+    "JOB is the id of a job or its beginning, a --job-id, latest, or the path of a run directory."
+)
+_JOB_COMMANDS = (
+    _jobs(
+        "ps",
+        "List the jobs that run.",
+        ("distlaunch ps --all", "All jobs, the newest first."),
+        argument="",
+    ),
+    _jobs(
+        "status",
+        "Show what a job does now.",
+        ("distlaunch status latest", "The newest job."),
+        ("distlaunch status 20261129-21 --format json", "A job by the beginning of its id."),
+    ),
+    _jobs(
+        "logs",
+        "Print the output of the ranks of a job.",
+        ("distlaunch logs latest --follow", "The output of all ranks, as it is written."),
+        ("distlaunch logs latest --rank 0 --tail 20", "The last lines of rank 0."),
+        (
+            "distlaunch logs latest --grep 'loss|nan' --since 10min",
+            "Some lines of the last minutes.",
+        ),
+    ),
+    _jobs(
+        "events",
+        "Print what happened in a job.",
+        ("distlaunch events latest --format json | jq .type", "For programs."),
+    ),
+    _jobs(
+        "wait",
+        "Wait until a job has ended. Exit with its exit code.",
+        ("distlaunch wait latest && ./upload.sh", "Continue after a job that succeeds."),
+    ),
+    _jobs(
+        "stop",
+        "Stop a job: send SIGTERM to its launcher, and wait for the end.",
+        ("distlaunch stop latest", "The workers have the time of --grace to save."),
+    ),
+    _jobs(
+        "rm",
+        "Remove the files of a job that has ended. Files of other programs stay.",
+        ("distlaunch rm 20261129-211237-eaa322", "Its logs, events and plans."),
+    ),
+)
+
+
 def _manifest(kind: str, summary: str) -> CommandHelp:
     """Return the row of a kind of manifest for Kubernetes."""
     return CommandHelp(
@@ -350,6 +425,7 @@ _TABLE = (
             ),
         ),
     ),
+    *_JOB_COMMANDS,
     CommandHelp(
         words=("plan",),
         purpose="Look",

@@ -93,14 +93,9 @@ _SBATCH_OPTIONS = {
 }
 """Options of ``render`` with the same effect, by option of sbatch."""
 _OTHER_COMMANDS = {
-    ("stop", "kill", "cancel", "down"): (
-        "Ctrl-C in the launcher's terminal, or kill PID of the launcher, stops a job; distlaunch "
-        "help failures has more"
-    ),
-    ("status", "ps", "list", "ls", "logs", "log", "tail", "attach"): (
-        "the logs of the newest job are in ~/.local/state/distlaunch/jobs/latest (--log-dir); "
-        "distlaunch help files has more"
-    ),
+    ("kill", "cancel", "down"): "distlaunch stop JOB stops a job; distlaunch ps lists them",
+    ("list", "ls", "jobs"): "distlaunch ps --all lists the jobs",
+    ("log", "tail", "attach"): "distlaunch logs JOB --follow shows the output of a job",
 }
 """Hints by name of a command that other programs have and distlaunch has not."""
 

@@ -69,6 +69,7 @@ def test_each_launcher_files_the_output_of_its_own_ranks_only(team):
             "events.jsonl",
             "events-1.jsonl",
             "plan-0.json",
+            "times-0.index",
             "attempt-0/rank-0.log",
             "attempt-0/rank-1.log",
         )

@@ -54,9 +54,11 @@ def test_the_layout_of_a_job_with_a_restart(distlaunch):
         "plan-1.json",
         "attempt-0/rank-0.log",
         "attempt-0/rank-1.log",
+        "times-0.index",
         "attempt-0/rank-1.error.json",
         "attempt-1/rank-0.log",
         "attempt-1/rank-1.log",
+        "times-1.index",
     }
     for attempt in (0, 1):
         record = json.loads((result.run_dir / f"plan-{attempt}.json").read_text())

@@ -38,7 +38,7 @@ def torchrun(distlaunch):
 
 def files_of(run_dir) -> dict[str, str]:
     return {
-        str(path.relative_to(run_dir)): path.read_text()
+        str(path.relative_to(run_dir)): path.read_text(errors="replace")
         for path in run_dir.rglob("*")
         if path.is_file()
     }

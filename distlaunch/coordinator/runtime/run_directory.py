@@ -30,9 +30,11 @@ from distlaunch.core.private_files import make_private_dir, make_private_dirs, o
 
 KEPT = 50
 LATEST = "latest"
+_REGISTRY = "elsewhere"
 _SILENT_S = 30 * 86400.0
 """A run of another host is considered ended if none of its files has changed for this long."""
 _EVENT_BYTES = 1 << 16
+_LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.005
 _SHARED_NAMES = 9
 """Number of predictable names that are tried in a temporary directory before a random name."""
 _SAFE = "._-:+@=,"
@@ -73,6 +75,24 @@ def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
     return os.path.join(state, "distlaunch", "jobs")
 
 
+def registry_of(environ: Mapping[str, str]) -> str | None:
+    """Return the directory with a link to each run directory that was made with --log-dir.
+
+    Return None if the user has no home directory.
+    """
+    base = log_base(None, environ)
+    return None if base is None else os.path.join(os.path.dirname(base), _REGISTRY)
+
+
+def temporary_base(directory: str) -> str:
+    """Return the log directory in a directory for temporary files.
+
+    It is used if the default one cannot be written. Another user may have taken the name; then a
+    number or a random ending is added.
+    """
+    return os.path.join(directory, f"distlaunch-jobs-{os.getuid()}")
+
+
 class RunDir:
     """The directory of one job.
 
@@ -100,6 +120,8 @@ class RunDir:
         self.instead_of = instead_of
         """For a temporary directory: the directory that cannot be written, and why; None if no
         directory was tried."""
+        self.registry: str | None = None
+        """The directory that has a link to this one, and to others made with --log-dir."""
         self._base = base
         self._pruned = pruned
         how = _NEW if node is None else _NEW & ~os.O_EXCL
@@ -123,8 +145,7 @@ class RunDir:
                     os.write(pid_file, b"%d\n" % os.getpid())
                 finally:
                     os.close(pid_file)
-        with suppress(OSError):  # without locks on this file system, pruning uses only the age
-            fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(self.events)
 
     def link_latest(self) -> None:
         """Point the link ``latest`` at this run, atomically. Errors are ignored."""
@@ -155,22 +176,25 @@ class RunDir:
 
         Only files with distlaunch's names are deleted, and directories that are then empty. The
         time of a run is that of its last event. Runs that may still be active are not deleted, nor
-        directories without distlaunch's marker file. The directory of --log-dir is never pruned.
+        directories without distlaunch's marker file. The directory of --log-dir is never pruned:
+        only links to directories that are gone are removed from the registry.
         """
+        if self.registry is not None:
+            _prune_registry(self.registry)
         if not self._pruned:
             return
         try:
-            runs = [(_last_event(entry), entry.path) for entry in _runs(self._base)]
+            runs = [(_last_event(entry), entry.path) for entry in runs_in(self._base)]
         except OSError:
             return
         for _, path in sorted(runs, reverse=True)[KEPT:]:
-            events = _events_in(path)
+            events = event_files(path)
             if (
                 path != self.path
-                and not any(map(_in_use, events))
+                and not any(map(is_locked, events))
                 and not _may_run_elsewhere(path, events)
             ):
-                _remove(path)
+                remove_run(path)
 
     def close(self) -> None:
         """Release the event file, and remove the file with the process id of this launcher."""
@@ -183,7 +207,25 @@ class RunDir:
             self.events = -1
 
 
-def _runs(base: str) -> list[os.DirEntry[str]]:
+def _lock(descriptor: int) -> None:
+    """Lock an event file.
+
+    ``is_locked`` of another process may hold it for a moment. Without locks on this file system,
+    pruning uses only the age.
+    """
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
+
+
+def runs_in(base: str) -> list[os.DirEntry[str]]:
+    """Return the run directories in a log directory. Raises OSError."""
     return [
         entry
         for entry in os.scandir(base)
@@ -194,7 +236,7 @@ def _runs(base: str) -> list[os.DirEntry[str]]:
 def _last_event(run: os.DirEntry[str]) -> float:
     """Return when the last event of a run was written. For a run without events, return when its
     directory changed."""
-    times = [_modified(events) for events in _events_in(run.path)]
+    times = [_modified(events) for events in event_files(run.path)]
     return max(times, default=0.0) or run.stat(follow_symlinks=False).st_mtime
 
 
@@ -240,11 +282,15 @@ def _is_open_elsewhere(events: str) -> bool:
     return not isinstance(record, dict) or record.get("host") != os.uname().nodename
 
 
-def _remove(run: str) -> None:
+def remove_run(run: str) -> None:
+    """Remove the files of a run directory, and the directory if nothing else is in it.
+
+    Files with names that distlaunch does not give stay. Errors are ignored.
+    """
     with suppress(OSError):
         for entry in list(os.scandir(run)):
             if entry.is_dir(follow_symlinks=False) and is_output_folder(entry.name):
-                _remove(entry.path)
+                remove_run(entry.path)
             elif is_output_of_distlaunch(entry.name) and entry.name != MARKER:
                 os.unlink(entry.path)
         if os.listdir(run) == [MARKER]:
@@ -252,7 +298,9 @@ def _remove(run: str) -> None:
         os.rmdir(run)
 
 
-def _events_in(run: str) -> list[str]:
+def event_files(run: str) -> list[str]:
+    """Return the event files in a run directory: the coordinator's, and those of joined
+    launchers."""
     first, last = EVENTS.split(".")
     try:
         names = os.listdir(run)
@@ -265,7 +313,8 @@ def _events_in(run: str) -> list[str]:
     ]
 
 
-def _in_use(events: str) -> bool:
+def is_locked(events: str) -> bool:
+    """Return whether a running launcher holds the lock of an event file."""
     try:
         descriptor = os.open(events, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -273,7 +322,7 @@ def _in_use(events: str) -> bool:
     except OSError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -310,9 +359,14 @@ def make_run_dir(
             if log_dir is None:
                 _keep_others_out(base)
             with _removed_if_it_fails(path):
-                return RunDir(
+                made = RunDir(
                     path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node
                 )
+            registry = None if log_dir is None else registry_of(environ)
+            if registry is not None:
+                _register(path, registry)
+                made.registry = registry
+            return made
     except OSError as exc:
         if log_dir is not None:
             raise ConfigError(
@@ -322,7 +376,7 @@ def make_run_dir(
         problems.append(f"{printable(base or '')}: {os.strerror(exc.errno or 0)}")
     temporary, unusable = _temporary_directory(environ)
     if temporary is not None:
-        base = os.path.join(temporary, f"distlaunch-jobs-{os.getuid()}")
+        base = temporary_base(temporary)
         try:
             base = _shared_base(base)
             path = _make(base, name)
@@ -342,13 +396,30 @@ def make_run_dir(
     raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir")
 
 
+def _register(path: str, registry: str) -> None:
+    """Link a run directory in the registry.
+
+    Errors are ignored: only ``distlaunch ps`` misses the job then.
+    """
+    with suppress(OSError):
+        make_private_dirs(registry)
+        os.symlink(path, os.path.join(registry, f"{os.path.basename(path)}.{os.urandom(4).hex()}"))
+
+
+def _prune_registry(registry: str) -> None:
+    with suppress(OSError):
+        for link in os.scandir(registry):
+            if link.is_symlink() and not os.path.lexists(os.path.join(link.path, MARKER)):
+                os.unlink(link.path)
+
+
 @contextmanager
 def _removed_if_it_fails(path: str) -> Iterator[None]:
     """Remove the new directory ``path`` if an OSError occurs in this context."""
     try:
         yield
     except OSError:
-        _remove(path)
+        remove_run(path)
         raise
 
 

@@ -27,6 +27,7 @@ from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.sink import Sink, StatusView
 from distlaunch.core.agent.workers.pseudo_terminal import in_foreground
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.launcher_process import this_process
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.run_files import plan_path
 from distlaunch.core.model.text import counted
@@ -191,8 +192,17 @@ class Runner:
             self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
         if self._policy.settings.node_setup is None:
             self._say_notes(plan)
-        fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
-        self._events.write("job_started", {**fields, "host": os.uname().nodename})
+        self._events.write(
+            "job_started",
+            {
+                "job_id": plan.job_id,
+                "world_size": plan.world_size,
+                "backend": plan.backend,
+                **this_process().fields(),
+                "argv": plan.argv,
+                "cwd": plan.workdir,
+            },
+        )
         self._transport.start()
         self._keyboard.start()
         self._feed(a.Begin())

@@ -137,12 +137,18 @@ def plan_path(run_dir: str, attempt: int) -> str:
     return os.path.join(run_dir, f"plan-{attempt}.json")
 
 
+def times_path(run_dir: str, attempt: int) -> str:
+    """Return the index of the times of an attempt's output; see ``log_times``."""
+    return os.path.join(run_dir, f"times-{attempt}.index")
+
+
 def is_output_of_distlaunch(name: str) -> bool:
     """Return whether a file in a run directory has a name that distlaunch uses."""
     of_node = name.startswith(("events-", "filtered_")) and name.endswith((".jsonl", ".log"))
     return (
         name in _OURS
         or of_node
+        or (name.startswith("times-") and name.endswith(".index"))
         or (name.startswith(("plan-", "rank-")) and name.endswith((".json", ".log", ".stacks.txt")))
     )
 

@@ -12,6 +12,7 @@ import queue
 import stat
 from collections.abc import Callable, Iterable, Mapping
 
+from distlaunch.core.model.launcher_process import boot_id
 from distlaunch.core.model.variables import DEVICE_MASKS
 from distlaunch.core.probe.network import Address, resolve_in_thread
 
@@ -46,12 +47,11 @@ def machine_id() -> str:
     host count as two machines.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            started = file.read().strip()
         spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "net", "mnt")]
     except OSError:
         return ""
-    return " ".join((started, *spaces))
+    started = boot_id()
+    return " ".join((started, *spaces)) if started else ""
 
 
 def directory_problem(path: str) -> str | None:

@@ -78,24 +78,16 @@ def test_the_application_shows_the_same_help_as_the_start_path(words, capsys):
     [
         ("trian", "did you mean train?"),
         ("plans", "did you mean plan?"),
-        (
-            "stop",
-            "Ctrl-C in the launcher's terminal, or kill PID of the launcher, stops a job; distlaunch help failures has more",
-        ),
-        *(
-            (
-                word,
-                "the logs of the newest job are in ~/.local/state/distlaunch/jobs/latest (--log-dir); distlaunch help files has more",
-            )
-            for word in ("status", "logs")
-        ),
+        ("cancel", "distlaunch stop JOB stops a job; distlaunch ps lists them"),
+        ("ls", "distlaunch ps --all lists the jobs"),
+        ("attach", "distlaunch logs JOB --follow shows the output of a job"),
         (
             "bin/accelerate",
             "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch",
         ),
         (
             "xyz",
-            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, help, version, completion, accelerate, render",
+            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, ps, status, logs, events, wait, stop, rm, help, version, completion, accelerate, render",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_help_of_another_launchers_command_has_all_options(words, capsys):
 def test_help_lists_the_commands_by_purpose(capsys):
     text = shown([], capsys)
     titles = re.findall(r"^([A-Z][^:\n]*):$", text, re.MULTILINE)
-    assert titles[1:5] == ["Run", "Look", "Drop-ins for other launchers", "Files"]
+    assert titles[1:6] == ["Run", "Jobs", "Look", "Drop-ins for other launchers", "Files"]
     assert all(f"\n  {' '.join(words)} " in text for words in SUMMARIES)
 
 
@@ -169,7 +169,7 @@ def found_by(word: str, capsys) -> list[tuple[str, str]]:
 
 
 def test_help_for_a_word_shows_the_options_and_pages_that_mention_it(capsys):
-    text = shown(["help", "logs"], capsys)
+    text = shown(["help", "log"], capsys)
     assert "--log-dir DIR" in text
     assert "Usage:" not in text
     assert "\n  distlaunch help output: Output and logs\n" in text
@@ -179,13 +179,11 @@ def test_help_for_a_word_shows_the_options_and_pages_that_mention_it(capsys):
 @pytest.mark.parametrize(
     ("word", "first"),
     [
-        ("stop", ("failures", "Stop a job")),
         ("ctrl-c", ("failures", "Stop a job")),
         ("75", ("exit-codes", "Exit codes")),
         ("69", ("exit-codes", "Exit codes")),
         ("exit", ("exit-codes", "Exit codes")),
         ("restart", ("restarts", "Restarts and elastic jobs")),
-        ("rank", ("environment", "What workers get")),
         ("DISTLAUNCH_RUN_DIR", ("environment", "What workers get")),
         ("DISTLAUNCH_ATTEMPT", ("environment", "What workers get")),
         ("OMP_NUM_THREADS", ("environment", "What workers get")),

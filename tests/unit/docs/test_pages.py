@@ -15,6 +15,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from distlaunch.cli.app import run_app
+from distlaunch.cli.commands.jobs import parse_job_command
+from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.commands.render import TARGETS, options_of
 from distlaunch.cli.compat.drop_in import scan_command_line
 from distlaunch.cli.compat.torchrun import command_line
@@ -40,6 +42,8 @@ def parse(words: list[str]) -> None:
         options = importlib.import_module(f"{compat}.options").OPTIONS
         dialect = importlib.import_module(f"{compat}.translate").PARSING_DIALECT
         scan_command_line(rest, options, dialect)
+    elif command in JOB_OPTIONS:
+        parse_job_command(command, rest, {})
     elif command == "completion":
         assert rest[0] in SHELLS, rest
     elif command == "help":
@@ -204,7 +208,7 @@ def test_the_manual_page_is_installed():
 
 
 def test_every_event_is_documented():
-    page = (DOCS / "reference" / "events.md").read_text("utf-8")
+    page = (DOCS / "reference" / "event-log.md").read_text("utf-8")
     types = set()
     for source in (ROOT / "distlaunch" / "coordinator").glob("**/*.py"):
         text = source.read_text("utf-8")

@@ -6,9 +6,12 @@ import errno
 import os
 import resource
 import stat
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from distlaunch.core.model.run_files import STDERR, STDOUT, TRAIN, Layout
+from distlaunch.core.model import log_times
+from distlaunch.core.model.run_files import STDERR, STDOUT, TRAIN, Layout, times_path
 from distlaunch.core.private_files import make_private_dirs, open_private
 
 RETRY_S = 5.0
@@ -59,6 +62,11 @@ class LogFiles:
         self._files: dict[_File, int] = {}
         self._missing: dict[_File, int] = {}  # bytes that were not written
         self._retry_at: dict[_File, float] = {}
+        self._sizes: dict[_File, int] = {}
+        """Of the open files, in bytes."""
+        self._mark_at: dict[_File, float] = {}
+        """When a file gets its next mark in the index of times, on the clock of ``now``."""
+        self._index = -1
 
     def begin_attempt(self, attempt: int) -> None:
         """Close the files of the previous attempt, and write to those of this attempt."""
@@ -72,7 +80,7 @@ class LogFiles:
         return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Write a chunk of output.
+        """Write a chunk of output that came at the monotonic time ``now``.
 
         If the disk does not accept the chunk, its bytes are counted, and the number is written to
         the file later.
@@ -92,6 +100,26 @@ class LogFiles:
                 os.close(descriptor)
             self._retry_at.pop(file, None)
             self._missing.pop(file, None)
+            self._sizes.pop(file, None)
+            self._mark_at.pop(file, None)
+        if not self._files:
+            self._close_index()
+
+    def _close_index(self) -> None:
+        if self._index >= 0:
+            os.close(self._index)
+            self._index = -1
+
+    def _mark(self, file: _File, now: float) -> None:
+        """Write to the index that the next byte of a file comes now. A mark that cannot be written
+        is missing there."""
+        self._mark_at[file] = now + log_times.STEP_S
+        rank, stream = file
+        mark = log_times.Mark(time=time.time(), rank=rank, stream=stream, offset=self._sizes[file])
+        with suppress(OSError):
+            if self._index < 0:
+                self._index = open_to_append(times_path(self._run_dir, self._attempt))
+            os.write(self._index, mark.pack())
 
     def _file(self, file: _File, data: bytes, now: float) -> None:
         if file in self._missing and now < self._retry_at[file]:
@@ -103,12 +131,18 @@ class LogFiles:
             if descriptor < 0:
                 descriptor = self._opened(file)
             self._files[file] = descriptor  # move to the end
+            if now >= self._mark_at.get(file, now):
+                self._mark(file, now)
             if gap := self._missing.get(file):
-                os.write(descriptor, f"\n[distlaunch: {gap} bytes are missing here]\n".encode())
+                notice = f"\n[distlaunch: {gap} bytes are missing here]\n".encode()
+                self._sizes[file] += os.write(descriptor, notice)
                 del self._missing[file]
             while written < len(data):
                 written += os.write(descriptor, data[written:] if written else data)
+            self._sizes[file] += written
         except OSError as exc:
+            if file in self._sizes:
+                self._sizes[file] += written
             self._missing[file] = self._missing.get(file, 0) + len(data) - written
             self._retry_at[file] = now + RETRY_S
             if not self._has_failed:
@@ -123,12 +157,14 @@ class LogFiles:
                 make_private_dirs(folder)
         self._leave(_most_open() - 1)
         try:
-            return self.open(*file)
+            descriptor = self.open(*file)
         except OSError as exc:
             if exc.errno not in _TOO_MANY or not self._files:
                 raise
-        self._leave(len(self._files) // 2)  # other processes have opened many
-        return self.open(*file)
+            self._leave(len(self._files) // 2)  # other processes have opened many
+            descriptor = self.open(*file)
+        self._sizes[file] = os.fstat(descriptor).st_size
+        return descriptor
 
     def _leave(self, most: int) -> None:
         """Close the files that were written least recently, until ``most`` are open."""

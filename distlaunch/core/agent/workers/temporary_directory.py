@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.agent.workers.streams import BOOT
+from distlaunch.core.model.launcher_process import boot_id
 from distlaunch.core.model.run_files import MARKER
 from distlaunch.core.private_files import make_private_dir, make_private_dirs, open_private
 from distlaunch.core.protocol import agent_messages as m
@@ -126,11 +127,8 @@ def _name_of_boot() -> str:
 
     Locks do not survive a restart, so the prefix tells whether a directory's lock is meaningful.
     """
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"distlaunch-agent-{file.read()[:8]}-"
-    except OSError:
-        return "distlaunch-agent-"
+    boot = boot_id()
+    return f"distlaunch-agent-{boot[:8]}-" if boot else "distlaunch-agent-"
 
 
 def _remove_stale(base: str) -> None:

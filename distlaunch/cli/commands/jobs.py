@@ -1,0 +1,303 @@
+"""``ps``, ``status``, ``logs``, ``events``, ``wait``, ``stop`` and ``rm``: jobs seen from another
+shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
+from distlaunch.cli.error_output import print_notice
+from distlaunch.cli.option import convert
+from distlaunch.cli.parser import scan
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.jobs.events import follow_events, read_events
+from distlaunch.jobs.find import find_job, find_jobs
+from distlaunch.jobs.job import Job, State
+from distlaunch.jobs.remove import remove_job
+from distlaunch.jobs.show import event_line, jobs_table, status_lines
+from distlaunch.jobs.status import job_record, read_status
+from distlaunch.jobs.stop import stop_job, wait_for_end
+from distlaunch.jobs.worker_logs import Line, LogFollower, attempts_of, last_lines, read_lines
+
+EXIT_KILLED = 137
+"""Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
+_MOST_RANKS = 1_000_000
+
+
+class _Request(Record):
+    """A parsed command line."""
+
+    values: Mapping[str, Any]
+    word: str
+    """The job, as the user wrote it; empty for ``ps``."""
+    environ: Mapping[str, str]
+
+    def job(self) -> Job:
+        """Return the job. Raises UsageError if there is none."""
+        return find_job(self.word, self.values.get("log_dir"), self.environ)
+
+    @property
+    def is_json(self) -> bool:
+        """Return whether --format json was given."""
+        return self.values.get("format") == "json"
+
+
+def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one of the commands of ``JOB_OPTIONS`` and return its exit code.
+
+    Raises LaunchError for what the user can put right, and HelpRequested.
+    """
+    command, *words = argv
+    request = parse_job_command(command, words, environ)
+    return _COMMANDS[command](request)
+
+
+def parse_job_command(command: str, words: Sequence[str], environ: Mapping[str, str]) -> _Request:
+    """Parse the words of a command. Options may stand on both sides of the job.
+
+    Raises UsageError or HelpRequested.
+    """
+    options = JOB_OPTIONS[command]
+    given: dict[str, list[str]] = {}
+    jobs: list[str] = []
+    rest: Sequence[str] = words
+    while rest:
+        more, rest = scan(rest, options, unknown=_refuse_unknown)
+        given |= more
+        if rest:
+            jobs.append(rest[0])
+            rest = rest[1:]
+    values = {
+        option.field: convert(option, given[option.field][-1], option.name)
+        if option.field in given
+        else option.default
+        for option in options
+    }
+    takes_job = command != "ps"
+    if takes_job and not jobs:
+        raise UsageError(
+            f"distlaunch {command} needs a JOB",
+            hint="the id of a job, its beginning, or latest; distlaunch ps --all lists your jobs",
+        )
+    if len(jobs) > takes_job:
+        extra = jobs[int(takes_job)]
+        raise UsageError(
+            f"distlaunch {command} takes {'one JOB' if takes_job else 'no JOB'}, and got also "
+            f"{quoted(extra)}"
+        )
+    return _Request(values=values, word=jobs[0] if jobs else "", environ=environ)
+
+
+def _ps(request: _Request) -> int:
+    jobs = find_jobs(request.values["log_dir"], request.environ)
+    if not request.values["all"]:
+        jobs = [job for job in jobs if not job.state.has_ended]
+    if request.is_json:
+        _print_json([job_record(job) for job in jobs])
+        return 0
+    if not jobs:
+        print_notice(
+            "no jobs were found"
+            if request.values["all"]
+            else "no job runs; distlaunch ps --all lists those that have ended"
+        )
+        return 0
+    statuses = [read_status(job) for job in jobs if not job.state.has_ended]
+    _print_lines(jobs_table(jobs, {status.job.path: status for status in statuses}, time.time()))
+    return 0
+
+
+def _status(request: _Request) -> int:
+    status = read_status(request.job())
+    if request.is_json:
+        _print_json(status.record())
+        return 0
+    _print_lines(status_lines(status, time.time()))
+    return 0
+
+
+def _events(request: _Request) -> int:
+    job = request.job()
+    events = follow_events(job) if request.values["follow"] else read_events(job.events)
+    for event in events:
+        line = json.dumps(event) if request.is_json else event_line(event)
+        _write(line.encode(errors="backslashreplace"), flush=request.values["follow"])
+    return 0
+
+
+def _logs(request: _Request) -> int:
+    job, values = request.job(), request.values
+    ranks = None if values["rank"] is None else _ranks(values["rank"])
+    keep = _keep(values["grep"])
+    has_prefix = ranks is None or len(ranks) > 1
+    follow = values["follow"]
+    for line in _lines(job, ranks, values, keep):
+        if request.is_json:
+            record = {"rank": line.rank, "text": line.text.decode(errors="replace")}
+            _write(json.dumps(record).encode(), flush=follow)
+        else:
+            prefix = f"[{line.rank}] ".encode() if has_prefix else b""
+            _write(prefix + line.text, flush=follow)
+    return 0
+
+
+def _lines(
+    job: Job,
+    ranks: frozenset[int] | None,
+    values: Mapping[str, Any],
+    keep: Callable[[bytes], bool],
+) -> Iterator[Line]:
+    """Yield the lines that the options select."""
+    attempt, follow = values["attempt"], values["follow"]
+    known = attempts_of(job)
+    if attempt is not None and attempt not in known and not follow:
+        raise UsageError(
+            f"job {printable(job.job_id)} has no output of attempt {attempt}",
+            hint=f"there are attempts {', '.join(map(str, known))}" if known else None,
+        )
+    follower = LogFollower(job, ranks, attempt=attempt) if follow else None
+    shown = attempt if attempt is not None else (known[-1] if known else None)
+    if shown is not None:
+        yield from _written(job, shown, ranks, values, keep)
+    if follower is not None:
+        yield from (line for line in follower.lines() if keep(line.text))
+
+
+def _written(
+    job: Job,
+    attempt: int,
+    ranks: frozenset[int] | None,
+    values: Mapping[str, Any],
+    keep: Callable[[bytes], bool],
+) -> Iterable[Line]:
+    """Return the lines that the options select of what has been written so far."""
+    tail, since_s = values["tail"], values["since"]
+    if tail is None and since_s is None and values["follow"]:
+        return ()
+    if tail is not None and since_s is None and values["grep"] is None:
+        return last_lines(job, attempt, ranks, tail)
+    since = None
+    if since_s is not None:
+        since = (job.changed if job.state.has_ended else time.time()) - since_s
+    lines = (line for line in read_lines(job, attempt, ranks, since=since) if keep(line.text))
+    return lines if tail is None else deque(lines, maxlen=tail)
+
+
+def _keep(pattern: str | None) -> Callable[[bytes], bool]:
+    """Return the function that chooses lines. Raises UsageError for a wrong pattern."""
+    if pattern is None:
+        return lambda _: True
+    try:
+        found = re.compile(os.fsencode(pattern))
+    except re.error as exc:
+        raise UsageError(f"--grep {quoted(pattern)} is no regular expression: {exc}") from exc
+    return lambda text: found.search(text) is not None
+
+
+def _ranks(text: str) -> frozenset[int]:
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first.strip(), last.strip() if dash else first.strip())
+        if not all(end.isascii() and end.isdecimal() and len(end) < 8 for end in ends):
+            raise UsageError(f"--rank takes ranks like 0,4-7, not {quoted(text)}")
+        low, high = map(int, ends)
+        if high < low:
+            raise UsageError(f"--rank {text}: the range {part.strip()} runs backwards")
+        ranks.update(range(low, min(high, _MOST_RANKS) + 1))
+    return frozenset(ranks)
+
+
+def _wait(request: _Request) -> int:
+    return _report_end(wait_for_end(request.job()))
+
+
+def _stop(request: _Request) -> int:
+    job = request.job()
+    ended = stop_job(job, now=request.values["now"])
+    print_notice(f"job {printable(job.job_id)} has ended: {_how(ended)}")
+    return 0
+
+
+def _rm(request: _Request) -> int:
+    job = request.job()
+    if not job.state.has_ended:
+        raise ConfigError(
+            f"job {printable(job.job_id)} has not ended",
+            hint=f"distlaunch stop {printable(job.job_id)}"
+            if job.state is State.RUNNING
+            else f"its launcher is on {printable(job.host)}",
+        )
+    left = remove_job(job)
+    if left:
+        print_notice(
+            f"{counted(left, 'file')} not written by distlaunch: kept in {printable(job.path)}"
+        )
+    return 0
+
+
+def _report_end(job: Job) -> int:
+    """Print how a job ended if it was killed, and return the exit code for it."""
+    if job.exit_code is not None:
+        return job.exit_code
+    print_notice(f"job {printable(job.job_id)}: {_how(job)}")
+    return EXIT_KILLED
+
+
+def _how(job: Job) -> str:
+    if job.exit_code is None:
+        return "its launcher was killed, or its host was restarted"
+    return f"exit code {job.exit_code}"
+
+
+def _print_json(value: object) -> None:
+    _write(json.dumps(value, indent=2).encode())
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    _write("\n".join(lines).encode(errors="backslashreplace"))
+
+
+def _write(line: bytes, *, flush: bool = False) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    if flush:
+        sys.stdout.buffer.flush()
+
+
+def _refuse_unknown(
+    flag: str,
+    word: str,
+    by_flag: Iterable[str],
+    given: Mapping[str, Sequence[str]],
+    rest: Sequence[str],
+) -> NoReturn:
+    """Raise UsageError for an option that the command does not have, naming the nearest one."""
+    del word, given, rest
+    from difflib import get_close_matches
+
+    flags = list(by_flag)
+    near = get_close_matches(flag, flags, n=1)
+    raise UsageError(
+        f"unknown option {quoted(flag)}",
+        hint=f"did you mean {near[0]}?" if near else f"options: {', '.join(flags)}",
+    )
+
+
+_COMMANDS: dict[str, Callable[[_Request], int]] = {
+    "ps": _ps,
+    "status": _status,
+    "logs": _logs,
+    "events": _events,
+    "wait": _wait,
+    "stop": _stop,
+    "rm": _rm,
+}

@@ -1,0 +1,98 @@
+"""The options of the commands that look at jobs and stop them."""
+
+from __future__ import annotations
+
+from distlaunch.cli.option import Kind, Option
+
+
+def _row(
+    flags: str,
+    kind: Kind,
+    help: str,  # noqa: A002 - named as the field that it fills
+    *,
+    default: object = None,
+    metavar: str = "",
+    unset: str = "",
+    choices: tuple[str, ...] = (),
+) -> Option:
+    words = tuple(flags.split())
+    return Option(
+        flags=words,
+        field=words[-1][2:].replace("-", "_"),
+        kind=kind,
+        default=default,
+        help=help,
+        group="output",
+        variable=None,
+        metavar="|".join(choices) or metavar,
+        unset=unset,
+        choices=choices,
+    )
+
+
+_LOG_DIR = _row(
+    "--log-dir",
+    "text",
+    "Look for the job in this log directory only.",
+    metavar="DIR",
+    unset="all log directories that jobs of this user have had",
+)
+_FORMAT = _row(
+    "--format",
+    "choice",
+    "Format of the output.",
+    default="text",
+    choices=("text", "json"),
+)
+_FOLLOW = _row("-f --follow", "flag", "Continue until the job has ended.", default=False)
+
+JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
+    "ps": (
+        _row("-a --all", "flag", "List the jobs that have ended, too.", default=False),
+        _LOG_DIR,
+        _FORMAT,
+    ),
+    "status": (_LOG_DIR, _FORMAT),
+    "logs": (
+        _row(
+            "--rank",
+            "text",
+            "Ranks whose output is printed.",
+            metavar="0,4-7",
+            unset="all ranks",
+        ),
+        _FOLLOW,
+        _row(
+            "-n --tail",
+            "whole",
+            "Print only the last lines.",
+            metavar="N",
+            unset="all lines; with --follow, those that come from now on",
+        ),
+        _row("--grep", "text", "Print only lines in which this is found.", metavar="REGEX"),
+        _row(
+            "--since",
+            "seconds",
+            "Print only output of this last time. It counts back from now for a job that runs, and "
+            "from the end of a job that has ended.",
+            metavar="TIME",
+        ),
+        _row(
+            "--attempt",
+            "whole",
+            "Print the output of this attempt.",
+            metavar="K",
+            unset="the newest attempt; with --follow, also those after it",
+        ),
+        _LOG_DIR,
+        _FORMAT,
+    ),
+    "events": (_FOLLOW, _LOG_DIR, _FORMAT),
+    "wait": (_LOG_DIR,),
+    "stop": (
+        _row("--now", "flag", "Kill the workers without waiting for --grace.", default=False),
+        _LOG_DIR,
+    ),
+    "rm": (_LOG_DIR,),
+}
+"""Options by command."""

@@ -1,0 +1,85 @@
+"""Which process is the launcher of a job, so that it can be found and signalled from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from distlaunch.core.model.record import Record
+
+
+class LauncherProcess(Record):
+    """A process that can be told from every other one, also from a later one with its pid."""
+
+    host: str
+    boot_id: str
+    """Changes when the host is started again. Empty if the host does not tell."""
+    pid: int
+    start_ticks: int
+    """When it started, in clock ticks since the boot (field 22 of ``/proc/<pid>/stat``)."""
+
+    def is_of(self, host: str, boot_id: str) -> bool:
+        """Return whether the process belongs to this boot of this host."""
+        return (self.host, self.boot_id) == (host, boot_id)
+
+    def is_alive(self) -> bool:
+        """Return whether the process runs. Call it on its host only."""
+        return start_ticks(self.pid) == self.start_ticks != 0
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields of the event ``job_started``."""
+        return {
+            "host": self.host,
+            "boot_id": self.boot_id,
+            "pid": self.pid,
+            "start_ticks": self.start_ticks,
+        }
+
+
+def this_process() -> LauncherProcess:
+    """Return the process that calls this."""
+    pid = os.getpid()
+    return LauncherProcess(
+        host=os.uname().nodename, boot_id=boot_id(), pid=pid, start_ticks=start_ticks(pid)
+    )
+
+
+def process_from(fields: Mapping[str, Any]) -> LauncherProcess | None:
+    """Return the process of an event ``job_started``.
+
+    Return None if the event does not have it, as those of older versions do not.
+    """
+    match fields:
+        case {
+            "host": str(host),
+            "boot_id": str(boot),
+            "pid": int(pid),
+            "start_ticks": int(ticks),
+        }:
+            return LauncherProcess(host=host, boot_id=boot, pid=pid, start_ticks=ticks)
+        case _:
+            return None
+
+
+def boot_id() -> str:
+    """Return the id of this boot of this machine; empty if it is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().strip().decode()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since the boot.
+
+    Return 0 if there is no such process, or if it has ended and waits for its parent.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in parentheses may hold anything; the state follows it.
+            state, *fields = file.read().rpartition(b") ")[2].split()
+    except (OSError, ValueError):
+        return 0
+    return 0 if state in (b"Z", b"X") or len(fields) < 19 else int(fields[18])

@@ -1,0 +1,58 @@
+"""Read and follow the event file of a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from distlaunch.jobs.job import Job, parse_events, read_job
+
+POLL_S = 0.2
+_BLOCK = 1 << 20
+
+
+def read_events(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of an event file in order. Yield nothing if it cannot be opened."""
+    for line in _Tail(path).lines():
+        yield from parse_events([line])
+
+
+def follow_events(job: Job) -> Iterator[dict[str, Any]]:
+    """Yield the events of a job, and those to come until the job has ended."""
+    tail = _Tail(job.events)
+    while True:
+        now = read_job(job.path)
+        has_ended = now is None or now.state.has_ended
+        yield from parse_events(tail.lines())
+        if has_ended:
+            return
+        time.sleep(POLL_S)
+
+
+class _Tail:
+    """The complete lines of a file, as far as it has been written."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that were written since the last call."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._path, flags)
+        except OSError:
+            return
+        begun = b""
+        try:
+            while block := os.pread(descriptor, _BLOCK, self._offset + len(begun)):
+                *lines, begun = (begun + block).split(b"\n")
+                for line in lines:
+                    self._offset += len(line) + 1
+                    yield line
+        except OSError:
+            return
+        finally:
+            os.close(descriptor)

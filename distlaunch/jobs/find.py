@@ -1,0 +1,132 @@
+"""Find jobs by their run directories, and one job by what a user calls it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from distlaunch.coordinator.runtime.run_directory import (
+    LATEST,
+    log_base,
+    registry_of,
+    runs_in,
+    temporary_base,
+)
+from distlaunch.core.errors import UsageError
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.jobs.job import Job, read_job, read_marker
+
+_MOST_NAMED = 5
+
+
+def find_jobs(log_dir: str | None, environ: Mapping[str, str]) -> list[Job]:
+    """Return all jobs of this user, the newest first.
+
+    ``log_dir``: only those in this log directory. Otherwise those in the default one, in the
+    temporary ones that are used if there is no default one, and those made with --log-dir.
+    """
+    jobs = [job for path in run_directories(log_dir, environ) if (job := read_job(path))]
+    return sorted(jobs, key=lambda job: (job.started or job.changed, job.name), reverse=True)
+
+
+def run_directories(log_dir: str | None, environ: Mapping[str, str]) -> list[str]:
+    """Return the paths of all run directories; see ``find_jobs``."""
+    if log_dir is not None:
+        return [os.path.realpath(path) for path in _in(os.path.abspath(log_dir))]
+    found: dict[str, None] = {}
+    base = log_base(None, environ)
+    for path in _in(base) if base is not None else ():
+        found[os.path.realpath(path)] = None
+    for path in _temporary():
+        found[os.path.realpath(path)] = None
+    registry = registry_of(environ)
+    with suppress(OSError):
+        for link in os.scandir(registry) if registry is not None else ():
+            target = os.path.realpath(link.path)
+            if read_marker(target) is not None:
+                found[target] = None
+    return list(found)
+
+
+def find_job(word: str, log_dir: str | None, environ: Mapping[str, str]) -> Job:
+    """Return the job that a word means.
+
+    In this order: the path of a run directory; ``latest``; the name of a run directory that is not
+    a job id; a job id (of several jobs with one --job-id, the newest); the beginning of one job id
+    or name. Raises UsageError if there is none, or if a beginning fits several.
+    """
+    if os.sep in word:
+        job = read_job(os.path.realpath(word))
+        if job is None:
+            raise UsageError(
+                f"{quoted(word)} is no run directory of a job of yours",
+                hint="distlaunch ps --all lists your jobs",
+            )
+        return job
+    jobs = find_jobs(log_dir, environ)
+    if word == LATEST and jobs:
+        return jobs[0]
+    for same in (
+        [job for job in jobs if job.job_id == word],
+        [job for job in jobs if job.name == word],
+    ):
+        if same:
+            return same[0]
+    begun = [
+        job for job in jobs if word and (job.job_id.startswith(word) or job.name.startswith(word))
+    ]
+    if len({job.job_id for job in begun}) == 1:
+        return begun[0]
+    raise _no_job(word, jobs, begun, log_dir)
+
+
+def _no_job(word: str, jobs: list[Job], begun: list[Job], log_dir: str | None) -> UsageError:
+    where = "" if log_dir is None else f" in {printable(log_dir)}"
+    if begun:
+        return UsageError(
+            f"{quoted(word)} is the beginning of {counted(len(begun), 'job')}{where}: {_names(begun)}",
+            hint="write more of the id",
+        )
+    if not jobs:
+        return UsageError(
+            f"there is no job {quoted(word)}{where}: no jobs were found",
+            hint="--log-dir DIR looks in another log directory",
+        )
+    from difflib import get_close_matches
+
+    names = list(dict.fromkeys([job.job_id for job in jobs]))
+    near = get_close_matches(word, names, n=_MOST_NAMED, cutoff=0.5)
+    listed = ", ".join(map(printable, near)) if near else _names(jobs)
+    return UsageError(
+        f"there is no job {quoted(word)}{where}; {'near' if near else 'newest'}: {listed}",
+        hint="distlaunch ps --all lists your jobs",
+    )
+
+
+def _names(jobs: list[Job]) -> str:
+    shown = ", ".join(printable(job.name) for job in jobs[:_MOST_NAMED])
+    more = len(jobs) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _in(base: str) -> Iterator[str]:
+    with suppress(OSError):
+        for entry in runs_in(base):
+            yield entry.path
+
+
+def _temporary() -> Iterator[str]:
+    """Yield the run directories below the directories for temporary files."""
+    try:
+        first = temporary_base(tempfile.gettempdir())
+    except OSError:
+        return
+    folder, name = os.path.split(first)
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name == name or entry.name.startswith(f"{name}-"):
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.getuid():
+                        yield from _in(entry.path)

@@ -1,0 +1,207 @@
+"""A job as its run directory shows it: who it is, whether it runs, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from distlaunch.coordinator.runtime.run_directory import event_files, is_locked
+from distlaunch.core.model.launcher_process import LauncherProcess, boot_id, process_from
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.run_files import EVENTS, MARKER
+
+_BLOCK = 1 << 16
+"""Bytes that are read at each end of an event file."""
+_LONGEST_ID = 4096
+_SIGNALLED = 128
+"""Exit codes of processes that end by a signal are larger."""
+
+
+class State(Enum):
+    """Whether a job runs. The values are those of ``--format json``."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """It failed because the launcher got a signal."""
+    KILLED = "killed"
+    """The launcher is gone and has not written how the job ended."""
+    UNKNOWN = "unknown"
+    """The launcher is on another host, which cannot be asked."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing of the job is expected any more."""
+        return self not in (State.RUNNING, State.UNKNOWN)
+
+
+class Job(Record):
+    """One job. Times are seconds since 1970."""
+
+    path: str
+    """Its run directory."""
+    job_id: str
+    state: State
+    exit_code: int | None
+    """The launcher's exit code; None if the job has not ended or was killed."""
+    launcher: LauncherProcess | None
+    """None if the event file does not name it."""
+    host: str
+    """The launcher's host; empty if it is not known."""
+    started: float | None
+    """None if no event was written."""
+    changed: float
+    """When the last event was written."""
+    world_size: int | None
+    backend: str
+    argv: tuple[str, ...]
+    """The command of a worker."""
+    cwd: str
+
+    @property
+    def name(self) -> str:
+        """The name of the run directory, which is unique in its log directory."""
+        return os.path.basename(self.path)
+
+    @property
+    def events(self) -> str:
+        """The event file of the coordinator, or of the only launcher that wrote here."""
+        return event_file(self.path)
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether the launcher was started on this boot of this host."""
+        here = (os.uname().nodename, boot_id())
+        return self.launcher is not None and self.launcher.is_of(*here)
+
+
+def event_file(path: str) -> str:
+    """Return the event file in a run directory: the coordinator's, else the first of another
+    launcher."""
+    whole = os.path.join(path, EVENTS)
+    files = event_files(path)
+    return whole if whole in files or not files else min(files)
+
+
+def read_job(path: str) -> Job | None:
+    """Read the job of a run directory. Return None if it is no run directory of this user."""
+    job_id = read_marker(path)
+    if job_id is None:
+        return None
+    events = event_file(path)
+    first, last = _ends(events)
+    started = next((each for each in first if each.get("type") == "job_started"), {})
+    ended = next((each for each in reversed(last) if each.get("type") == "job_ended"), None)
+    launcher = process_from(started)
+    code = None if ended is None else _typed(ended, "exit_code", int)
+    host = _typed(started or (first[0] if first else {}), "host", str) or ""
+    return Job(
+        path=path,
+        job_id=job_id,
+        state=_ended_state(code, last) if code is not None else _open_state(events, launcher, host),
+        exit_code=code,
+        launcher=launcher,
+        host=host,
+        started=_typed(first[0], "time", float) if first else None,
+        changed=_changed(events, path),
+        world_size=_typed(started, "world_size", int),
+        backend=_typed(started, "backend", str) or "",
+        argv=_words(started.get("argv")),
+        cwd=_typed(started, "cwd", str) or "",
+    )
+
+
+def read_marker(path: str) -> str | None:
+    """Return the job id in the marker of a run directory.
+
+    Return None if there is no marker, or if the directory belongs to another user.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        if os.stat(path).st_uid != os.getuid():
+            return None
+        with open(os.open(os.path.join(path, MARKER), flags), "rb") as file:
+            return os.fsdecode(file.read(_LONGEST_ID)) or os.path.basename(path)
+    except OSError:
+        return None
+
+
+def _ended_state(code: int, last: list[dict[str, Any]]) -> State:
+    """Return how a job has ended. ``last`` has its last events."""
+    if code > _SIGNALLED and any(event["type"] == "signal" for event in last):
+        return State.STOPPED
+    return State.FAILED if code else State.SUCCEEDED
+
+
+def _open_state(events: str, launcher: LauncherProcess | None, host: str) -> State:
+    """Return the state of a job that has no event ``job_ended``."""
+    if is_locked(events):
+        return State.RUNNING
+    here = os.uname().nodename
+    if launcher is None:
+        return State.UNKNOWN if host and host != here else State.KILLED
+    if launcher.host != here:
+        return State.UNKNOWN
+    # File systems without locks show a running launcher by its process alone.
+    runs = launcher.boot_id == boot_id() and launcher.is_alive()
+    return State.RUNNING if runs else State.KILLED
+
+
+def _changed(events: str, path: str) -> float:
+    for each in (events, path):
+        try:
+            return os.stat(each).st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def _ends(events: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the events at the beginning and at the end of an event file, as far as a block goes."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(events, flags)
+    except OSError:
+        return [], []
+    try:
+        size = os.fstat(descriptor).st_size
+        first = os.pread(descriptor, _BLOCK, 0)
+        last = os.pread(descriptor, _BLOCK, max(0, size - _BLOCK))
+    except OSError:
+        return [], []
+    finally:
+        os.close(descriptor)
+    return parse_events(first.split(b"\n")), parse_events(last.split(b"\n"))
+
+
+def parse_events(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the events in these lines. Lines that are cut or are no events are left out."""
+    found = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("type"), str):
+            found.append(record)
+    return found
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a field if it has this type, else None. Event files may have been edited or cut."""
+    value = fields.get(name)
+    if kind is float and type(value) is int:
+        return float(value)
+    return value if type(value) is kind else None
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list) and all(map(_is_text, value)) else ()
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)

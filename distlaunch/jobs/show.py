@@ -1,0 +1,200 @@
+"""Jobs as text for people."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distlaunch.core.model.text import counted, format_ranks, printable
+from distlaunch.jobs.job import Job, State
+from distlaunch.jobs.status import JobStatus
+
+_COLUMNS = ("JOB", "STATE", "AGE", "WORKERS", "STEP", "HOST", "COMMAND")
+_LONGEST_COMMAND = 60
+_DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
+
+
+def jobs_table(jobs: Sequence[Job], statuses: Mapping[str, JobStatus], now: float) -> list[str]:
+    """Return the lines of ``ps``: a heading and a line for each job.
+
+    ``statuses`` has by run directory what the jobs do that have not ended. ``now`` is in seconds
+    since 1970.
+    """
+    rows = [_COLUMNS, *(_row(job, statuses.get(job.path), now) for job in jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS) - 1)]
+    return [
+        "  ".join(
+            [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
+    workers = "-" if job.world_size is None else str(job.world_size)
+    step = "-"
+    if status is not None:
+        if status.workers and job.state is State.RUNNING:
+            workers = f"{status.running}/{len(status.workers)}"
+        if status.progress is not None and status.progress.get("step_min") is not None:
+            step = str(status.progress["step_min"])
+    return (
+        printable(job.name),
+        _state(job),
+        "-" if job.started is None else age(now - job.started),
+        workers,
+        step,
+        printable(job.host) or "-",
+        command(job),
+    )
+
+
+def _state(job: Job) -> str:
+    if job.state in (State.FAILED, State.STOPPED):
+        return f"{job.state.value} ({job.exit_code})"
+    text: str = job.state.value
+    return text
+
+
+def command(job: Job) -> str:
+    """Return the script of a job and its arguments, cut to one line."""
+    words = [word for word in job.argv[1:] if word != "-u"] or list(job.argv)
+    text = printable(shlex.join(words))
+    return text if len(text) <= _LONGEST_COMMAND else text[: _LONGEST_COMMAND - 3] + "..."
+
+
+def age(seconds: float) -> str:
+    """Return a time in its two largest units: ``3d 4h``, ``5m 20s``, ``12s``."""
+    if not math.isfinite(seconds):
+        return "?"
+    left = max(0, int(seconds))
+    units = (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S), ("s", 1))
+    for number, (letter, unit_s) in enumerate(units[:-1]):
+        if left >= unit_s:
+            small, small_s = units[number + 1]
+            return f"{left // unit_s}{letter} {left % unit_s // small_s}{small}"
+    return f"{left}s"
+
+
+def status_lines(status: JobStatus, now: float) -> list[str]:
+    """Return the lines of ``status``. ``now`` is in seconds since 1970."""
+    job = status.job
+    rows = [
+        ("job", printable(job.job_id)),
+        ("state", _long_state(job, now)),
+        ("started", _when(job.started, now)),
+        ("command", command(job)),
+        ("launcher", _launcher(job)),
+        ("nodes", printable(status.hosts)),
+        ("attempt", _attempt(status)),
+        ("workers", _workers(status)),
+        ("step", _step(status, now)),
+        ("last event", _when(job.changed, now)),
+        ("failure", printable(status.failure)),
+        ("hang", printable(status.hang)),
+        ("report", printable(status.report or "")),
+        ("logs", printable(job.path)),
+    ]
+    width = max(len(name) for name, _ in rows) + 2
+    return [f"{name:<{width}}{text}" for name, text in rows if text]
+
+
+def _long_state(job: Job, now: float) -> str:
+    match job.state:
+        case State.RUNNING if job.started is not None:
+            return f"running for {age(now - job.started)}"
+        case State.FAILED | State.STOPPED:
+            return f"{job.state.value} with exit code {job.exit_code}"
+        case State.KILLED:
+            return "killed: the launcher is gone, and did not say how the job ended"
+        case State.UNKNOWN:
+            return f"unknown: the launcher is on {printable(job.host) or 'another host'}"
+        case _:
+            return _state(job)
+
+
+def _launcher(job: Job) -> str:
+    if job.launcher is None:
+        return printable(job.host)
+    return f"pid {job.launcher.pid} on {printable(job.host)}"
+
+
+def _attempt(status: JobStatus) -> str:
+    if status.attempt is None:
+        return ""
+    lost = f"; {counted(status.lost_nodes, 'node')} lost" if status.lost_nodes else ""
+    if not status.restarts:
+        return f"{status.attempt}{lost}" if lost else ""
+    of = "" if status.max_restarts is None else f" of {status.max_restarts}"
+    return f"{status.attempt}, after {status.restarts}{of} restarts{lost}"
+
+
+def _workers(status: JobStatus) -> str:
+    """Return how many workers run, and which ranks have ended how."""
+    if not status.workers:
+        return ""
+    ended: dict[int, list[int]] = {}
+    for worker in status.workers:
+        if worker.returncode is not None:
+            ended.setdefault(worker.returncode, []).append(worker.rank)
+    parts = [f"{status.running} of {len(status.workers)} run"]
+    if status.job.state is not State.RUNNING:
+        parts = [counted(len(status.workers), "worker")]
+    for code, ranks in sorted(ended.items()):
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        parts.append(f"{how}: {format_ranks(ranks)}")
+    return "; ".join(parts)
+
+
+def _step(status: JobStatus, now: float) -> str:
+    progress = status.progress
+    if progress is None or progress.get("step_min") is None:
+        return ""
+    low, high = progress["step_min"], progress.get("step_max")
+    text = str(low) if high in (None, low) else f"{low} to {high}"
+    rate = progress.get("steps_per_s")
+    if isinstance(rate, (int, float)):
+        text += f", {rate:.3g} steps/s"
+    when = progress.get("time")
+    return f"{text} ({age(now - when)} ago)" if isinstance(when, (int, float)) else text
+
+
+def _when(seconds: float | None, now: float) -> str:
+    if seconds is None:
+        return ""
+    return f"{_local(seconds, '%Y-%m-%d %H:%M:%S')} ({age(now - seconds)} ago)"
+
+
+def _local(seconds: float, form: str) -> str:
+    """Return a time since 1970 as local time; event files may hold any number."""
+    try:
+        return time.strftime(form, time.localtime(seconds))
+    except (OverflowError, OSError, ValueError):
+        return f"{seconds:g} s after 1970"
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """Return an event as one line: its time, its type, and its fields."""
+    when = event.get("time")
+    text = ""
+    if isinstance(when, (int, float)) and math.isfinite(when):
+        text = _local(when, "%H:%M:%S") + f".{int(when * 1000) % 1000:03d}"
+    fields = " ".join(
+        f"{name}={_field(value)}"
+        for name, value in event.items()
+        if name not in ("time", "type", "schema")
+    )
+    return printable(f"{text}  {event.get('type')}  {fields}".rstrip())
+
+
+def _field(value: object) -> str:
+    import json
+
+    if isinstance(value, str):
+        return (
+            value if value and not any(letter.isspace() for letter in value) else json.dumps(value)
+        )
+    return json.dumps(value, separators=(",", ":"))

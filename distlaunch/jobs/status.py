@@ -1,0 +1,185 @@
+"""What a job does now, from its events."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.run_files import REPORT
+from distlaunch.core.model.text import name_ranks
+from distlaunch.jobs.events import read_events
+from distlaunch.jobs.job import Job
+
+
+class WorkerStatus(Record):
+    """A worker of the newest attempt."""
+
+    rank: int
+    pid: int | None
+    """On its node; None if the node has not reported it."""
+    returncode: int | None
+    """-N for signal N; None while it runs."""
+    told_to_stop: bool
+
+
+class JobStatus(Record):
+    """What a job does now. Times are seconds since 1970."""
+
+    job: Job
+    attempt: int | None
+    """The newest attempt; None before the first one."""
+    restarts: int
+    max_restarts: int | None
+    """None if the job has not been restarted so far."""
+    hosts: str
+    """The hosts of the newest attempt, folded as in a host list."""
+    workers: tuple[WorkerStatus, ...]
+    lost_nodes: int
+    progress: Mapping[str, Any] | None
+    """The newest event ``progress`` of the attempt."""
+    failure: str
+    """The cause of the newest failure; empty if there was none."""
+    hang: str
+    """The summary of the hang that ended the job or an attempt; empty if there was none."""
+    report: str | None
+    """Path of the report; None if there is none."""
+
+    @property
+    def running(self) -> int:
+        """Return how many workers run, as far as the events tell."""
+        return sum(worker.returncode is None for worker in self.workers)
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields of ``--format json``."""
+        return {
+            **job_record(self.job),
+            "attempt": self.attempt,
+            "restarts": self.restarts,
+            "max_restarts": self.max_restarts,
+            "hosts": self.hosts,
+            "workers": [
+                {
+                    "rank": worker.rank,
+                    "pid": worker.pid,
+                    "returncode": worker.returncode,
+                    "told_to_stop": worker.told_to_stop,
+                }
+                for worker in self.workers
+            ],
+            "lost_nodes": self.lost_nodes,
+            "progress": None
+            if self.progress is None
+            else {
+                name: self.progress.get(name)
+                for name in ("time", "step_min", "step_max", "steps_per_s", "values")
+            },
+            "failure": self.failure or None,
+            "hang": self.hang or None,
+            "report": self.report,
+        }
+
+
+def job_record(job: Job) -> dict[str, Any]:
+    """Return the fields of a job in ``--format json``."""
+    return {
+        "job_id": job.job_id,
+        "state": job.state.value,
+        "exit_code": job.exit_code,
+        "host": job.host or None,
+        "pid": None if job.launcher is None else job.launcher.pid,
+        "started": job.started,
+        "last_event": job.changed,
+        "world_size": job.world_size,
+        "backend": job.backend or None,
+        "argv": list(job.argv),
+        "cwd": job.cwd or None,
+        "run_dir": job.path,
+    }
+
+
+def read_status(job: Job) -> JobStatus:
+    """Read the events of a job and return what it does now."""
+    return fold_events(job, read_events(job.events))
+
+
+def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
+    """Return what a job does after these events. Events with missing fields are passed over."""
+    state = _State()
+    for event in events:
+        state.apply(event)
+    report = os.path.join(job.path, REPORT)
+    return JobStatus(
+        job=job,
+        attempt=state.attempt,
+        restarts=state.restarts,
+        max_restarts=state.max_restarts,
+        hosts=state.hosts or job.host,
+        workers=tuple(state.workers[rank] for rank in sorted(state.workers)),
+        lost_nodes=state.lost,
+        progress=state.progress,
+        failure=state.failure,
+        hang=state.hang,
+        report=report if os.path.isfile(report) else None,
+    )
+
+
+class _State:
+    """The fields of a ``JobStatus`` while events are read."""
+
+    def __init__(self) -> None:
+        self.attempt: int | None = None
+        self.restarts = 0
+        self.max_restarts: int | None = None
+        self.hosts = ""
+        self.workers: dict[int, WorkerStatus] = {}
+        self.lost = 0
+        self.progress: Mapping[str, Any] | None = None
+        self.failure = self.hang = ""
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        match event:
+            case {"type": "composed", "hosts": str(hosts)}:
+                self.hosts = hosts
+            case {"type": "attempt_started", "attempt": int(attempt)}:
+                self.attempt, self.workers, self.progress = attempt, {}, None
+            case {"type": "workers_started", "pids": dict(pids)}:
+                for rank, pid in pids.items():
+                    self._started(rank, pid)
+            case {"type": "worker_exited", "rank": int(rank), "returncode": int(code), **more}:
+                pid = more.get("pid")
+                self.workers[rank] = WorkerStatus(
+                    rank=rank,
+                    pid=pid if isinstance(pid, int) else None,
+                    returncode=code,
+                    told_to_stop=more.get("told_to_stop") is True,
+                )
+            case {"type": "restarting", **more}:
+                self.restarts += 1
+                most = more.get("of")
+                self.max_restarts = most if isinstance(most, int) else self.max_restarts
+            case {"type": "failure", "diagnosis": {"summary": str(summary), **more}}:
+                ranks = more.get("ranks")
+                self.failure = f"attempt {self.attempt}: {_of_ranks(ranks)}{summary}"
+            case {"type": "hang", "summary": str(summary)}:
+                self.hang = summary
+            case {"type": "node_lost"}:
+                self.lost += 1
+            case {"type": "progress"}:
+                self.progress = event
+            case _:
+                return
+
+    def _started(self, rank: object, pid: object) -> None:
+        if isinstance(rank, str) and rank.isdecimal() and isinstance(pid, int):
+            number = int(rank)
+            self.workers[number] = WorkerStatus(
+                rank=number, pid=pid, returncode=None, told_to_stop=False
+            )
+
+
+def _of_ranks(ranks: object) -> str:
+    if not isinstance(ranks, list) or not ranks or not all(isinstance(each, int) for each in ranks):
+        return ""
+    return f"{name_ranks(ranks)}: "

@@ -1,0 +1,121 @@
+"""Stop a job from another shell, and wait for its end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import cycle
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.launcher_process import LauncherProcess
+from distlaunch.core.model.text import printable
+from distlaunch.jobs.events import POLL_S
+from distlaunch.jobs.job import Job, State, read_job
+
+_AGAIN_S = 1.2
+"""A second signal counts if it comes more than a second after the first."""
+
+
+class JobGoneError(ConfigError):
+    """The run directory of a job was removed while its end was waited for."""
+
+
+def wait_for_end(job: Job, *, each: Callable[[], None] = lambda: None) -> Job:
+    """Wait until a job has ended, and return what its run directory shows then.
+
+    ``each`` is called several times a second. Raises ConfigError if the state of the job cannot be
+    known here, and JobGoneError if its run directory is removed.
+    """
+    while True:
+        now = read_job(job.path)
+        if now is None:
+            raise JobGoneError(
+                f"the run directory of job {printable(job.job_id)} is gone: {printable(job.path)}"
+            )
+        if now.state.has_ended:
+            return now
+        if now.state is State.UNKNOWN:
+            raise _elsewhere(now, "wait")
+        each()
+        time.sleep(POLL_S)
+
+
+def stop_job(job: Job, *, now: bool = False) -> Job:
+    """Ask the launcher of a job to stop it, and wait for the end.
+
+    The launcher gets SIGTERM and stops the workers: they get SIGTERM, too, and have the time of
+    --grace. With ``now`` more signals follow, until the launcher kills them.
+    Returns what the run directory shows at the end. Raises ConfigError if the job has ended, or if
+    its launcher cannot be signalled from here.
+    """
+    if job.state.has_ended:
+        raise ConfigError(f"job {printable(job.job_id)} has ended already")
+    if job.state is State.UNKNOWN or not job.is_here or job.launcher is None:
+        raise _elsewhere(job, "stop")
+    again = _Again(job, job.launcher)
+    return wait_for_end(job, each=again if now else lambda: None)
+
+
+class _Again:
+    """Sends SIGTERM at once, and further signals each time it is called, at most one in a while.
+
+    Under Slurm a repeated SIGTERM does not count, because Slurm itself repeats it. So SIGINT and
+    SIGTERM take turns.
+    """
+
+    def __init__(self, job: Job, process: LauncherProcess) -> None:
+        self._job = job
+        self._process = process
+        self._numbers = cycle((signal.SIGINT, signal.SIGTERM))
+        self._send(signal.SIGTERM)
+
+    def __call__(self) -> None:
+        """Send the next signal if it is time."""
+        if time.monotonic() >= self._next:
+            self._send(next(self._numbers))
+
+    def _send(self, number: signal.Signals) -> None:
+        self._next = time.monotonic() + _AGAIN_S
+        _send(self._job, self._process, number)
+
+
+def _send(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
+    """Send a signal to exactly this process. Nothing happens if it has ended.
+
+    Raises ConfigError if it may not be signalled.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # an old kernel
+        descriptor = -1
+    try:
+        if not process.is_alive():
+            return
+        with suppress(ProcessLookupError):
+            if descriptor >= 0:
+                signal.pidfd_send_signal(descriptor, number)
+            else:
+                os.kill(process.pid, number)
+    except PermissionError as exc:
+        raise ConfigError(
+            f"job {printable(job.job_id)}: its launcher (pid {process.pid}) may not be signalled",
+            hint="it belongs to another user",
+        ) from exc
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _elsewhere(job: Job, command: str) -> ConfigError:
+    host = printable(job.host) or "another host"
+    words = shlex.join(["ssh", host, "distlaunch", command, job.path])
+    return ConfigError(
+        f"the launcher of job {printable(job.job_id)} is on {host}, and this is {os.uname().nodename}",
+        hint=words if job.host else None,
+    )

@@ -1,0 +1,275 @@
+"""Read the log files of a job's ranks: merged by time, from the end, or while they grow."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from distlaunch.core.model import log_times
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.run_files import STDERR, STDOUT, times_path
+from distlaunch.jobs.events import POLL_S
+from distlaunch.jobs.job import Job, read_job
+
+_BLOCK = 1 << 18
+_LONGEST_LINE = 1 << 20
+"""A longer line is shown in parts."""
+
+
+class LogFile(Record):
+    """A file with output of one rank."""
+
+    path: str
+    rank: int
+    stream: int
+    """STDOUT or STDERR; 0 for a file with both."""
+
+
+class Line(Record):
+    """A line of a rank."""
+
+    rank: int
+    text: bytes
+    """Without its newline."""
+
+
+class _Segment(Record):
+    """Bytes of a file that came within one step of the index of times."""
+
+    time: float
+    file: LogFile
+    start: int
+    end: int
+
+
+def attempts_of(job: Job) -> list[int]:
+    """Return the numbers of the attempts that have a directory, in order."""
+    numbers = [number for name in _names(job.path) if (number := _attempt_number(name)) is not None]
+    return sorted(numbers)
+
+
+def log_files(job: Job, attempt: int, ranks: Collection[int] | None = None) -> list[LogFile]:
+    """Return the log files of an attempt, ordered by rank and stream.
+
+    ``ranks``: only those of these ranks. The files may have the names of any layout: those of
+    ``train``, torchrun or horovodrun.
+    """
+    folder = _attempt_directory(job, attempt)
+    if folder is None:
+        return []
+    found = []
+    for name in _names(folder):
+        path = os.path.join(folder, name)
+        if name.startswith("rank-") and name.endswith(".log"):
+            found.append((name[len("rank-") : -len(".log")], path, 0))
+            continue
+        number = name.removeprefix("rank.")
+        for file, stream in _STREAMS.items():
+            if number.isdecimal() and os.path.isfile(os.path.join(path, file)):
+                found.append((number, os.path.join(path, file), stream))
+    files = [
+        LogFile(path=path, rank=int(number), stream=stream)
+        for number, path, stream in found
+        if number.isdecimal()
+    ]
+    chosen = [file for file in files if ranks is None or file.rank in ranks]
+    return sorted(chosen, key=lambda file: (file.rank, file.stream))
+
+
+_STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "stdout": STDOUT, "stderr": STDERR}
+
+
+def read_lines(
+    job: Job, attempt: int, ranks: Collection[int] | None, *, since: float | None = None
+) -> Iterator[Line]:
+    """Yield the lines of an attempt in the order in which they came, to the second.
+
+    Lines of one second are ordered by rank. ``since``: only output that came at this time or later,
+    in seconds since 1970.
+    """
+    files = log_files(job, attempt, ranks)
+    begun: dict[str, bytes] = {}
+    for segment in _segments(job, attempt, files, since):
+        yield from _lines_of(segment, begun)
+    yield from _unfinished(files, begun)
+
+
+def last_lines(job: Job, attempt: int, ranks: Collection[int] | None, count: int) -> list[Line]:
+    """Return the last ``count`` lines of an attempt.
+
+    Only the end of each file is read.
+    """
+    if count == 0:
+        return []
+    files = log_files(job, attempt, ranks)
+    starts = {file.path: _start_of_last(file.path, count) for file in files}
+    begun: dict[str, bytes] = {}
+    lines: list[Line] = []
+    for segment in _segments(job, attempt, files, None):
+        start = max(segment.start, starts[segment.file.path])
+        if start < segment.end:
+            whole = _Segment(time=segment.time, file=segment.file, start=start, end=segment.end)
+            lines.extend(_lines_of(whole, begun))
+    lines.extend(_unfinished(files, begun))
+    return lines[-count:]
+
+
+class LogFollower:
+    """Reads what is written to the log files of a job from now on."""
+
+    def __init__(
+        self, job: Job, ranks: Collection[int] | None, *, attempt: int | None = None
+    ) -> None:
+        """``attempt``: follow this one only. Otherwise follow the newest one and those after it."""
+        self._job = job
+        self._ranks = ranks
+        self._attempt = attempt
+        self._begun: dict[str, bytes] = {}
+        self._offsets = {file.path: _size(file.path) for file in self._files()}
+
+    def lines(self) -> Iterator[Line]:
+        """Yield lines as they are written, until the job has ended."""
+        has_ended = False
+        while not has_ended:
+            job = read_job(self._job.path)
+            has_ended = job is None or job.state.has_ended
+            files = self._files()
+            for file in files:
+                start, end = self._offsets.get(file.path, 0), _size(file.path)
+                if start < end:
+                    self._offsets[file.path] = end
+                    segment = _Segment(time=0.0, file=file, start=start, end=end)
+                    yield from _lines_of(segment, self._begun)
+            if has_ended:
+                yield from _unfinished(files, self._begun)
+            else:
+                time.sleep(POLL_S)
+
+    def _files(self) -> list[LogFile]:
+        attempt = self._attempt
+        if attempt is None:
+            known = attempts_of(self._job)
+            if not known:
+                return []
+            attempt = known[-1]
+        return log_files(self._job, attempt, self._ranks)
+
+
+def _unfinished(files: Iterable[LogFile], begun: dict[str, bytes]) -> Iterator[Line]:
+    """Yield the last line of each file that has no newline."""
+    for file in files:
+        if rest := begun.pop(file.path, b""):
+            yield Line(rank=file.rank, text=rest)
+
+
+def _segments(
+    job: Job, attempt: int, files: Sequence[LogFile], since: float | None
+) -> list[_Segment]:
+    """Return the parts of the files, ordered by time and rank.
+
+    A file without marks is one part that is as old as the attempt: an older version has written it.
+    """
+    marks: dict[tuple[int, int], list[log_times.Mark]] = {}
+    for mark in _read_marks(times_path(job.path, attempt)):
+        marks.setdefault((mark.rank, mark.stream), []).append(mark)
+    segments: list[_Segment] = []
+    for file in files:
+        size = _size(file.path)
+        own = sorted(marks.get((file.rank, file.stream), ()), key=lambda mark: mark.offset)
+        bounds = [(mark.offset, mark.time) for mark in own if mark.offset < size]
+        if not bounds or bounds[0][0] > 0:
+            bounds.insert(0, (0, bounds[0][1] if bounds else 0.0))
+        ends = [offset for offset, _ in bounds[1:]] + [size]
+        segments.extend(
+            _Segment(time=when, file=file, start=start, end=end)
+            for (start, when), end in zip(bounds, ends, strict=True)
+            if start < end and (since is None or when + log_times.STEP_S >= since)
+        )
+    return sorted(
+        segments, key=lambda each: (each.time, each.file.rank, each.file.stream, each.start)
+    )
+
+
+def _read_marks(path: str) -> Iterator[log_times.Mark]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return
+    yield from log_times.unpack_marks(data)
+
+
+def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Iterator[Line]:
+    """Yield the lines that end in a part of a file. ``begun`` has the beginning of the next one."""
+    rest = begun.pop(segment.file.path, b"")
+    for block in _blocks(segment.file.path, segment.start, segment.end):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield Line(rank=segment.file.rank, text=line)
+        if len(rest) > _LONGEST_LINE:
+            yield Line(rank=segment.file.rank, text=rest)
+            rest = b""
+    if rest:
+        begun[segment.file.path] = rest
+
+
+def _blocks(path: str, start: int, end: int) -> Iterator[bytes]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        while start < end and (block := os.pread(descriptor, min(_BLOCK, end - start), start)):
+            start += len(block)
+            yield block
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _start_of_last(path: str, count: int) -> int:
+    """Return the offset at which the last ``count`` lines of a file begin."""
+    size = end = _size(path)
+    found = 0
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        block = b"".join(_blocks(path, start, end))
+        if not block:
+            return end
+        at = len(block) - 1 if end == size and block.endswith(b"\n") else len(block)
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            found += 1
+            if found == count:
+                return start + at + 1
+        end = start
+    return 0
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return 0
+
+
+def _attempt_directory(job: Job, attempt: int) -> str | None:
+    for name in _names(job.path):
+        if _attempt_number(name) == attempt:
+            return os.path.join(job.path, name)
+    return None
+
+
+def _attempt_number(name: str) -> int | None:
+    for begin in ("attempt-", "attempt_"):
+        if name.startswith(begin) and name[len(begin) :].isdecimal():
+            return int(name[len(begin) :])
+    return None
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

@@ -1,0 +1,306 @@
+"""Jobs seen from another shell: ``ps``, ``status``, ``logs``, ``events``, ``wait``, ``stop`` and
+``rm``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.launcher import PROGRAMS
+from tests.process.conftest import until
+
+LONG_S = 60.0
+
+
+def start(
+    distlaunch, *words: str, program: str = "prints_and_waits.py", args=("3",), ranks: int = 2
+):
+    running = distlaunch.start(
+        ["train", "--num-procs", str(ranks), *words, PROGRAMS / program, *args]
+    )
+    running.wait_for(
+        lambda: all((distlaunch.work / f"printed-0-{rank}").exists() for rank in range(ranks)),
+        "lines of all ranks",
+        timeout=LONG_S,
+    )
+    return running
+
+
+def put(distlaunch, name: str = "go") -> None:
+    (distlaunch.work / name).touch()
+
+
+def ask(distlaunch, *words: str):
+    return json.loads(distlaunch.run([*words, "--format", "json"]).stdout)
+
+
+@pytest.fixture
+def ended(distlaunch):
+    """Return the run directory of a job that has succeeded."""
+    put(distlaunch)
+    result = distlaunch.train("--num-procs", "2", PROGRAMS / "prints_and_waits.py", "3")
+    assert result.returncode == 0, result.stderr
+    return result.run_dir
+
+
+def test_ps_lists_a_job_while_it_runs_and_with_all_afterwards(distlaunch):
+    running = start(distlaunch)
+    [job] = ask(distlaunch, "ps")
+    assert (job["state"], job["world_size"], job["pid"]) == ("running", 2, running.pid)
+    assert job["run_dir"] == str(running.run_dir)
+    assert job["job_id"] in distlaunch.run(["ps"]).stdout
+    put(distlaunch)
+    assert running.wait(LONG_S).returncode == 0
+    assert ask(distlaunch, "ps") == []
+    [job] = ask(distlaunch, "ps", "--all")
+    assert (job["state"], job["exit_code"]) == ("succeeded", 0)
+
+
+def test_status_has_the_workers_and_how_they_ended(distlaunch):
+    running = start(distlaunch, args=("3", "5"))
+    status = ask(distlaunch, "status", "latest")
+    assert [(worker["rank"], worker["returncode"]) for worker in status["workers"]] == [
+        (0, None),
+        (1, None),
+    ]
+    pids = [int((distlaunch.work / f"printed-0-{rank}").read_text()) for rank in (0, 1)]
+    assert [worker["pid"] for worker in status["workers"]] == pids
+    put(distlaunch)
+    assert running.wait(LONG_S).returncode == 5
+    status = ask(distlaunch, "status", "latest")
+    assert (status["state"], status["exit_code"]) == ("failed", 5)
+    assert 5 in [worker["returncode"] for worker in status["workers"]]
+    assert os.path.samefile(status["report"], running.run_dir / "report.txt")
+    assert status["failure"]
+
+
+def test_logs_have_every_line_of_the_ranks_that_are_asked_for(distlaunch, ended):
+    whole = distlaunch.run(["logs", "latest"]).stdout.splitlines()
+    expected = [
+        f"[{rank}] attempt 0 rank {rank} {text}"
+        for rank in (0, 1)
+        for text in ("line 0", "line 1", "line 2", "ends")
+    ]
+    assert sorted(whole) == sorted(expected)
+    one = distlaunch.run(["logs", ended, "--rank", "1"]).stdout.splitlines()
+    assert one == [line.removeprefix("[1] ") for line in expected[4:]]
+    assert distlaunch.run(["logs", "latest", "--rank", "0", "--tail", "2"]).stdout.splitlines() == [
+        "attempt 0 rank 0 line 2",
+        "attempt 0 rank 0 ends",
+    ]
+    found = distlaunch.run(["logs", "latest", "--grep", "line [12]$", "-n", "100"]).stdout
+    assert sorted(found.splitlines()) == sorted(
+        line for line in expected if line.endswith(("line 1", "line 2"))
+    )
+
+
+def test_logs_follow_through_a_restart_to_the_end_of_the_job(distlaunch):
+    running = start(distlaunch, "--max-restarts", "1", args=("1", "5"))
+    follower = distlaunch.start(["logs", "latest", "--follow", "--tail", "10"])
+    follower.wait_stdout("attempt 0 rank 1 line 0")
+    put(distlaunch)
+    follower.wait_stdout("attempt 1 rank 1 line 0", timeout=LONG_S)
+    put(distlaunch, "go-1")
+    assert running.wait(LONG_S).returncode == 0
+    shown = follower.wait(LONG_S)
+    assert shown.returncode == 0
+    for rank in (0, 1):
+        assert f"[{rank}] attempt 1 rank {rank} ends" in shown.stdout
+
+
+def test_logs_of_torchruns_directories_have_both_streams(distlaunch):
+    (distlaunch.work / "both.py").write_text(
+        "import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n"
+    )
+    result = distlaunch.run(
+        ["torchrun", "--nproc-per-node", "1", "--log-dir", "logs", "--redirects", "3", "both.py"]
+    )
+    assert result.returncode == 0, result.stderr
+    [job] = ask(distlaunch, "ps", "--all")
+    shown = distlaunch.run(["logs", job["run_dir"], "--rank", "0"]).stdout
+    assert sorted(shown.splitlines()) == ["to stderr", "to stdout"]
+
+
+def test_events_end_with_the_exit_code(distlaunch, ended):
+    events = distlaunch.run(["events", "latest", "--format", "json"]).stdout
+    records = [json.loads(line) for line in events.splitlines()]
+    assert records == [
+        json.loads(line) for line in (ended / "events.jsonl").read_text().splitlines()
+    ]
+    assert len(distlaunch.run(["events", "latest"]).stdout.splitlines()) == len(records)
+
+
+def test_wait_returns_the_exit_code_of_the_job(distlaunch):
+    running = start(distlaunch, args=("1", "7"))
+    waiting = distlaunch.start(["wait", "latest"])
+    put(distlaunch)
+    assert waiting.wait(LONG_S).returncode == running.wait(LONG_S).returncode == 7
+    assert distlaunch.run(["wait", "latest"]).returncode == 7
+
+
+def test_a_launcher_that_is_killed_is_shown_as_killed(distlaunch):
+    running = start(distlaunch)
+    waiting = distlaunch.start(["wait", "latest"])
+    running.send_signal(signal.SIGKILL)
+    assert waiting.wait(LONG_S).returncode == 137
+    assert ask(distlaunch, "status", "latest")["state"] == "killed"
+    assert distlaunch.run(["stop", "latest"]).returncode == 2
+
+
+def test_stop_ends_the_job_and_waits_for_it(distlaunch):
+    running = start(distlaunch)
+    assert distlaunch.run(["stop", "latest"]).returncode == 0
+    assert running.wait(LONG_S).returncode == 128 + signal.SIGTERM
+    assert ask(distlaunch, "status", "latest")["state"] == "stopped"
+
+
+def test_stop_now_does_not_wait_for_workers_that_ignore_signals(distlaunch):
+    running = distlaunch.start(
+        [
+            "train",
+            "--num-procs",
+            "1",
+            "--grace",
+            "600",
+            PROGRAMS / "waits.py",
+            "--ignore",
+            "TERM,INT",
+        ]
+    )
+    running.wait_workers(1)
+    assert distlaunch.run(["stop", "latest", "--now"], LONG_S).returncode == 0
+    assert running.wait(LONG_S).returncode > 128
+
+
+def test_a_job_is_found_by_id_beginning_path_and_job_id(distlaunch):
+    put(distlaunch)
+    for _ in range(2):
+        result = distlaunch.train(
+            "--num-procs", "1", "--job-id", "exp", PROGRAMS / "prints_and_waits.py", "1"
+        )
+        assert result.returncode == 0, result.stderr
+    other = distlaunch.train("--num-procs", "1", PROGRAMS / "prints_and_waits.py", "1")
+    names = {
+        "exp": "exp-2",  # the newest of this job id
+        "exp-2": "exp-2",
+        "ex": "exp-2",
+        "latest": other.run_dir.name,
+        other.run_dir.name[:12]: other.run_dir.name,
+        f"{other.run_dir.parent}/exp": "exp",
+        str(other.run_dir): other.run_dir.name,
+    }
+    for word, name in names.items():
+        assert os.path.basename(ask(distlaunch, "status", word)["run_dir"]) == name, word
+
+
+@pytest.mark.parametrize("word", ["nothing", "", "/dev/null", "no/such/directory", "\udc80"])
+@pytest.mark.parametrize("command", ["status", "logs", "events", "wait", "stop", "rm"])
+def test_a_job_that_does_not_exist_is_refused(distlaunch, command, word):
+    result = distlaunch.run([command, word])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("distlaunch: error: ")
+
+
+def test_a_beginning_of_two_jobs_names_both(distlaunch):
+    put(distlaunch)
+    for name in ("run-a", "run-b"):
+        distlaunch.train(
+            "--num-procs", "1", "--job-id", name, PROGRAMS / "prints_and_waits.py", "1"
+        )
+    result = distlaunch.run(["status", "run"])
+    assert result.returncode == 2
+    assert "run-a" in result.stderr
+    assert "run-b" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"],
+        ["status", "latest", "more"],
+        ["ps", "latest"],
+        ["logs", "latest", "--rank", "3-1"],
+        ["logs", "latest", "--rank", "x"],
+        ["logs", "latest", "--grep", "("],
+        ["logs", "latest", "--tail", "-1"],
+        ["logs", "latest", "--attempt", "9"],
+        ["logs", "latest", "--since", "yesterday"],
+        ["logs", "latest", "--format", "xml"],
+        ["stop", "latest", "--hard"],
+        ["rm", "latest", "--log-dir", "elsewhere"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_words_are_refused(distlaunch, ended, words):
+    result = distlaunch.run(words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert ended.exists()
+
+
+def test_a_job_with_its_own_log_directory_is_found(distlaunch):
+    put(distlaunch)
+    result = distlaunch.train(
+        "--num-procs", "1", "--log-dir", "logs", PROGRAMS / "prints_and_waits.py", "1"
+    )
+    [job] = ask(distlaunch, "ps", "--all")
+    assert job["run_dir"] == str(result.run_dir)
+    assert ask(distlaunch, "ps", "--all", "--log-dir", "logs") == [job]
+    shutil.rmtree(result.run_dir)
+    assert ask(distlaunch, "ps", "--all") == []
+
+
+def test_rm_removes_a_job_that_has_ended_and_keeps_foreign_files(distlaunch):
+    running = start(distlaunch)
+    assert distlaunch.run(["rm", "latest"]).returncode == 2
+    (running.run_dir / "model.pt").write_text("weights")
+    put(distlaunch)
+    assert running.wait(LONG_S).returncode == 0
+    assert distlaunch.run(["rm", "latest"]).returncode == 0
+    assert sorted(os.listdir(running.run_dir)) == [".distlaunch-run", "model.pt"]
+    (running.run_dir / "model.pt").unlink()
+    assert distlaunch.run(["rm", running.run_dir]).returncode == 0
+    assert not running.run_dir.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a file to another user")
+def test_a_job_of_another_user_is_not_touched(distlaunch, ended):
+    os.chown(ended, 65534, 65534)
+    assert ask(distlaunch, "ps", "--all") == []
+    assert distlaunch.run(["rm", ended]).returncode == 2
+    assert (ended / "events.jsonl").exists()
+
+
+def test_a_job_of_another_host_names_the_command_to_run_there(distlaunch, ended):
+    lines = (ended / "events.jsonl").read_text().splitlines()
+    started = {**json.loads(lines[0]), "host": "far.example"}
+    (ended / "events.jsonl").write_text(json.dumps(started) + "\n")
+    assert ask(distlaunch, "status", "latest")["state"] == "unknown"
+    result = distlaunch.run(["stop", "latest"])
+    assert result.returncode == 2
+    assert f"ssh far.example distlaunch stop {ended}" in result.stderr
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(distlaunch, ended):
+    log = ended / "attempt-0" / "rank-0.log"
+    log.write_bytes(b"a line\n" * 200_000)
+    read_end, write_end = os.pipe()
+    running = distlaunch.start(["logs", "latest", "--rank", "0"], stdout=write_end)
+    os.close(write_end)
+    os.read(read_end, 100)
+    os.close(read_end)
+    result = running.wait(LONG_S)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_run_directory_that_vanishes_ends_the_wait(distlaunch):
+    running = start(distlaunch)
+    waiting = distlaunch.start(["wait", "latest"])
+    until(lambda: waiting.process.poll() is None, "the command runs")
+    shutil.rmtree(running.run_dir)
+    assert waiting.wait(LONG_S).returncode == 2
+    put(distlaunch)
+    assert running.wait(LONG_S).returncode == 0

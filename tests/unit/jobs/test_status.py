@@ -1,0 +1,182 @@
+"""The status of a job from its events."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distlaunch.core.model.launcher_process import process_from, this_process
+from distlaunch.jobs.events import read_events
+from distlaunch.jobs.job import State, read_job
+from distlaunch.jobs.show import age, event_line, jobs_table, status_lines
+from distlaunch.jobs.status import fold_events, read_status
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+TYPES = [
+    "job_started",
+    "composed",
+    "attempt_started",
+    "workers_started",
+    "worker_exited",
+    "restarting",
+    "failure",
+    "hang",
+    "node_lost",
+    "progress",
+    "job_ended",
+    "signal",
+]
+FIELDS = [
+    "time",
+    "attempt",
+    "hosts",
+    "pids",
+    "rank",
+    "returncode",
+    "pid",
+    "told_to_stop",
+    "of",
+    "diagnosis",
+    "summary",
+    "ranks",
+    "step_min",
+    "step_max",
+    "steps_per_s",
+    "exit_code",
+    "host",
+    "boot_id",
+    "start_ticks",
+    "argv",
+    "cwd",
+    "world_size",
+]
+EVENTS = st.builds(
+    lambda kind, fields: {"type": kind, **fields},
+    st.sampled_from(TYPES),
+    st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=6),
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "job"
+    path.mkdir()
+    (path / ".distlaunch-run").write_text("job")
+    return path
+
+
+def write(run_dir, events) -> None:
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_events_of_any_content_are_read(run_dir):
+    @settings(max_examples=500, deadline=None)
+    @given(st.lists(EVENTS, max_size=8))
+    def reads(events):
+        write(run_dir, events)
+        job = read_job(str(run_dir))
+        status = read_status(job)
+        json.dumps(status.record())
+        status_lines(status, 0.0)
+        jobs_table([job], {job.path: status}, 0.0)
+        assert len([event_line(event) for event in read_events(job.events)]) == len(events)
+
+    reads()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n\n", b"{", b"[]\n1\nnull\n", b"\xff\xfe\n", b'{"type": 3}\n', b"\0" * 70_000]
+)
+def test_lines_that_are_no_events_are_passed_over(run_dir, data):
+    (run_dir / "events.jsonl").write_bytes(data)
+    job = read_job(str(run_dir))
+    assert (job.exit_code, job.started, list(read_events(job.events))) == (None, None, [])
+
+
+def test_an_event_that_is_not_complete_is_left_out(run_dir):
+    write(run_dir, [{"type": "job_started", "time": 1.0, "host": "a"}])
+    with (run_dir / "events.jsonl").open("a") as file:
+        file.write('{"type": "job_ended", "exit_code": 0')
+    assert read_job(str(run_dir)).exit_code is None
+
+
+def test_a_launcher_that_runs_is_known_by_its_process_alone(run_dir):
+    own = this_process()
+    write(run_dir, [{"type": "job_started", "time": 1.0, **own.fields()}])
+    assert read_job(str(run_dir)).state is State.RUNNING
+    write(
+        run_dir,
+        [{"type": "job_started", "time": 1.0, **own.fields(), "start_ticks": own.start_ticks + 1}],
+    )
+    assert read_job(str(run_dir)).state is State.KILLED
+    write(run_dir, [{"type": "job_started", "time": 1.0, **own.fields(), "boot_id": "before"}])
+    assert read_job(str(run_dir)).state is State.KILLED
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([{"type": "job_ended", "exit_code": 0}], State.SUCCEEDED),
+        ([{"type": "job_ended", "exit_code": 3}], State.FAILED),
+        ([{"type": "job_ended", "exit_code": 137}], State.FAILED),
+        ([{"type": "signal"}, {"type": "job_ended", "exit_code": 143}], State.STOPPED),
+        ([{"type": "signal"}, {"type": "job_ended", "exit_code": 0}], State.SUCCEEDED),
+    ],
+)
+def test_the_state_follows_from_the_last_events(run_dir, events, state):
+    write(run_dir, [{"type": "job_started", "time": 1.0, "host": "a"}, *events])
+    assert read_job(str(run_dir)).state is state
+
+
+def test_status_is_that_of_the_newest_attempt(run_dir):
+    write(run_dir, [{"type": "job_started", "time": 1.0, "host": "a"}])
+    status = fold_events(
+        read_job(str(run_dir)),
+        [
+            {"type": "attempt_started", "attempt": 0},
+            {"type": "workers_started", "pids": {"0": 10, "1": 11}},
+            {"type": "worker_exited", "rank": 1, "pid": 11, "returncode": -9},
+            {"type": "failure", "diagnosis": {"summary": "killed by signal 9", "ranks": [1]}},
+            {"type": "restarting", "attempt": 1, "of": 3},
+            {"type": "attempt_started", "attempt": 1},
+            {"type": "workers_started", "pids": {"0": 20}},
+            {"type": "progress", "step_min": 4},
+        ],
+    )
+    assert (status.attempt, status.restarts, status.max_restarts, status.running) == (1, 1, 3, 1)
+    assert [worker.pid for worker in status.workers] == [20]
+    assert status.progress["step_min"] == 4
+    assert status.failure == "attempt 0: rank 1: killed by signal 9"
+
+
+def test_a_process_is_known_only_with_all_its_fields():
+    own = this_process()
+    assert process_from(own.fields()) == own
+    assert own.is_alive()
+    for name in own.fields():
+        assert process_from({**own.fields(), name: None}) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0s"),
+        (0.9, "0s"),
+        (59, "59s"),
+        (60, "1m 0s"),
+        (3661, "1h 1m"),
+        (float("inf"), "?"),
+        (90_000, "1d 1h"),
+    ],
+)
+def test_ages_have_two_units(seconds, text):
+    assert age(seconds) == text
