@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from distlaunch.__main__ import run
 from distlaunch.cli.app import run_app
 from distlaunch.cli.commands.jobs import parse_job_command
 from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
@@ -107,6 +109,17 @@ def test_every_link_leads_somewhere(page):
         assert target.is_file(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_the_batch_script_on_the_slurm_page_is_what_render_prints(tmp_path, monkeypatch, capsys):
+    page = DOCS / "slurm.md"
+    [block] = [block for block in blocks(page) if block.language == "bash"]
+    said = re.search(r"`distlaunch (render slurm [^`]*)` prints:", page.read_text("utf-8"))
+    assert said is not None
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run(said[1].split(), {"PATH": os.defpath, "HOME": str(tmp_path)}) == 0
+    assert capsys.readouterr().out == block.text
 
 
 def test_the_site_lists_every_page():
