@@ -36,6 +36,8 @@ _SENTENCE_END = re.compile(r"(?<=[.:;]) +(?=[A-Z`*\"])")
 _NAME, _TITLE, _HEADING, _SUBJECT_OF_REFERENCE, _SUBJECT, _WHOLE_WORD = 60, 55, 50, 45, 30, 10
 _LATE_FOR_DEVELOPERS, _LATE_FOR_NUMBERS = 100, 50
 _NUMBERS = ("benchmarks", "differences")
+_HINTS_PAGE = "hints"
+"""Its headings name failures, so a word in one of them is not the subject of the page."""
 _MOST_COUNTED = 9
 _DROP_INS: tuple[Place, ...] = ("accelerate", "deepspeed", "horovodrun")
 
@@ -203,6 +205,8 @@ def _score(
     block: Block, topic: str, text: str, pattern: re.Pattern[str], *, is_subject: bool
 ) -> int:
     if block.kind == "heading":
+        if topic == _HINTS_PAGE:
+            return _SUBJECT
         return _TITLE if block.level == 1 else _HEADING
     if is_subject:
         return _SUBJECT_OF_REFERENCE if topic in reference_topics() else _SUBJECT
