@@ -177,7 +177,7 @@ def _unwritable(error: OSError) -> str | None:
     """Return why standard output cannot be written, if this is the cause of ``error``; otherwise
     None.
 
-    Writing again tells: it fails with the same error.
+    To find out, the function writes again: the write fails with the same error.
     """
     if error.filename is not None:
         return None

@@ -61,8 +61,8 @@ def parse_plan(
 
 
 Unknown = Callable[[str, str, Iterable[str], Given, Sequence[str]], NoReturn]
-"""Raises UsageError for an unknown flag. Called with the flag, the word it stands in, all flags of
-the command, the options before it, and the words after it."""
+"""Raises UsageError for an unknown flag. The arguments are the flag, the word that contains it, all
+flags of the command, the options before the flag, and the words after it."""
 
 
 def scan(

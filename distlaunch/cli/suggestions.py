@@ -71,8 +71,8 @@ _SIMILAR_OPTIONS = {
     "--cpus-per-task": "that is an option of sbatch: distlaunch render slurm writes a batch script",
     "--ntasks-per-node": "--gpus-per-node N, or --procs-per-node N for CPU workers",
 }
-"""Hints by option of other programs, for options that resemble one of ours but mean something
-else."""
+"""Hints for options of other programs that resemble an option of distlaunch but mean something
+else, by option."""
 
 _SBATCH_OPTIONS = {
     "--signal": "--usr1-before SECONDS: when before the time limit the workers get USR1",
@@ -113,10 +113,8 @@ def replace_torchrun_option(flag: str) -> str | None:
 
 
 def replace_similar_option(flag: str) -> str | None:
-    """Return distlaunch's replacement for an option of another program that resembles one of ours.
-
-    Return None for any other option.
-    """
+    """Return distlaunch's replacement for an option of another program that resembles an option of
+    distlaunch. Return None for any other option."""
     return _SIMILAR_OPTIONS.get(flag)
 
 

@@ -166,7 +166,8 @@ class Attempt:
         self.others_until: float | None = None
         """How long the other workers may run on after the first failure."""
         self._seeks_cause = False
-        """The other workers may run on because that failure looks like a consequence."""
+        """Whether the other workers may run on because the first failure looks like a
+        consequence."""
         # Ranks whose workers have started, by node.
         self._up: defaultdict[int, set[int]] = defaultdict(set)
         self._ended: defaultdict[int, set[int]] = defaultdict(set)

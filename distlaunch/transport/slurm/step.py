@@ -69,7 +69,7 @@ class StepSettings(Record):
     """Settings that all steps of a job have in common. Times are in seconds."""
 
     args: tuple[str, ...] = ()
-    """The user's own options of srun, which follow ours."""
+    """The user's own options of srun. They follow distlaunch's options."""
     gpus: int | None = None
     """Number of GPUs of all nodes of the job together. None: srun's default."""
     nodes: int

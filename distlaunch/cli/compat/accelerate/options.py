@@ -161,7 +161,8 @@ IGNORED_OPTIONS: tuple[Option, ...] = (
     own_option("--downcast-bf16", "flag", "no effect", "TPUs are not supported."),
     own_option("--no-tpu-cluster", "flag", "no effect", "TPUs are not supported."),
 )
-"""Options that have no effect here. A notice says so once."""
+"""Options of Accelerate that have no effect in distlaunch. If one is used, a notice tells the user
+once."""
 
 OWN_OPTIONS: tuple[Option, ...] = (
     own_option(

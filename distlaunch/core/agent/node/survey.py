@@ -44,10 +44,10 @@ class BeginStep(Protocol):
     """Function that a survey calls before each step."""
 
     def __call__(self, what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
-        """Record the next step.
+        """Record that the next step of the survey begins.
 
-        ``what`` names what is checked, for errors. ``bound_s`` is the longest duration of the step.
-        ``part`` is the part of the survey that the step belongs to.
+        ``what`` names what is examined, for errors. ``bound_s`` is the longest duration of the step
+        in seconds. ``part`` is the part of the survey that the step belongs to.
         """
 
 

@@ -147,9 +147,9 @@ class Pump(threading.Thread):
     def add(self, rank: int, number: int, descriptor: int, *, tail_of: int | None) -> None:
         """Start to read a stream. The pump owns the descriptor.
 
-        ``number`` is the number of the stream: 1 stdout, 2 stderr. If ``tail_of`` is one of these
-        numbers, the end of the stream is kept as the tail of stdout or stderr. A pseudo-terminal's
-        is kept as that of stderr.
+        ``number`` is the number of the stream: 1 stdout, 2 stderr. ``tail_of`` says as which
+        stream's tail the end of the output is kept: 1 stdout, 2 stderr, None if it is not kept. The
+        output of a pseudo-terminal is kept as the tail of stderr.
         """
         os.set_blocking(descriptor, False)
         if self._pipe_bytes > _LEAST_PIPE_BYTES:
