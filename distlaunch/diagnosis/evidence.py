@@ -38,6 +38,7 @@ from distlaunch.diagnosis.last_lines import (
 )
 from distlaunch.diagnosis.model import RepeatKind
 from distlaunch.diagnosis.native import (
+    DUMP_BEGINS,
     NativeMessage,
     describe_signal,
     find_native_message,
@@ -347,9 +348,10 @@ def _of_native_message(
                 text="\n".join((words.message, *words.lines)),
             )
     standing = standing_of_text(text)
-    bare_abort = native.type is None and native.frame is None and end.returncode == -6
-    if standing is Standing.CAUSE and bare_abort:
-        standing = standing_of_text("\n".join(lines[-60:]))
+    bare = native.type is None and (native.frame is None or native.message == "Aborted")
+    if standing is Standing.CAUSE and bare and end.returncode == -signal.SIGABRT:
+        dump = next((n for n, line in enumerate(lines) if line.startswith(DUMP_BEGINS)), None)
+        standing = standing_of_text("\n".join(lines[:dump][-60:]))
     return FailureEvidence(
         end=end,
         summary=summary,

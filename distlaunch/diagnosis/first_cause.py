@@ -21,7 +21,7 @@ from distlaunch.diagnosis.awaited import (
     find_odd_collective,
     ranks_with_the_exception,
 )
-from distlaunch.diagnosis.clean_text import shorten
+from distlaunch.diagnosis.clean_text import shorten_middle
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for
@@ -31,6 +31,8 @@ from distlaunch.diagnosis.special_hints import missing_module
 
 _OWN_FAILURE_S = 2.0
 """A worker that was told to stop may still fail by itself for this long after the first failure."""
+_TOGETHER_S = 1.0
+"""Two failures within this time may have nothing to do with each other."""
 _ENDING_S = 15.0
 """A worker that printed a traceback this long before the first exit may still be ending with it."""
 _WHILE_ENDING = "stopped by us while it was ending with its own exception"
@@ -46,6 +48,7 @@ _SYMPTOM = re.compile(
 )
 """The part of a lost peer's message that is the same on all ranks: without addresses, durations and
 counters."""
+_MORE_CHARS = 240
 _OTHERS = 8
 """Largest number of lines about other ranks."""
 GRACE_HINT = "if one that was killed was saving its state, a longer --failure-grace lets it end"
@@ -128,6 +131,13 @@ def diagnose(
         cause = _of_awaited(awaited, best, ends)
         named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
+    too = {
+        rank
+        for rank, one in seen.items()
+        if rank not in named
+        and one.standing is best.standing is Standing.CAUSE
+        and abs(one.failed_s - best.failed_s) <= _TOGETHER_S
+    }
     known = hint_for(
         best,
         python=python,
@@ -151,7 +161,22 @@ def diagnose(
     return Diagnosis(
         cause=cause,
         exit_code=code if code > 0 else 128 - code,
-        others=_others(others, seen, running, lost, world_size=world_size, after_grace=after_grace),
+        failed_too=_others(
+            [end for end in others if end.rank in too],
+            seen,
+            (),
+            {},
+            world_size=world_size,
+            after_grace=after_grace,
+        ),
+        others=_others(
+            [end for end in others if end.rank not in too],
+            seen,
+            running,
+            lost,
+            world_size=world_size,
+            after_grace=after_grace,
+        ),
         hint=hint,
         hint_kind=known.kind.value if known and known.text == hint else None,
         repeats=best.repeats if cause_seen else None,
@@ -446,5 +471,5 @@ def _doing(
         return _Doing(one="timed out waiting for another rank")
     what = ": ".join(part for part in (evidence.exception_type, evidence.message) if part)
     where = f" ({evidence.frame})" if evidence.frame else ""
-    more = f": {shorten(what, 120)}{where}" if what else ""
+    more = f": {shorten_middle(what, _MORE_CHARS)}{where}" if what else ""
     return _Doing(one=f"failed too, {evidence.summary}{more}")

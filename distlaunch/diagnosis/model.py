@@ -47,6 +47,8 @@ class Diagnosis(Record):
     exit_code: int
     """The launcher's exit code if the job ends here: that of the named worker, or 128+N for signal
     N."""
+    failed_too: tuple[str, ...] = ()
+    """The ranks that failed for another reason at almost the same time, one line per kind."""
     others: tuple[str, ...] = ()
     """The states of the other ranks, one line per kind: ``ranks 1-3: stopped by us``, ..."""
     hint: str | None = None

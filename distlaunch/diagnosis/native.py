@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.diagnosis.tracebacks import Frame
 
 _MEANING = {
@@ -44,6 +44,15 @@ _TERMINATE = re.compile(
 )
 _ASSERT = re.compile(r"(?:.+: )?(\S+):(\d+): .+: Assertion [`'](.+)' failed\.?")
 _CHECK = re.compile(r"F(?:\d{4} \d\d:|\d{8} ).*\] (.+)")
+_C_STACK = "Current thread's C stack trace (most recent call first):"
+_C_FRAME = re.compile(
+    # CPython 3.14: '  Binary file "/v/lib/libtorch_cpu.so", at _ZN2at6nativeE+0x42 [0x795fb73eb520]'
+    r'  Binary file "(?:.*/)?([^/"]+)", at (?:([^\s+]\S*?))\+0x[0-9a-f]+ \['
+)
+_OF_THE_DUMP = ("_Py_Dump", "faulthandler_", "__restore_rt", "killpg", "gsignal", "raise", "abort")
+"""C functions that write the dump or raise the signal."""
+DUMP_BEGINS = "Fatal Python error: "
+"""First words of faulthandler's dump."""
 _DUMP = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -79,23 +88,35 @@ def describe_signal(number: int, *, oom_kills: int) -> str:
 
 
 def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
-    """Return the first fatal message of native code among the last lines. Return None if there is
-    none."""
+    """Return the first fatal message of native code among the last lines, with the Python frame of
+    faulthandler's dump. Return None if there is no message."""
     first = max(0, len(lines) - 400)
     found: NativeMessage | None = None
     for at in range(first, len(lines)):
-        line = lines[at]
-        if match := _TERMINATE.match(line):
-            return _terminate(match[1], lines, at)
-        if line.startswith("Fatal Python error: "):
-            return _fatal_python(lines, at)
-        if "Assertion" in line and _ASSERT.match(line):
-            return NativeMessage(type=None, message=line, lines=(line,))
-        if match := _CHECK.match(line):
-            return NativeMessage(type=None, message=match[1], lines=(line,))
-        if line.startswith(_FATAL) and (not line.startswith("thread '") or "panicked at" in line):
-            found = found or NativeMessage(type=None, message=line, lines=tuple(lines[at : at + 3]))
+        if lines[at].startswith(DUMP_BEGINS):
+            dump = _fatal_python(lines, at)
+            return dump if found is None else _with_frame(found, dump)
+        found = found or _message_at(lines, at)
     return found
+
+
+def _message_at(lines: Sequence[str], at: int) -> NativeMessage | None:
+    line = lines[at]
+    if match := _TERMINATE.match(line):
+        return _terminate(match[1], lines, at)
+    if "Assertion" in line and _ASSERT.match(line):
+        return NativeMessage(type=None, message=line, lines=(line,))
+    if match := _CHECK.match(line):
+        return NativeMessage(type=None, message=match[1], lines=(line,))
+    if line.startswith(_FATAL) and (not line.startswith("thread '") or "panicked at" in line):
+        return NativeMessage(type=None, message=line, lines=tuple(lines[at : at + 3]))
+    return None
+
+
+def _with_frame(message: NativeMessage, dump: NativeMessage) -> NativeMessage:
+    """Return a message with the frame and the lines of the dump that follows it."""
+    own = tuple(line for line in message.lines if not line.startswith(DUMP_BEGINS) and line)
+    return replace(message, frame=dump.frame, lines=(*own, *dump.lines[1:]))
 
 
 def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessage:
@@ -107,6 +128,20 @@ def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessag
     message = what or ("" if type_ else "C++ terminate was called")
     shown = tuple(lines[at:end])
     return NativeMessage(type=type_, message=message, lines=shown, at_exit=type_ is None)
+
+
+def _native_frame(lines: Sequence[str]) -> str | None:
+    """Return the innermost C function of the crash, with its library, if the dump has C stacks."""
+    if _C_STACK not in lines:
+        return None
+    for line in lines[lines.index(_C_STACK) + 1 :]:
+        match = _C_FRAME.match(line)
+        if match is None:
+            if not line.startswith("  "):
+                return None
+        elif not match[2].startswith(_OF_THE_DUMP):
+            return f"{match[2]} ({match[1]})"
+    return None
 
 
 def _fatal_python(lines: Sequence[str], at: int) -> NativeMessage:
@@ -125,5 +160,7 @@ def _fatal_python(lines: Sequence[str], at: int) -> NativeMessage:
         elif frames and not line:
             break
     frame = next((frame for frame in frames if frame.of_user), frames[0] if frames else None)
-    message = lines[at].removeprefix("Fatal Python error: ")
+    message = lines[at].removeprefix(DUMP_BEGINS)
+    if (native := _native_frame(lines[at:])) is not None:
+        message += f" in {native}"
     return NativeMessage(type=None, message=message, frame=frame, lines=tuple(shown))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.facts import mentions
 
 
@@ -23,3 +25,29 @@ def test_a_worker_that_was_killed_while_it_saved_is_reported_with_how_to_leave_i
     assert result.returncode == 3
     assert mentions(result.stderr, "rank 1", "KILL", "1 s", "--failure-grace")
     assert mentions(result.stderr, "hint", "killed", "--failure-grace")
+
+
+def test_report_as_data_stands_beside_the_text(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('loss is nan')\ntime.sleep(600)\n"
+    )
+    result = job.run(script)
+    record = json.loads((result.run_dir / "report.json").read_text())
+    assert (record["schema"], record["kind"], record["exit_code"]) == (1, "failure", 1)
+    assert record["diagnosis"]["ranks"] == [1]
+    assert record["diagnosis"]["exception_type"] == "ValueError"
+    assert (record["hang"], record["error"]) == (None, None)
+    assert record["text"] + "\n" == (result.run_dir / "report.txt").read_text()
+
+
+def test_native_crash_has_the_line_of_python_without_an_option(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import ctypes, os, time\n"
+        "def tokenize():\n    ctypes.string_at(8)\n"
+        "if os.environ['RANK'] == '1':\n    tokenize()\ntime.sleep(600)\n"
+    )
+    result = job.run(script)
+    assert result.returncode == 139
+    assert "  at train.py:3 in tokenize" in result.stderr

@@ -91,6 +91,7 @@ def test_everything_is_the_users_own(distlaunch):
     assert {path.name for path in paths} >= {
         "attempt-0",
         "report.txt",
+        "report.json",
         "events.jsonl",
         "plan-0.json",
     }

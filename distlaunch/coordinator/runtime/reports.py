@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.policy.restarts import Final, text_of
+from distlaunch.coordinator.policy.restarts import Final, RestartDecision, text_of
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.records import DiskWork, EventLog
 from distlaunch.coordinator.runtime.run_directory import RunDir
@@ -24,6 +25,13 @@ from distlaunch.core.probe.python_modules import environment_has
 from distlaunch.diagnosis.model import Diagnosis
 from distlaunch.planning.build_plan import other_environment
 from distlaunch.planning.train_options import Dialect
+
+REPORT_SCHEMA = 1
+"""Raised when a field of ``report.json`` changes its meaning or goes away."""
+_NOT_APPLICABLE: Mapping[str, object] = dict.fromkeys(
+    ("attempt", "restarts", "world_size", "final_reason", "diagnosis", "hang", "error")
+)
+"""Every report has all fields. Those of other kinds are null."""
 
 
 class Reporter:
@@ -57,6 +65,8 @@ class Reporter:
         self._dialect = dialect or Dialect()
         self._error_file = error_file or ErrorFile(None)
         self._error: a.JobError | None = None
+        self._data: dict[str, object] | None = None
+        """What ``report.json`` says of the failure. None if nothing has failed."""
         self.summary = ""
         """Why the job has failed, in one sentence; empty if it has not failed."""
 
@@ -121,7 +131,9 @@ class Reporter:
             else cause.message or cause.summary
         )
         self.summary = what
+        record = {"diagnosis": diagnosis_record(diagnosis)}
         self._show(text, action)
+        self._keep_data("failure", text, action, record)
         self._disk_work.do(
             lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded)
         )
@@ -192,6 +204,7 @@ class Reporter:
         text = "\n".join(lines)
         self.summary = action.diagnosis.headline
         self._show(text, action)
+        self._keep_data("hang", text, action, {"hang": dict(action.diagnosis.record)})
         self._disk_work.do(lambda: self._error_file.write(self.summary, text, EXIT_HANG))
 
     def keep_stacks(self, action: a.WriteStacks) -> None:
@@ -217,15 +230,44 @@ class Reporter:
     def keep_job_error(self, error: a.JobError) -> None:
         """Write to ``report.txt`` why the job ends, although no worker has failed."""
         self._error, self.summary = error, error.message
+        self._data = {
+            "kind": "error",
+            "error": {"message": error.message, "hints": list(error.hints)},
+            "text": error.text.rstrip(),
+        }
         self._disk_work.do(
             lambda: self._run_dir.write_report(f"distlaunch: {error.text.rstrip()}\n")
         )
 
     def ended(self, exit_code: int) -> None:
-        """Write the launcher's error file if the job failed although no worker did."""
+        """Write ``report.json`` if the job failed, and the launcher's error file if no worker
+        did."""
         error = self._error
+        if self._data is not None and exit_code:
+            elapsed_s = round(time.monotonic() - self._started_s, 3)
+            common = {"job_id": self.plan.job_id, "exit_code": exit_code, "elapsed_s": elapsed_s}
+            record = {"schema": REPORT_SCHEMA, **common, **_NOT_APPLICABLE, **self._data}
+            self._disk_work.do(lambda: self._run_dir.write_report_data(record))
         if error is not None and exit_code:
             self._disk_work.do(lambda: self._error_file.write(error.message, error.text, exit_code))
+
+    def _keep_data(
+        self,
+        kind: str,
+        text: str,
+        action: a.ReportFailure | a.ReportHang,
+        record: Mapping[str, object],
+    ) -> None:
+        """Keep what ``report.json`` says of an attempt."""
+        self._data = {
+            "kind": kind,
+            "attempt": action.attempt,
+            "restarts": action.restarts,
+            "world_size": self.plan.shown_size,
+            "final_reason": _final_reason(action.decision),
+            "text": text.rstrip(),
+            **record,
+        }
 
     def _show(self, text: str, action: a.ReportFailure | a.ReportHang) -> None:
         of_stop = isinstance(action, a.ReportFailure) and action.while_stopping
@@ -234,6 +276,10 @@ class Reporter:
             text = f"{text.rstrip()}\n  {why}\n" if why else text
         self._disk_work.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
         self._sink.say(text.rstrip(), level="error")
+
+
+def _final_reason(decision: RestartDecision) -> str | None:
+    return decision.reason.name.lower() if isinstance(decision, Final) else None
 
 
 def _keep(action: a.WriteStacks, layout: Layout, run_dir: str) -> None:

@@ -22,6 +22,7 @@ from distlaunch.core.model.run_files import (
     MARKER,
     PID,
     REPORT,
+    REPORT_DATA,
     is_output_folder,
     is_output_of_distlaunch,
 )
@@ -161,15 +162,22 @@ class RunDir:
                 os.unlink(fresh)
 
     def write_report(self, text: str) -> None:
-        """Write ``text`` to ``report.txt``. If a worker has created such a file or link, it is
-        replaced and not opened."""
-        fresh = os.path.join(self.path, f"{REPORT}.new")
+        """Write ``report.txt``."""
+        self._replace(REPORT, printable(text, keep="\n"))
+
+    def write_report_data(self, record: Mapping[str, object]) -> None:
+        """Write ``report.json``."""
+        self._replace(REPORT_DATA, json.dumps(record, indent=1) + "\n")
+
+    def _replace(self, name: str, text: str) -> None:
+        """Write a file. A file or link that a worker has put there is replaced and not opened."""
+        fresh = os.path.join(self.path, f"{name}.new")
         with suppress(OSError):  # the console and the exit code still show it
             with open(
                 open_private(fresh, _NEW), "w", encoding="utf-8", errors="backslashreplace"
             ) as file:
-                file.write(printable(text, keep="\n"))
-            os.replace(fresh, os.path.join(self.path, REPORT))
+                file.write(text)
+            os.replace(fresh, os.path.join(self.path, name))
 
     def prune(self) -> None:
         """Delete all runs except the newest 50 in the default log directory.

@@ -14,6 +14,8 @@ from distlaunch.core.model.record import Record, replace
 
 EVENTS = "events.jsonl"
 REPORT = "report.txt"
+REPORT_DATA = "report.json"
+"""The same as data."""
 EVENTS_OF_NODE = "events-{node}.jsonl"
 """Events of a joined launcher, which may write to the same run directory."""
 PRELOAD = "preload.log"
@@ -119,6 +121,7 @@ def horovodrun_layout(workers: int) -> Layout:
 _OURS = {
     EVENTS,
     REPORT,
+    REPORT_DATA,
     PRELOAD,
     MARKER,
     PID,

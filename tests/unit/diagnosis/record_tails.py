@@ -52,6 +52,7 @@ def run(program: Path, scratch: Path) -> list[dict[str, object]]:
         "PATH": os.environ["PATH"],
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # as distlaunch's bootstrap does
         "HOME": str(scratch),
     }
     workers: dict[int, subprocess.Popen[bytes]] = {}

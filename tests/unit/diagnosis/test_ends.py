@@ -124,6 +124,34 @@ def test_faulthandler_gives_the_current_threads_innermost_user_frame(end_of):
     assert diagnosis.signature == ("SIGSEGV", "train.py:14 in kernel")
 
 
+def test_fatal_message_before_the_dump_stays_the_message(end_of):
+    cause = one(
+        end_of,
+        "double free or corruption (!prev)\nFatal Python error: Aborted\n\n"
+        'Current thread 0x01 (most recent call first):\n  File "/p/train.py", line 14 in kernel\n',
+        returncode=-6,
+    ).cause
+    assert cause.message == "double free or corruption (!prev)"
+    assert cause.frame == "train.py:14 in kernel"
+
+
+def test_c_stack_of_python_3_14_gives_the_native_function(end_of):
+    cause = one(
+        end_of,
+        "Fatal Python error: Segmentation fault\n\n"
+        "Current thread 0x00007f5b [python] (most recent call first):\n"
+        '  File "/p/train.py", line 14 in kernel\n\n'
+        "Current thread's C stack trace (most recent call first):\n"
+        '  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x48 [0x55d0]\n'
+        '  Binary file "/usr/bin/python3.14", at +0x32dcbd [0x55d1]\n'
+        '  Binary file "/lib/x86_64-linux-gnu/libc.so.6", at +0x42520 [0x7f5b]\n'
+        '  Binary file "/v/lib/_kernels.so", at launch_rows+0x1f [0x7f5c]\n',
+        returncode=-11,
+    ).cause
+    assert cause.message == "Segmentation fault in launch_rows (_kernels.so)"
+    assert cause.frame == "train.py:14 in kernel"
+
+
 @pytest.mark.parametrize(
     ("tail", "code", "message", "repeats"),
     [

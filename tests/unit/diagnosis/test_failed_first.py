@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.diagnosis.first_cause import diagnose
+from distlaunch.diagnosis.report import render_report
 from tests.facts import mentions
 
 RAISED = """Traceback (most recent call last):
@@ -24,7 +25,7 @@ def test_a_rank_whose_interpreter_still_ends_is_the_first_cause(end_of):
     assert found.cause.ranks == (2,)
     assert (found.cause.exception_type, found.cause.message) == ("ValueError", "loss is nan")
     assert found.exit_code == 1
-    assert mentions(found.others[0], "rank 1", "failed too", "SIGKILL")
+    assert mentions(found.failed_too[0], "rank 1", "failed too", "SIGKILL")
 
 
 def test_the_traceback_that_was_printed_first_wins_over_the_earlier_exit(end_of):
@@ -64,3 +65,37 @@ def test_a_traceback_after_the_first_exit_came_with_the_stop(end_of):
         end_of(2, RAISED, returncode=-15, ended_s=5.4, told_to_stop=True, traceback_age_s=0.1),
     ]
     assert diagnose(ends, world_size=3).cause.ranks == (1,)
+
+
+def test_two_ranks_that_fail_together_for_different_reasons_are_both_in_the_first_lines(end_of):
+    ends = [
+        end_of(0, LATER, ended_s=5.4),
+        end_of(2, RAISED, ended_s=5.0),
+        end_of(1, returncode=-15, told_to_stop=True, ended_s=6.0),
+    ]
+    found = diagnose(ends, world_size=3)
+    text = render_report(
+        found,
+        job_id="a",
+        world_size=3,
+        attempt=0,
+        restarts=0,
+        max_restarts=0,
+        elapsed_s=1.0,
+        run_dir="/r",
+        many_hosts=False,
+    )
+    assert found.cause.ranks == (2,)
+    assert text.splitlines()[:4] == [
+        "rank 2 of 3 failed: exit code 1",
+        "  ValueError: loss is nan",
+        "  at train.py:12 in step",
+        "  rank 0: failed too, exit code 1: KeyError: 'label' (train.py:12 in step)",
+    ]
+    assert found.others == ("rank 1: stopped by us",)
+
+
+def test_end_of_a_long_message_is_in_the_report(end_of):
+    tail = RAISED.replace("loss is nan", "x" * 2000 + " and the reason is here")
+    found = diagnose([end_of(0, tail)], world_size=1)
+    assert (found.cause.message or "").endswith("and the reason is here")

@@ -42,7 +42,7 @@ def test_every_rank_is_accounted_for_in_the_report(program, recorded):
     diagnosis = diagnose(recorded(program), world_size=4)
     said = len(diagnosis.cause.ranks) + sum(
         (int(part.partition("-")[2] or part) - int(part.partition("-")[0]) + 1)
-        for line in diagnosis.others
+        for line in (*diagnosis.failed_too, *diagnosis.others)
         for part in line.partition(":")[0].removeprefix("ranks ").removeprefix("rank ").split(",")
     )
     assert said == 4

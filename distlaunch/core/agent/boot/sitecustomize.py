@@ -43,9 +43,12 @@ def _arm(number: str) -> None:
 
     ``number`` is the file descriptor to write to, as text; empty if there is none.
     """
+    import faulthandler
+
+    if not faulthandler.is_enabled() and sys.stderr is not None:
+        faulthandler.enable()
     if number:
         import _signal  # type: ignore[import-not-found]
-        import faulthandler
 
         os.set_inheritable(int(number), False)  # noqa: FBT003 - positional-only in the standard library
         faulthandler.register(_signal.SIGRTMAX - 3, file=int(number), all_threads=True)
