@@ -61,7 +61,7 @@ class _Sample:
         self.stack = stack
         threads = parse_stacks(stack.text) if stack.text else []
         main = main_thread(threads)
-        self.view = StackView(main, script_dir) if main else None
+        self.view = StackView(main, script_dir, stack.source) if main else None
         wait = find_wait(self.view) if self.view else None
         self.collective = wait.name if wait is not None and wait.waiting is Waiting.SURELY else None
         self.synchronises = wait is not None and wait.synchronises

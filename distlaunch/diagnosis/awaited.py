@@ -77,8 +77,8 @@ class Awaited(Record):
 class _Place:
     """Where a rank is: its stack, and the call in it that waits for others."""
 
-    def __init__(self, thread: ThreadStack | None, script_dir: str) -> None:
-        self.view = StackView(thread, script_dir) if thread is not None else None
+    def __init__(self, thread: ThreadStack | None, script_dir: str, source: str = "") -> None:
+        self.view = StackView(thread, script_dir, source) if thread is not None else None
         self.wait: Wait | None = find_wait(self.view) if self.view else None
 
     @property
@@ -255,5 +255,7 @@ def _places_of_stacks(stacks: Sequence[m.Stack], script_dir: str) -> dict[int, _
     found = {}
     for stack in stacks:
         threads = parse_stacks(stack.text) if stack.text else []
-        found[stack.rank] = _Place(main_thread(threads) if threads else None, script_dir)
+        found[stack.rank] = _Place(
+            main_thread(threads) if threads else None, script_dir, stack.source
+        )
     return found

@@ -21,13 +21,15 @@ from distlaunch.diagnosis.awaited import (
     find_odd_collective,
     ranks_with_the_exception,
 )
-from distlaunch.diagnosis.clean_text import shorten_middle
+from distlaunch.diagnosis.clean_text import shorten_middle, to_lines
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for
 from distlaunch.diagnosis.model import Cause, Diagnosis
 from distlaunch.diagnosis.native import signal_name
 from distlaunch.diagnosis.special_hints import missing_module
+from distlaunch.diagnosis.tracebacks import read_tracebacks
+from distlaunch.diagnosis.unwrap import unwrap
 
 _OWN_FAILURE_S = 2.0
 """A worker that was told to stop may still fail by itself for this long after the first failure."""
@@ -49,6 +51,8 @@ _SYMPTOM = re.compile(
 """The part of a lost peer's message that is the same on all ranks: without addresses, durations and
 counters."""
 _MORE_CHARS = 240
+_DEAD = 4
+"""Largest number of lines about threads and processes that have ended with an exception."""
 _OTHERS = 8
 """Largest number of lines about other ranks."""
 GRACE_HINT = "if one that was killed was saving its state, a longer --failure-grace lets it end"
@@ -214,6 +218,24 @@ def doing(
     return _others(
         ends, seen, (), _lost_before_the_stop(ends), world_size=world_size, after_grace=after_grace
     )
+
+
+def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
+    """Return a line for each kind of exception that ended a thread or a child process of a worker.
+
+    The main thread of such a worker may wait for it forever.
+    """
+    kinds: dict[str, list[int]] = {}
+    for end in islice((end for end in ends if b"Traceback " in end.stderr_tail), _READ_WHOLE):
+        _, found, _ = read_tracebacks(unwrap(to_lines(end.stderr_tail)))
+        dead = [one for one in found if one.chain and one.kind in ("thread", "process")]
+        if dead:
+            raised = dead[-1].chain[-1]
+            where = f", at {raised.frame}" if raised.frame is not None else ""
+            what = "a thread" if dead[-1].kind == "thread" else "a child process"
+            text = shorten_middle(raised.text, _MORE_CHARS)
+            kinds.setdefault(f"{what} had ended with {text}{where}", []).append(end.rank)
+    return tuple(f"{name_ranks(ranks)}: {text}" for text, ranks in islice(kinds.items(), _DEAD))
 
 
 def _broken_before(first_s: float, bad: Sequence[WorkerExit]) -> Iterator[FailureEvidence]:

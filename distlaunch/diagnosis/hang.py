@@ -220,7 +220,7 @@ def _group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[_Group]:
     for stack in stacks:
         text = _ADDRESS.sub("0x0", stack.text)
         if (one := seen.get(text)) is None:
-            one = seen[text] = _read(text, script_dir)
+            one = seen[text] = _read(text, script_dir, stack.source)
         found.append((stack, _kind(stack.state, one), *one))
     groups = _merged(found, by_line=True)
     if len(groups) > _MOST:
@@ -588,10 +588,10 @@ def _record(
     }
 
 
-def _read(text: str, script_dir: str) -> _Seen:
+def _read(text: str, script_dir: str, source: str) -> _Seen:
     threads = parse_stacks(text) if text else []
     main = main_thread(threads)
-    view = StackView(main, script_dir) if main else None
+    view = StackView(main, script_dir, source) if main else None
     return (
         view,
         find_wait(view) if view else None,

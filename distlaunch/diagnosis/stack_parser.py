@@ -97,9 +97,11 @@ class StackView:
     """A main thread's stack for the report: the frames of the script, and the library frames that
     they have called."""
 
-    __slots__ = ("below", "cut", "frames", "users")
+    __slots__ = ("below", "cut", "frames", "source", "users")
 
-    def __init__(self, thread: ThreadStack, script_dir: str) -> None:
+    def __init__(self, thread: ThreadStack, script_dir: str, source: str = "") -> None:
+        self.source = source
+        """The line of source at the innermost frame; empty if it is not known."""
         frames = [frame for frame in thread.frames if not _is_wrapper(frame)] or list(thread.frames)
         marks = [is_users(frame, script_dir) for frame in frames]
         first = marks.index(True) if True in marks else None

@@ -3,6 +3,7 @@ workers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -137,6 +138,18 @@ _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
 """Calls that wait for other ranks: a substring of the file's path, the functions (None: any), the
 name in the report, and how certainly the call waits."""
 
+_NATIVE_CALLS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\b(?:TCPStore|FileStore|HashStore|PrefixStore)\("), "torch.distributed TCPStore"),
+    (re.compile(r"store\w*\.(?:wait|get|multi_get|barrier)\("), "a store of torch.distributed"),
+    (re.compile(r"\b(?:\w*work\w*|handle|req|request)\.wait\("), "torch.distributed wait"),
+    (
+        re.compile(r"\b(?:comm|COMM_WORLD|world)\.(?:[Bb]arrier|[Rr]ecv|[Aa]ll\w+|[Bb]cast)\("),
+        "mpi4py",
+    ),
+)
+"""Calls of native code that wait for other ranks. They have no frame below that of the script, so
+that only the line of source shows them: ``store.wait(["ready"])``."""
+
 _SAME = {
     "init_process_group": (
         "all wait for the group to form: has every rank the same WORLD_SIZE and MASTER_ADDR, and "
@@ -159,6 +172,10 @@ def find_wait(view: StackView) -> Wait | None:
         for part, functions, name, waiting in _TABLE:
             if part in frame.file and (functions is None or frame.function in functions):
                 return Wait(name=name.format(frame.function), waiting=waiting, frame=frame)
+    if not view.below and view.place is not None:
+        for pattern, name in _NATIVE_CALLS:
+            if pattern.search(view.source):
+                return Wait(name=name, waiting=Waiting.SURELY, frame=view.place)
     return None
 
 

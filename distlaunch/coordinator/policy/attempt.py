@@ -356,6 +356,7 @@ class Attempt:
                 killed=killed,
                 after_grace=after_grace,
                 leftovers=self.killed_text(after_grace),
+                dead_threads=failures.exceptions_of_threads(self.failures),
                 attempt=self.number,
             )
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)

@@ -302,6 +302,8 @@ class ReportHang(Record):
     """Why they were killed. None: because of the user's signal."""
     leftovers: str | None
     """A text that names the leftover processes that were killed; None if none were."""
+    dead_threads: tuple[str, ...]
+    """Lines on threads and child processes of workers that had ended with an exception."""
     attempt: int
     decision: RestartDecision
     restarts: int = 0

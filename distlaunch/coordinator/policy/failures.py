@@ -70,6 +70,15 @@ def doing(
     return find(ends, world_size=world_size, after_grace=after_grace)
 
 
+def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
+    """Return lines on threads and child processes of workers that ended with an exception."""
+    if not any(b"Traceback " in end.stderr_tail for end in ends):
+        return ()
+    from distlaunch.diagnosis.first_cause import exceptions_of_threads as find
+
+    return find(ends)
+
+
 def looks_like_consequence(end: WorkerExit) -> bool:
     """Return whether a failure is probably a symptom of another worker's failure."""
     from distlaunch.diagnosis.first_cause import looks_like_consequence as looks

@@ -75,6 +75,8 @@ class Stack(Record):
     """Processor time of the worker's descendants. A descendant that holds a GPU counts only if it
     is a fork of the worker. Other processes on a GPU may be ranks, which use processor time while
     they wait for each other."""
+    source: str = ""
+    """The line of the file at the innermost frame of the main thread, if it was read in time."""
     holds_gpu: bool = False
     """The worker has opened a GPU. Its processor time may then be spent waiting for the GPU."""
 

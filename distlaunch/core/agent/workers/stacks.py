@@ -13,7 +13,9 @@ a time limit.
 from __future__ import annotations
 
 import os
+import re
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +44,15 @@ _STILL_S = 0.1
 """A dump that has not grown for this long is complete, because faulthandler writes no end."""
 _SPIES = 4
 """Largest number of py-spy processes at a time. Each uses a processor that the workers may need."""
+_SOURCE_S = 0.3
+"""How long to wait for lines of source."""
+_SOURCE_BYTES = 2 << 20
+_SOURCE_CHARS = 200
+_INNERMOST = re.compile(
+    r'^(?:Current thread|Stack) ?(?:0x[0-9a-f]+)?.*\(most recent call first\):\n  File "(.+)", '
+    r"line (\d{1,9}) in ",
+    re.MULTILINE,
+)
 _KILL_S = 0.2
 _NOT_ANSWERING = ("T", "t", "D")
 
@@ -61,6 +72,7 @@ class _Worker:
         self.text = ""
         self.taken_s = self.cpu_s = self.children_cpu_s = 0.0
         self.holds_gpu = False
+        self.source = ""
 
     def open(self) -> None:
         """Read the process's state. Request its stacks if the worker has the signal handler."""
@@ -198,10 +210,44 @@ def _collect(
             if not spies.work() and not any(worker.is_waiting for worker in workers):
                 break
             ending.wait(_STEP_S)
+        _read_sources(workers)
     finally:
         spies.close()
         _close(workers)
         post(_answer(request, workers))
+
+
+def _read_sources(workers: Sequence[_Worker]) -> None:
+    """Read the line of source at which each worker is. A file system that hangs is not waited for."""
+    places = [(worker, match) for worker in workers if (match := _INNERMOST.search(worker.text))]
+    if not places:
+        return
+    found: dict[tuple[str, int], str] = {}
+
+    def read() -> None:
+        for _, match in places:
+            place = match[1], int(match[2])
+            if place not in found:
+                found[place] = _line_of(*place)
+
+    thread = threading.Thread(target=read, name="sources", daemon=True)
+    with suppress(RuntimeError):  # no thread can be started
+        thread.start()
+        thread.join(_SOURCE_S)
+    for worker, match in places:
+        worker.source = found.get((match[1], int(match[2])), "")
+
+
+def _line_of(path: str, number: int) -> str:
+    """Return a line of a file, without indentation; empty if it cannot be read."""
+    with suppress(OSError, ValueError):
+        if stat.S_ISREG(os.stat(path).st_mode):
+            with open(path, "rb") as file:
+                text = file.read(_SOURCE_BYTES)
+            lines = text.split(b"\n", number)
+            if number <= len(lines):
+                return lines[number - 1][:_SOURCE_CHARS].decode("utf-8", "replace").strip()
+    return ""
 
 
 def _answer(request: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
@@ -215,6 +261,7 @@ def _answer(request: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
             cpu_s=worker.cpu_s,
             children_cpu_s=worker.children_cpu_s,
             holds_gpu=worker.holds_gpu,
+            source=worker.source,
         )
         for worker in workers
     )
