@@ -278,3 +278,18 @@ def test_the_scripts_own_site_customisation_and_arguments_are_untouched(job, dis
     assert result.returncode == 0, result.stderr
     assert "[]" in result.stdout
     assert str(distlaunch.work) in result.stdout
+
+
+def test_dead_thread_that_should_have_filled_a_queue_is_in_the_report(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import os, queue, threading\n"
+        "batches = queue.Queue()\n"
+        "def fill():\n    raise KeyError('label')\n"
+        "if os.environ['RANK'] == '1':\n    threading.Thread(target=fill).start()\n"
+        "batches.get()\n"
+    )
+    result = job.run(script, options=QUICK)
+    assert result.returncode == 124
+    report = (result.run_dir / "report.txt").read_text()
+    assert mentions(report, "rank 1", "thread", "KeyError: 'label'", "train.py:4 in fill")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distlaunch.diagnosis.first_cause import diagnose
+from distlaunch.diagnosis.first_cause import diagnose, exceptions_of_threads
 from distlaunch.diagnosis.report import render_report
 from tests.facts import mentions
 
@@ -99,3 +99,15 @@ def test_end_of_a_long_message_is_in_the_report(end_of):
     tail = RAISED.replace("loss is nan", "x" * 2000 + " and the reason is here")
     found = diagnose([end_of(0, tail)], world_size=1)
     assert (found.cause.message or "").endswith("and the reason is here")
+
+
+def test_thread_that_had_ended_with_an_exception_is_named_for_a_hang(end_of):
+    dead = f"Exception in thread prefetch (fill):\n{RAISED}"
+    ends = [
+        end_of(1, dead, returncode=-15, told_to_stop=True),
+        end_of(2, RAISED, returncode=-15, told_to_stop=True),
+        end_of(0, "step 1\n", returncode=-15, told_to_stop=True),
+    ]
+    assert exceptions_of_threads(ends) == (
+        "rank 1: a thread had ended with ValueError: loss is nan, at train.py:12 in step",
+    )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.hang import HangDiagnosis, diagnose_hang
 from tests.facts import mentions
@@ -421,3 +422,34 @@ def test_whatever_comes_the_report_accounts_for_every_rank_and_fits_the_screen(
     ranks = [rank for group in told.record["groups"] for rank in group["ranks"]]
     assert sorted([*ranks, *ended]) == list(range(8))
     json.dumps(told.record, allow_nan=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'store.wait(["ready"], timedelta(minutes=10))',
+        'value = self.store.get("address")',
+        'store = dist.TCPStore("n0", 29600, 4, is_master=False)',
+        "work.wait()",
+        "req.wait()",
+        "comm.Barrier()",
+    ],
+)
+def test_of_ranks_in_three_places_the_one_that_the_others_wait_for_is_named(source):
+    stacks = [
+        stack(0, ALL_REDUCE),
+        replace(stack(1, line=41, function="wait_for_ready"), source=source),
+        replace(stack(2, line=52, function="build_index"), source="time.sleep(0.5)"),
+        stack(3, ALL_REDUCE),
+    ]
+    hang = explain(stacks)
+    assert hang.behind == (2,)
+    assert hang.frame == "train.py:52 in build_index"
+
+
+def test_line_of_source_below_a_call_of_a_library_decides_nothing():
+    stacks = [
+        stack(0, ALL_REDUCE),
+        replace(stack(1, LOADER), source="store.wait()"),
+    ]
+    assert explain(stacks).behind == (1,)

@@ -113,6 +113,19 @@ def test_a_worker_with_the_handler_writes_its_stacks_each_time(node, no_spy):
         assert stack.text.index("in innermost") < stack.text.index("in <module>")
 
 
+OF_A_FILE = "import sys; path = sys.argv[2]; exec(compile(open(path).read(), path, 'exec'))"
+
+
+def test_the_line_of_source_at_which_a_worker_is_comes_with_its_stacks(node, no_spy, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(ARMED)
+    node.start(OF_A_FILE, str(path))
+    assert node.collect()[0].source == "time.sleep(600)"
+    path.unlink()
+    os.mkfifo(path)
+    assert node.collect()[0].source == "", "it is no file any more, and would block the reader"
+
+
 def test_a_worker_without_the_handler_is_not_signalled(node, no_spy):
     node.start(UNARMED)
     assert node.collect()[0].text == ""
