@@ -38,6 +38,10 @@ ALLOWED = {
     ("transport/ssh/client.py", "'no acceptable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'Signature verification' in text"): "paramiko's words",
     ("cli/misplaced_options.py", "name in text"): "the user's script",
+    (
+        "core/agent/workers/stacks.py",
+        "_INNERMOST.search(worker.text)",
+    ): "faulthandler's words",
     ("console/terminal_writer.py", "SEPARATOR in text"): "a line that is too wide is cut there",
     ("coordinator/joined/launcher.py", "note not in self._noted"): "each line is said once",
     ("coordinator/runtime/runner.py", "note not in self._noted"): "each line is said once",
