@@ -189,7 +189,16 @@ def test_a_warm_worker_ends_as_a_cold_one_with_the_same_words(job, distlaunch, t
     (job.work / "end.py").write_text(text + "\n")
     seen = []
     for preload in ([], ["--preload", "json"]):
-        result = distlaunch.train("--num-procs", "1", "--format", "plain", *preload, "end.py")
+        result = distlaunch.train(
+            "--num-procs",
+            "1",
+            "-x",
+            "PYTHONFAULTHANDLER=1",
+            "--format",
+            "plain",
+            *preload,
+            "end.py",
+        )
         assert COLD not in result.stderr
         said = b"".join(
             path.read_bytes() for path in sorted((result.run_dir / "attempt-0").iterdir())
