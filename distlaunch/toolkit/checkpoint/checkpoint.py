@@ -30,11 +30,11 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint.choose_storage import store_for
 from distlaunch.toolkit.checkpoint.reader import CheckpointLoadPlanner, Reader
-from distlaunch.toolkit.checkpoint.save_requests import Requests
+from distlaunch.toolkit.checkpoint.save_requests import SaveRequests
 from distlaunch.toolkit.checkpoint.state import (
     Nested,
     Stateful,
-    Trained,
+    TrainingState,
     check_names,
     is_part,
     stateful_part,
@@ -139,17 +139,22 @@ class Checkpoint:
         stateful = {
             name: stateful_part(name, part) for name, part in named.items() if part is not None
         }
-        self._trained = Trained(model, several(optimizer), stateful, trust=trust)
+        self._training_state = TrainingState(model, several(optimizer), stateful, trust=trust)
         self._trust = trust
         self._sampler = sampler
         self._every, self._every_s, self._background = every, every_s, background
         self._group, writing = new_groups()
         self._store = store_for(where)
         self._writing = Writing(
-            writing, self._store, self._claim(), keep=keep, kinds=self._trained.kinds, trust=trust
+            writing,
+            self._store,
+            self._claim(),
+            keep=keep,
+            kinds=self._training_state.kinds,
+            trust=trust,
         )
-        self._requests = Requests()
-        self._asking = Asking(time.monotonic())
+        self._requests = SaveRequests()
+        self._request_schedule = RequestSchedule(time.monotonic())
         self._resumed = self._closed = False
         self._parts_checked = False
         self._only_resumed = False
@@ -176,8 +181,8 @@ class Checkpoint:
         Raises ConfigError if the checkpoint is of another model or optimizer. Raises
         CheckpointError if a checkpoint cannot be read, or if all checkpoints are damaged.
         """
-        self._see_that_it_is_open("resume")
-        with self._naming_loss(call := ("resume", -1 if steps is None else steps)):
+        self._check_open("resume")
+        with self._lost_worker_errors(call := ("resume", -1 if steps is None else steps)):
             self.wait()
             self._group.compare(call, _NOTHING_ASKED)
             return self._resume(steps)
@@ -190,7 +195,7 @@ class Checkpoint:
             raise ConfigError(
                 f"checkpoints in {self._store.root}: none after {steps} steps; there are: {there}"
             )
-        self._asking.restart(time.monotonic())
+        self._request_schedule.restart(time.monotonic())
         damaged: list[str] = []
         for name in names:
             manifest, damage = self._verified(name)
@@ -283,9 +288,9 @@ class Checkpoint:
         Entries that may be refused are loaded first, so that a refusal leaves model and optimizer
         unchanged.
         """
-        where, trained, rank, world_size = (
+        where, training_state, rank, world_size = (
             self._store.where(name),
-            self._trained,
+            self._training_state,
             self._group.rank,
             self._group.size,
         )
@@ -294,7 +299,7 @@ class Checkpoint:
             where, lambda: Reader(self._store, name, manifest["files"], trust=self._trust)
         )
         metadata = reader.metadata
-        groups = self._group.agree(where, lambda: trained.groups_template(metadata))
+        groups = self._group.agree(where, lambda: training_state.groups_template(metadata))
         if groups:
             self._group.agree(where, lambda: self._read(reader, groups))
         paths: Any = metadata.planner_data
@@ -302,34 +307,36 @@ class Checkpoint:
             where,
             lambda: reader.check(groups, lambda key, value: check_names(paths[key], value)),
         )
-        said = self._group.agree(where, lambda: trained.check_model(groups, metadata))
+        said = self._group.agree(where, lambda: training_state.check_model(groups, metadata))
         said += self._group.agree(
-            where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers"))
+            where, lambda: training_state.match_groups(groups, metadata, manifest.get("optimizers"))
         )
-        state = self._group.agree(where, lambda: trained.template(metadata))
+        state = self._group.agree(where, lambda: training_state.template(metadata))
         tensors = {key: value for key, value in state.items() if value is not None}
         values: Nested = {key: None for key in state if key not in tensors}
         if values:
             self._group.agree(where, lambda: self._read(reader, values))
-        self._group.agree(where, lambda: trained.check_sizes(values, metadata))
-        own = self._group.agree(where, lambda: trained.own_template(metadata, rank, was))
+        self._group.agree(where, lambda: training_state.check_sizes(values, metadata))
+        own = self._group.agree(where, lambda: training_state.own_template(metadata, rank, was))
         self._group.agree(where, lambda: self._read(reader, own))
-        self._group.agree(where, lambda: trained.unpickle_own(own, reader.unpickled))
-        said += self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
+        self._group.agree(where, lambda: training_state.unpickle_own(own, reader.unpickled))
+        said += self._group.agree(
+            where, lambda: training_state.load_own(own, rank, was, world_size)
+        )
         self._group.agree(where, lambda: self._read(reader, tensors))
         # In the order in which the entries were saved.
         read = {key: tensors[key] if key in tensors else values[key] for key in state}
-        self._group.agree(where, lambda: trained.take(read, metadata))
+        self._group.agree(where, lambda: training_state.load(read, metadata))
         if was != world_size:
             said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
-        if (converted := trained.converted(metadata)) is not None:
+        if (converted := training_state.converted(metadata)) is not None:
             said.append(f"has other types of numbers: {converted}")
         for text in said:
             self._say(f"{where} {text}")
-        self._group.agree(where, trained.restore_random)
+        self._group.agree(where, training_state.restore_random)
         # A DataLoader draws a random number when an iteration begins.
         if hasattr(self._sampler, "before_first"):
-            self._sampler.before_first = trained.restore_random
+            self._sampler.before_first = training_state.restore_random
 
     def _read(self, reader: Reader, state: Nested) -> None:
         """Read the checkpoint into ``state`` on all workers together.
@@ -366,7 +373,7 @@ class Checkpoint:
         CheckpointError if a checkpoint could not be written, also if it was begun by an earlier
         call.
         """
-        self._see_that_it_is_open("step")
+        self._check_open("step")
         steps, before = steps_after(step, self._reached), self._reached
         self._reached, self._only_resumed = steps, False
         self._requests.stepped = True
@@ -374,8 +381,8 @@ class Checkpoint:
             self._sampler.advance(batches)
         due = self._every is not None and steps // self._every > before // self._every
         signalled = stop = False
-        with self._naming_loss(("step", steps - 1)):
-            if due or self._group.size == 1 or self._asking.is_due(steps):
+        with self._lost_worker_errors(("step", steps - 1)):
+            if due or self._group.size == 1 or self._request_schedule.is_due(steps):
                 asked, signalled, stop = self._ask(steps)
                 due = due or asked or stop
                 self._check_parts()
@@ -395,7 +402,7 @@ class Checkpoint:
         """
         if not self._parts_checked:
             self._parts_checked = True
-            self._group.agree("Checkpoint: the part", self._trained.check_parts)
+            self._group.agree("Checkpoint: the part", self._training_state.check_parts)
 
     def save(self, step: int | None = None, *, background: bool = False) -> None:
         """Save the state after a step, on all workers. A state that is saved already is not saved
@@ -406,10 +413,10 @@ class Checkpoint:
         return at once; a later call raises the errors. Raises Stopped after SIGTERM, and
         CheckpointError if the checkpoint cannot be written.
         """
-        self._see_that_it_is_open("save")
+        self._check_open("save")
         if step is not None:
             self._reached, self._only_resumed = steps_after(step, self._reached), False
-        with self._naming_loss(call := ("save", self._reached - 1)):
+        with self._lost_worker_errors(call := ("save", self._reached - 1)):
             self._group.compare(call, _NOTHING_ASKED)
             if step is None and (self._only_resumed or self._reached == 0):
                 return
@@ -438,7 +445,7 @@ class Checkpoint:
             _BY_SIGNAL if self._requests.save else int(due),
             int(self._requests.stop),
             int(self._writing.has_failed),
-            self._asking.step_us(steps, now),
+            self._request_schedule.step_us(steps, now),
         ]
         try:
             asked, stop, failing, step_us = self._group.compare(("step", steps - 1), mine)
@@ -446,7 +453,7 @@ class Checkpoint:
             if not self._requests.stop:
                 raise
             self._stop(f"not saved, as this worker cannot agree with the others any more: {error}")
-        self._asking.answered(steps, now, step_us)
+        self._request_schedule.answered(steps, now, step_us)
         if failing:
             self.wait()
         if asked:
@@ -454,7 +461,7 @@ class Checkpoint:
         return bool(asked), asked == _BY_SIGNAL, bool(stop)
 
     @contextmanager
-    def _naming_loss(self, call: Call) -> Iterator[None]:
+    def _lost_worker_errors(self, call: Call) -> Iterator[None]:
         """Raise CheckpointError if another worker is lost. Its text has this rank and the newest
         complete checkpoint."""
         try:
@@ -465,7 +472,7 @@ class Checkpoint:
                 f"{method}({step if step >= 0 else ''}): another worker has ended, or does not "
                 f"answer ({error})"
             )
-            kept = self._writing.told(told, self._writing.names)
+            kept = self._writing.failure_text(told, self._writing.names)
             raise CheckpointError(
                 f"checkpoints in {self._store.root}: rank {self._group.rank}: {kept}"
             ) from error
@@ -491,19 +498,19 @@ class Checkpoint:
         """Begin the next checkpoint on all workers, or on none. Return whether a worker is to
         stop."""
         names, name = self._writing.names, self._store.name(steps)
-        folder, error, taken, state = "", None, None, {}
+        folder, error, snapshot, state = "", None, None, {}
         try:
             if self._group.rank == 0:
                 self._store.check_claim()
                 folder = self._store.folder(name)
-            taken = self._trained.taken(alone=self._group.size == 1)
+            snapshot = self._training_state.snapshot(alone=self._group.size == 1)
         except Exception as failure:  # noqa: BLE001 - the others wait for an answer
-            error = self._writing.told(failure, names)
-        rank_0s = self._group.first({} if taken is None else taken.digests)
+            error = self._writing.failure_text(failure, names)
+        rank_0s = self._group.first({} if snapshot is None else snapshot.digests)
         try:
-            state = {} if taken is None else taken.state(self._group.rank, rank_0s)
+            state = {} if snapshot is None else snapshot.state(self._group.rank, rank_0s)
         except Exception as failure:  # noqa: BLE001 - as above
-            error = self._writing.told(failure, names)
+            error = self._writing.failure_text(failure, names)
         answers = self._group.all((name, folder, error, self._requests.stop))
         name, folder, _, _ = answers[0]
         if errors := [
@@ -566,7 +573,7 @@ class Checkpoint:
         cancel_call_before_end(self._leave)
         try:
             self.wait()
-            self._say_what_is_not_saved()
+            self._warn_of_unsaved_steps()
         finally:
             stop = self._end()
             if sys.exc_info()[0] is None:  # after an exception others may wait for this worker
@@ -593,7 +600,7 @@ class Checkpoint:
             log.warning("distlaunch: warning: %s", error)
         else:
             if getattr(sys, "last_type", None) is None:  # no exception has ended the script
-                self._say_what_is_not_saved()
+                self._warn_of_unsaved_steps()
         stop = self._end()
         # A process group lives as long as there are references to it.
         self._group.handle = self._writing.group.handle = None
@@ -620,7 +627,7 @@ class Checkpoint:
         atexit.register(end_process_group)
         raise Stopped(128 + signal.SIGTERM)
 
-    def _see_that_it_is_open(self, method: str) -> None:
+    def _check_open(self, method: str) -> None:
         if self._closed:
             raise ConfigError(f"Checkpoint: {method}() after close(): make another one")
         if os.getpid() != self._owner:
@@ -628,7 +635,7 @@ class Checkpoint:
                 f"Checkpoint: {method}() in a forked process: it is of the process that has made it"
             )
 
-    def _say_what_is_not_saved(self) -> None:
+    def _warn_of_unsaved_steps(self) -> None:
         """Warn about steps since the last checkpoint, if the training has ended without an
         error."""
         saved = max(0, self._writing.saved_steps)
@@ -777,7 +784,7 @@ MOST_STEPS_BETWEEN = 1000
 """Largest number of steps between two agreements of the workers."""
 
 
-class Asking:
+class RequestSchedule:
     """Decides after which steps the workers agree on whether to save.
 
     All workers call its methods with the same values, so that all choose the same steps.

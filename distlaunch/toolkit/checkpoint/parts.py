@@ -46,7 +46,7 @@ class Whole:
     value: Any
 
 
-def kept(value: Any, name: str) -> Any:
+def saveable_form(value: Any, name: str) -> Any:
     """Return a form of the value that torch writes and reads unchanged. ``name`` is its name in
     errors.
 
@@ -116,14 +116,14 @@ def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     state."""
     sharded: dict[str, torch.Tensor] = {}
 
-    def take(path: Path, value: Any) -> Any:
+    def separate(path: Path, value: Any) -> Any:
         if not is_sharded(value):
             return value
         place = str(path)
         sharded[place] = value
         return Elsewhere(place=place)
 
-    return changed(state, take), sharded
+    return changed(state, separate), sharded
 
 
 def joined(

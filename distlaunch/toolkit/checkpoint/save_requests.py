@@ -12,16 +12,16 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-class _Heard:
+class _ReceivedSignals:
     """The signals that this process has received. A handler that the script has set before is
     called as well."""
 
     def __init__(self) -> None:
         self.saves = 0
         self.stop = self.answered = False
-        self.open: list[Requests] = []
+        self.open: list[SaveRequests] = []
         self._before: dict[int, Handler] = {}
-        self._hearing = False
+        self._is_handling = False
         self._owner = os.getpid()
 
     def begin(self) -> None:
@@ -31,26 +31,26 @@ class _Heard:
         # Only the main thread can set signal handlers.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGUSR1):
-                if (before := signal.signal(number, self.hear)) != self.hear:
+                if (before := signal.signal(number, self.on_signal)) != self.on_signal:
                     self._before[number] = before
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        if self._hearing:  # the script's handler has called this one
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_handling:  # the script's handler has called this one
             return
-        self._hearing = True
+        self._is_handling = True
         try:
-            self._take(number, frame)
+            self._record(number, frame)
         finally:
-            self._hearing = False
+            self._is_handling = False
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number, signal.SIG_DFL)
         if self.open and os.getpid() == self._owner:
             if number == signal.SIGTERM:
                 self.stop = True
             else:
                 self.saves += 1
-        elif before == signal.SIG_DFL and signal.getsignal(number) == self.hear:
+        elif before == signal.SIG_DFL and signal.getsignal(number) == self.on_signal:
             signal.signal(number, signal.SIG_DFL)  # a forked child, which a pool ends with TERM
             os.kill(os.getpid(), number)
         if callable(before):
@@ -60,60 +60,61 @@ class _Heard:
         """Restore the previous signal handlers, unless the script has set other handlers
         meanwhile."""
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self.hear:
+            if signal.getsignal(number) == self.on_signal:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-_heard = _Heard()
+_received = _ReceivedSignals()
 """Shared by all Checkpoints of the process, which may be closed in any order."""
 
 
-class Requests:
+class SaveRequests:
     """The requests of signals to one Checkpoint."""
 
     def __init__(self) -> None:
         self.stepped = self._stopping = False
-        if not _heard.open:
-            _heard.begin()
-        _heard.open.append(self)
-        self._served = _heard.saves
+        if not _received.open:
+            _received.begin()
+        _received.open.append(self)
+        self._served = _received.saves
 
     @property
     def save(self) -> bool:
         """Whether a checkpoint is requested: SIGUSR1 has arrived since the last save."""
-        return _heard.saves > self._served
+        return _received.saves > self._served
 
     @property
     def stop(self) -> bool:
         """Whether SIGTERM has arrived."""
-        return _heard.stop
+        return _received.stop
 
     def saved(self) -> None:
         """Record that the save requested by SIGUSR1 is done."""
-        self._served = _heard.saves
+        self._served = _received.saves
 
     def may_stop(self) -> bool:
         """Return whether to end now, after the save for SIGTERM.
 
         Other Checkpoints of the process may have steps left; they reach their next step first.
         """
-        waits = any(each.stepped and not each._stopping for each in _heard.open if each is not self)  # noqa: SLF001
+        others = [each for each in _received.open if each is not self]
+        waits = any(each.stepped and not each._stopping for each in others)  # noqa: SLF001
         again, self._stopping = self._stopping, True
         return again or not waits
 
     def answered(self) -> None:
         """Record that Stopped is raised, so that SIGTERM is handled."""
-        _heard.answered = True
+        _received.answered = True
 
     def end(self) -> bool:
         """Stop receiving signals. The last Checkpoint restores the handlers.
 
         Return whether it is the last one and SIGTERM has arrived and was not handled.
         """
-        if self not in _heard.open:
+        if self not in _received.open:
             return False
-        _heard.open.remove(self)
-        if _heard.open:
+        _received.open.remove(self)
+        if _received.open:
             return False
-        _heard.end()
-        return _heard.stop and not _heard.answered
+        _received.end()
+        return _received.stop and not _received.answered

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.allowed_types import check_saved
-from distlaunch.toolkit.checkpoint.parts import joined, kept, split, unwrapped
+from distlaunch.toolkit.checkpoint.parts import joined, saveable_form, split, unwrapped
 from distlaunch.toolkit.checkpoint.storage import CheckpointError, describe, some
 from distlaunch.toolkit.checkpoint.unpickler import MalformedError
 from distlaunch.toolkit.optimizer_state import (
@@ -64,7 +64,7 @@ class Stateful(Protocol):
         """Set the object's state."""
 
 
-class Trained:
+class TrainingState:
     """The objects whose states determine the next training step: model, optimizers, parts, random
     generators."""
 
@@ -98,7 +98,7 @@ class Trained:
         """Return the names of the optimizers' classes."""
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
-    def taken(self, *, alone: bool) -> Taken:
+    def snapshot(self, *, alone: bool) -> Snapshot:
         """Return what this worker saves, except random states. Tensors are not copied.
 
         ``alone``: there is only one worker.
@@ -109,14 +109,17 @@ class Trained:
         own = {} if alone else unshared(self.model, model)
         for group in optimizer["param_groups"]:
             group.update(
-                {key: self._kept(value, f"the optimizer's {key}") for key, value in group.items()}
+                {
+                    key: self._saveable_form(value, f"the optimizer's {key}")
+                    for key, value in group.items()
+                }
             )
         for name, state in optimizer["state"].items():
             optimizer["state"][name] = {
-                key: self._kept(value, f"{name}.{key}") for key, value in state.items()
+                key: self._saveable_form(value, f"{name}.{key}") for key, value in state.items()
             }
-        return Taken(
-            model={name: self._kept(value, name) for name, value in model.items()},
+        return Snapshot(
+            model={name: self._saveable_form(value, name) for name, value in model.items()},
             optimizer=optimizer if self.optimizers else None,
             classes=self._classes(),
             tied=tied(self.model),
@@ -141,8 +144,8 @@ class Trained:
             check_saved(value, name)
         return value
 
-    def _kept(self, value: Any, name: str) -> Any:
-        return kept(self._checked(value, name), name)
+    def _saveable_form(self, value: Any, name: str) -> Any:
+        return saveable_form(self._checked(value, name), name)
 
     def _canonical(self) -> tuple[Nested, Nested]:
         """Return the states of model and optimizers by canonical names. Neither is changed."""
@@ -403,7 +406,7 @@ class Trained:
         ((key, data),) = ((key, value) for key, value in read.items() if key.startswith("worker-"))
         read[key] = unpickled(key, data.numpy().data, check_own)
 
-    def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
+    def load_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Load the states of parts and this worker's buffers, but not the random states.
 
         Return texts about parts that are only in the checkpoint or only here. ``was`` is the number
@@ -450,7 +453,7 @@ class Trained:
 
         part.load_state_dict(joined(state, entry, here, shapes))
 
-    def take(self, read: Nested, metadata: Metadata) -> None:
+    def load(self, read: Nested, metadata: Metadata) -> None:
         """Load the entries of ``template`` into the optimizer. Tensors of the model are loaded
         already."""
         try:
@@ -754,7 +757,7 @@ Digests = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class Snapshot:
     """The state of one worker at a save."""
 
     model: dict[str, Any]

@@ -108,7 +108,7 @@ class Writing:
             self._thread.shutdown()
             self._thread = None
 
-    def told(self, failure: Exception | str, names: Sequence[str]) -> str:
+    def failure_text(self, failure: Exception | str, names: Sequence[str]) -> str:
         """Return the text of a failure, with the newest complete checkpoint.
 
         If the location has disappeared, the text says only this.
@@ -142,7 +142,7 @@ class Writing:
             error = self._committed(self._saved(state, writer), writer, folder, name, names)
         # gloo's error: another worker has ended, so this checkpoint stays incomplete.
         except RuntimeError as failure:
-            error = self.told(f"another worker has ended ({str(failure)[:200]})", names)
+            error = self.failure_text(f"another worker has ended ({str(failure)[:200]})", names)
         if error is not None:
             raise self.not_written(name, error)
         names = [name, *names]
@@ -195,7 +195,7 @@ class Writing:
             except Exception as failure:  # noqa: BLE001 - the others wait for an answer
                 failed = failure
             if failed is not None:
-                error = self.told(failed, names)
+                error = self.failure_text(failed, names)
                 with suppress(Exception):
                     self._store.remove(folder)
         return self.group.first(error)

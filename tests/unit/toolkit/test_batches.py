@@ -26,7 +26,7 @@ def sampler(rank, workers, samples, batch_size, **options):
     return made
 
 
-def taken(workers, samples, batch_size, batches, state=None):
+def snapshot(workers, samples, batch_size, batches, state=None):
     """Train on this many batches on all workers; return the samples and the state."""
     everyone = [sampler(rank, workers, samples, batch_size) for rank in range(workers)]
     found = []
@@ -55,8 +55,8 @@ def test_a_change_of_workers_within_an_epoch_loses_and_repeats_no_sample(
 ):
     number = -(-samples // (before * batch))
     stop = cut.draw(st.integers(0, number - 1))
-    first, state = taken(before, samples, batch, stop)
-    second, end = taken(after, samples, batch, 1000, state)
+    first, state = snapshot(before, samples, batch, stop)
+    second, end = snapshot(after, samples, batch, 1000, state)
     assert set(first) | set(second) == set(range(samples))
     assert len(first) == len(set(first))
     assert not set(first) & set(second)

@@ -167,9 +167,9 @@ def test_any_other_step_is_refused(tmp_path, method, step):
 def test_after_going_back_signals_are_handled_at_once(tmp_path):
     checkpoint = made(tmp_path)
     checkpoint.save(9)
-    checkpoint._asking._next = 3000
+    checkpoint._request_schedule._next = 3000
     assert checkpoint.resume() == 10
-    assert checkpoint._asking.is_due(11)
+    assert checkpoint._request_schedule.is_due(11)
     checkpoint.close()
 
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from distlaunch.toolkit.checkpoint.allowed_types import state_names
 from distlaunch.toolkit.checkpoint.parts import Elsewhere, changed, split
-from distlaunch.toolkit.checkpoint.state import Trained
+from distlaunch.toolkit.checkpoint.state import TrainingState
 from distlaunch.toolkit.checkpoint.unpickler import Unpickler
 from tests.unit.toolkit.hostile import loaded_bytes
 
@@ -34,10 +34,10 @@ def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_
     workers, expected
 ):
     """Rank 0's are the model's, which are read before; parameters are nobody's own."""
-    own = Trained(statistics(5.0), (), {}).taken(alone=False).state(1, {})["worker-1"]
-    here = Trained(statistics(1.0), (), {})
-    assert here.take_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, workers) == []
-    here.take({}, Metadata({}, planner_data={}))
+    own = TrainingState(statistics(5.0), (), {}).snapshot(alone=False).state(1, {})["worker-1"]
+    here = TrainingState(statistics(1.0), (), {})
+    assert here.load_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, workers) == []
+    here.load({}, Metadata({}, planner_data={}))
     assert here.model.running_mean.tolist() == [expected] * 2
     assert here.model.num_batches_tracked.item() == expected
     assert here.model.weight.tolist() == [1.0, 1.0]
@@ -71,30 +71,30 @@ class Masked(nn.Module):
     ],
 )
 def test_a_worker_writes_of_its_buffers_and_extra_states_only_what_is_not_rank_0s(model, expected):
-    rank_0s = Trained(Masked(1), (), {}).taken(alone=False).digests
-    written = Trained(model, (), {}).taken(alone=False).state(1, rank_0s)["worker-1"]
+    rank_0s = TrainingState(Masked(1), (), {}).snapshot(alone=False).digests
+    written = TrainingState(model, (), {}).snapshot(alone=False).state(1, rank_0s)["worker-1"]
     own = torch.load(io.BytesIO(written.numpy().tobytes()), weights_only=False)
     assert sorted(own["model"]) == expected
     assert ("mask" in expected) == (len(written) > 1 << 20)
 
 
 def test_what_a_worker_has_not_written_it_gets_of_rank_0_and_nothing_is_kept():
-    rank_0s = Trained(statistics(5.0), (), {}).taken(alone=False)
+    rank_0s = TrainingState(statistics(5.0), (), {}).snapshot(alone=False)
     model = statistics(5.0)
     model.running_mean.fill_(7.0)
-    own = Trained(model, (), {}).taken(alone=False).state(1, rank_0s.digests)["worker-1"]
-    here = Trained(statistics(1.0), (), {})
-    here.take_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, 2)
+    own = TrainingState(model, (), {}).snapshot(alone=False).state(1, rank_0s.digests)["worker-1"]
+    here = TrainingState(statistics(1.0), (), {})
+    here.load_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, 2)
     for entry in (
         "running_var",
         "num_batches_tracked",
     ):  # as they are when rank 0's model has been read
         getattr(here.model, entry).fill_(5)
-    here.take({}, Metadata({}, planner_data={}))
+    here.load({}, Metadata({}, planner_data={}))
     assert here.model.running_mean.tolist() == [7.0] * 2
     assert here.model.running_var.tolist() == [5.0] * 2
     here.model.running_mean.fill_(9.0)
-    here.take({}, Metadata({}, planner_data={}))
+    here.load({}, Metadata({}, planner_data={}))
     assert here.model.running_mean.tolist() == [9.0] * 2, "what has been taken is gone"
 
 

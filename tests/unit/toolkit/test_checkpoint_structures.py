@@ -15,7 +15,7 @@ from torch import nn
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
-from distlaunch.toolkit.checkpoint.state import Trained
+from distlaunch.toolkit.checkpoint.state import TrainingState
 from distlaunch.toolkit.checkpoint.storage import CheckpointError
 from tests.unit.toolkit.test_checkpoint_optimizers import (
     resumed,
@@ -135,7 +135,7 @@ def test_a_buffer_that_is_not_dense_is_refused_when_the_checkpoint_is_made(tmp_p
 def test_a_buffer_of_float8_is_saved_as_it_is(tmp_path, type_):
     saved(tmp_path, with_buffer(torch.tensor([0.5, -2.0]).to(type_)), None)
     other = with_buffer(torch.zeros(2).to(type_))
-    assert Trained(other, (), {}).taken(alone=False).own["seen"] is not None
+    assert TrainingState(other, (), {}).snapshot(alone=False).own["seen"] is not None
     resumed(tmp_path, other, None)
     assert other.seen.float().tolist() == [0.5, -2.0]
 
@@ -191,10 +191,10 @@ def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_
     tmp_path, caplog, monkeypatch
 ):
     saved(tmp_path, pair(tied=False), None)
-    monkeypatch.setattr(Trained, "groups_template", lambda self, metadata: {})
+    monkeypatch.setattr(TrainingState, "groups_template", lambda self, metadata: {})
     from distlaunch.toolkit.checkpoint import state as checkpoint_state
 
-    kept = checkpoint_state.Trained.check_model
+    kept = checkpoint_state.TrainingState.check_model
 
     def older(self, read, metadata):
         metadata.planner_data = {
@@ -202,6 +202,6 @@ def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_
         }
         return kept(self, read, metadata)
 
-    monkeypatch.setattr(Trained, "check_model", older)
+    monkeypatch.setattr(TrainingState, "check_model", older)
     assert resumed(tmp_path, pair(tied=True), None) == 1
     assert mentions(caplog.text, "one parameter", "0.weight, 1.weight")
