@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from xdist.remote import Producer
 
-_ON_CTRL_C = signal.getsignal(signal.SIGINT)
 import distlaunch.__main__  # installs the command's handler of Ctrl-C, which would end pytest
 
-signal.signal(signal.SIGINT, _ON_CTRL_C)
+# Python's own, also where the session was started in the background, which ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # --- in CI a skip is a failure -------------------------------------------------------------------------------------
 
