@@ -479,7 +479,7 @@ _MEMORY: tuple[HintRow, ...] = (
         kind=K.LOADER,
         hint=(
             "native code crashed in the data loader's worker: num_workers=0 runs the data set "
-            "in the rank itself, and -x PYTHONFAULTHANDLER=1 shows its line"
+            "in the rank itself, whose crash is reported with its line"
         ),
         marks=(
             "is killed by signal: segmentation fault",
@@ -1380,7 +1380,7 @@ _PROCESSES: tuple[HintRow, ...] = (
         kind=K.POOL,
         hint=(
             "a process of the pool ended without an exception: `dmesg -T` names an out-of-memory "
-            "kill; with max_workers=1 and -x PYTHONFAULTHANDLER=1 its crash is shown"
+            "kill; without the pool, a crash of the rank itself is reported with its line"
         ),
         types=("BrokenProcessPool", "TerminatedWorkerError"),
     ),
