@@ -1,8 +1,12 @@
-"""Find the ranks that the others waited for in vain. No I/O.
+"""Find the ranks that other ranks waited for until a timeout. No I/O.
 
-Ranks that time out in a collective are victims. The rank that they waited for has raised nothing.
-It is named by a text of a library, or it has ended with 0, or it is behind by the sequence numbers
-of NCCL's watchdog, or its stack shows that it is somewhere else.
+Ranks that time out in a collective are called victims here. The rank that they waited for has
+raised no exception. It is found in one of these ways:
+
+* A message of a library names it.
+* It has ended with 0.
+* It is behind, by the sequence numbers of NCCL's watchdog.
+* Its stack shows that it is not in the collective.
 """
 
 from __future__ import annotations
@@ -63,19 +67,19 @@ _FINGERPRINT = re.compile(
 
 
 class Awaited(Record):
-    """The ranks that the others waited for."""
+    """The ranks that other ranks waited for."""
 
     ranks: tuple[int, ...]
     summary: str
-    """What these ranks did, as a clause: ``did not take part: ranks 0-1 timed out waiting``."""
+    """A clause on what the ranks did: ``did not take part: ranks 0-1 timed out waiting``."""
     frame: str | None = None
     """The innermost frame of the user's code in the first of these ranks."""
     stack: tuple[str, ...] = ()
-    """The stack of the first of these ranks, innermost first, shortened."""
+    """The stack of the first of these ranks, shortened. The innermost frame comes first."""
 
 
 class _Place:
-    """Where a rank is: its stack, and the call in it that waits for others."""
+    """The stack of a rank, and the call in the stack that waits for other ranks."""
 
     def __init__(self, thread: ThreadStack | None, script_dir: str, source: str = "") -> None:
         self.view = StackView(thread, script_dir, source) if thread is not None else None
@@ -102,10 +106,11 @@ def find_awaited(
     stacks: Sequence[m.Stack],
     script_dir: str,
 ) -> Awaited | None:
-    """Return the ranks that the victims waited for. Return None if nothing shows which.
+    """Return the ranks that the victims waited for. Return None if they cannot be determined.
 
-    ``ends``: all exits of the attempt. ``stacks``: those of the workers that ran when the first
-    victim failed.
+    ``ends`` are all exits of the attempt. ``running`` are the ranks that have not exited.
+    ``stacks`` are those of the workers that were running when the first victim failed. Files below
+    ``script_dir`` are the user's own.
     """
     failed = {one.end.rank for one in victims}
     if not failed:
@@ -128,7 +133,8 @@ def find_awaited(
 
 
 def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
-    """Return the ranks that called another collective than most others, if torch's check says so."""
+    """Return the ranks that called another collective than most ranks, according to torch's check
+    of collectives. ``found`` is the evidence of the failed ranks."""
     calls: dict[int, str] = {}
     for one in found:
         for match in _FINGERPRINT.finditer(f"{one.message or ''}\n{one.text}"):
@@ -139,9 +145,10 @@ def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
 def ranks_with_the_exception(
     evidence: FailureEvidence, failed: Collection[int]
 ) -> tuple[int, ...] | None:
-    """Return the ranks in which an exception was raised that all ranks report.
+    """Return the ranks that raised an exception which all ranks report, as in a distributed
+    checkpoint.
 
-    Return None if the text does not name them.
+    Return None if the text does not name these ranks.
     """
     match = _RAISED_IN.search(f"{evidence.message or ''}\n{evidence.text}")
     if match is None:
@@ -234,7 +241,8 @@ def _in_another_call(
 
 
 def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Awaited | None:
-    """Return the ranks with the rarest call, if exactly one call is the rarest."""
+    """Return the ranks with the rarest call. Return None if several calls are equally rare.
+    ``calls`` and ``places`` are by rank."""
     counts = Counter(calls.values())
     if len(counts) < 2:
         return None

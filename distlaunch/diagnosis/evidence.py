@@ -1,9 +1,9 @@
 """Collect the evidence of one worker's exit: its error file, its stderr, and its exit code. No I/O.
 
-TORCHELASTIC_ERROR_FILE holds the JSON that torch's ``@record`` writes: ``{"message": {"message":
-"Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. Older torch and other
-writers put a plain string there. The worker writes the file, so its content may be invalid. A file
-that cannot be read counts as missing.
+torch's ``@record`` writes JSON to the file TORCHELASTIC_ERROR_FILE: ``{"message": {"message":
+"Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. Older versions of torch,
+and other programs, write a plain string instead of the inner object. The worker writes the file, so
+the content may be invalid. An invalid file is treated like a missing one.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from distlaunch.diagnosis.unwrap import unwrap
 
 _EXCERPT = 20
 _STALE = 20
-"""A traceback that is followed by more lines of ordinary output than this was handled, and does not
-count."""
+"""If more lines of ordinary output than this follow a traceback, its exception was handled, and the
+traceback is ignored."""
 _MESSAGE_CHARS = 600
 _LINE_CHARS = 300
 _CANNOT_OPEN = re.compile(r".*can't open file '(.+)': \[Errno \d+\] (.+)")
@@ -66,7 +66,7 @@ _NO_MODULE = re.compile(
 )
 _OF_KIND = {"thread": " (exception in a thread)", "process": " (exception in a child process)"}
 _READER_GONE = ("EOFError", "ConnectionResetError")
-"""Exceptions in a data loader whose worker dies while it passes on a tensor."""
+"""Exceptions of a data loader if its worker process dies while sending a tensor."""
 _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
@@ -78,41 +78,43 @@ _LIMIT = 262144
 
 
 class FailureEvidence(Record):
-    """The evidence of one worker's exit: the facts for a ``Cause``, and their standing."""
+    """The evidence of one worker's exit: the facts for a ``Cause``, and the ``Standing`` of the
+    error."""
 
     end: WorkerExit
     summary: str
     failed_s: float = 0.0
-    """When the worker failed, in seconds since the attempt began: when it printed its traceback, or
-    else when it exited."""
+    """When the worker printed its traceback, in seconds since the attempt began; without a
+    traceback, when it exited."""
     uncaught: bool = False
-    """The exception left the script, and the interpreter printed nothing after it."""
+    """Whether the script did not catch the exception, and nothing was printed after its
+    traceback."""
     standing: Standing = Standing.CAUSE
     exception_type: str | None = None
     message: str | None = None
     original: str | None = None
     frame: str | None = None
     frames: tuple[Frame, ...] = ()
-    """All frames of that exception, outermost first."""
+    """All frames of the exception, outermost first."""
     excerpt: tuple[str, ...] = ()
     last_words: bool = False
-    """The excerpt is the last output of the worker, not the lines of an exception."""
+    """Whether the excerpt is the last output of the worker, and not an exception's."""
     main_module: str | None = None
     """The module that ``python -m`` did not find."""
     repeats: RepeatKind | None = None
     loader_may_be_gone: bool = False
-    """The worker failed at a place where the death of a data-loader worker shows, and its output
-    does not name that death."""
+    """Whether the failure may result from the death of a data-loader worker, although the output
+    does not mention that death."""
     text: str = ""
     """The text in which hints are looked up."""
     stream: Stream = "stderr"
-    """The stream on which the worker wrote these lines."""
+    """The stream to which the worker wrote the excerpt."""
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Value that is equal for ranks that failed in the same way.
+        """A value that is equal for ranks that failed in the same way.
 
-        Messages may contain the rank, so they are compared only if there is no frame.
+        Messages may contain the rank, so they are compared only if no frame is known.
         """
         original = self.original.partition(":")[0] if self.original else None
         words = None if self.frame else self.message
@@ -127,7 +129,7 @@ class FailureEvidence(Record):
 
 
 def was_stopped(end: WorkerExit) -> bool:
-    """Return whether a worker died only because the launcher stopped it."""
+    """Return whether a worker ended only because the launcher stopped it."""
     return end.told_to_stop and (
         end.returncode in _STOP_CODES
         or b"KeyboardInterrupt" in end.stderr_tail[-200:].rstrip().rsplit(b"\n", 1)[-1]
@@ -227,8 +229,7 @@ def _summary(end: WorkerExit) -> str:
 
 
 def _signal_of(end: WorkerExit) -> int | None:
-    """Return the signal that ended the worker itself. Return None if it was not ended by a
-    signal."""
+    """Return the signal that ended the worker. Return None if the worker exited with a code."""
     return -end.returncode if end.returncode < 0 else None
 
 
@@ -317,7 +318,8 @@ def _with_inner_cause(
 
 
 def _of_stdouts_traceback(end: WorkerExit, stdout: list[str]) -> FailureEvidence | None:
-    """Return the evidence of a traceback at the end of stdout. Return None if there is none."""
+    """Return the evidence of a traceback at the end of stdout. Return None if there is no such
+    traceback."""
     lines, found, _ = read_tracebacks(stdout)
     whole = [one for one in found if one.chain and one.kind != "ignored"]
     if not whole:
@@ -367,9 +369,10 @@ def _of_native_message(
 def _of_chain(
     end: WorkerExit, chain: list[tb.Raised], trailing: list[str], standing: Standing
 ) -> FailureEvidence:
-    """Return the evidence of a chain of exceptions: its outermost and its original exception.
+    """Return the evidence of a chain of exceptions, with the outermost and the original exception.
 
-    If the outermost one is a consequence that was raised in a cleanup, the original one is used.
+    If the outermost exception is a consequence that was raised in a cleanup, an earlier exception
+    that is a cause replaces it.
     """
     summary, outermost = _summary(end), chain[-1]
     if standing is Standing.CAUSE:
@@ -469,10 +472,10 @@ def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
-    """Return the evidence of a traceback that lacks its end: the frames that it has.
+    """Return the evidence of a traceback whose end is missing. Its frames are known.
 
-    Only the interpreter's dump names the exception. An exception raised earlier in the same chain
-    is the original one.
+    The type of the exception is known only if the interpreter's dump has it. An exception raised
+    earlier in the same chain is used as the original one.
     """
     raised = torn.torn or tb.Raised()
     cut_off = f"{_OF_KIND.get(torn.kind, '')}; its traceback was cut off"
@@ -514,7 +517,8 @@ def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
 def _of_last_lines(end: WorkerExit, lines: list[str], stdout: list[str]) -> FailureEvidence:
     """Return the evidence of an exit without an exception.
 
-    It is a usage error, a missing script, the text of sys.exit, a logged error, or the last lines.
+    The evidence is a usage error, a missing script, the text of sys.exit, a logged error, or the
+    last lines.
     """
     words = last_lines(lines, 6)
     evidence = FailureEvidence(
@@ -580,8 +584,8 @@ def _of_interpreter(
 
 
 def _usage_error(lines: Sequence[str]) -> str | None:
-    """Return the complaint of argparse, click or absl about the command line. Return None if there
-    is none."""
+    """Return the error of argparse, click or absl about the command line. Return None if there is
+    no such error."""
     usage = False
     for line in lines[-80:]:
         low = line.lower().lstrip()

@@ -1,7 +1,7 @@
 """Find the first cause among all failed exits, and describe the other workers. No I/O.
 
-A consequence (a lost peer, a collective that timed out) never wins over a cause, even if the worker
-with the consequence exited first.
+A cause takes precedence over a consequence (a lost peer, a collective that timed out), even if the
+worker with the consequence exited first.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from distlaunch.diagnosis.tracebacks import read_tracebacks
 from distlaunch.diagnosis.unwrap import unwrap
 
 _OWN_FAILURE_S = 2.0
-"""A worker that was told to stop may still fail by itself for this long after the first failure."""
+"""If a worker fails within this time of the first failure, the failure may be its own, even if the
+worker was asked to stop."""
 _TOGETHER_S = 1.0
-"""Two failures within this time may have nothing to do with each other."""
+"""Two failures within this time may have different causes."""
 _ENDING_S = 15.0
-"""A worker that printed a traceback this long before the first exit may still be ending with it."""
+"""A worker that printed a traceback up to this long before the first exit may still be ending with
+that exception."""
 _WHILE_ENDING = "stopped by us while it was ending with its own exception"
 _READ_WHOLE = 256
-"""Number of exits that are examined in full, and more as long as none of them is a cause. The
-others are only tested for looking like one."""
+"""Number of exits that are examined. If none of them is a cause, more are examined, at most
+``_READ_AT_MOST``."""
 _READ_AT_MOST = 8192
 _SYMPTOM = re.compile(
     r"Connection (?:closed|reset|aborted|refused)(?: by (?:remote )?peer)?|Broken pipe|remote "
@@ -48,8 +50,8 @@ _SYMPTOM = re.compile(
     r"|Horovod has been shut down",
     re.IGNORECASE,
 )
-"""The part of a lost peer's message that is the same on all ranks: without addresses, durations and
-counters."""
+"""The words of a lost peer's message that are the same on all ranks, without addresses, durations
+and counters."""
 _MORE_CHARS = 240
 _DEAD = 4
 """Largest number of lines about threads and processes that have ended with an exception."""
@@ -59,7 +61,7 @@ GRACE_HINT = "if one that was killed was saving its state, a longer --failure-gr
 
 
 def looks_like_consequence(end: WorkerExit) -> bool:
-    """Return whether another rank's failure is the likelier cause of this exit.
+    """Return whether this exit is probably a consequence of another rank's failure.
 
     The launcher then waits a moment for that failure.
     """
@@ -81,12 +83,18 @@ def diagnose(
 ) -> Diagnosis:
     """Return the first cause among the exits of one attempt.
 
-    ``running``: ranks that have not exited. ``python``: the workers' interpreter, for hints.
-    ``after_grace``: why workers were killed that had not exited on request. ``adds_local_rank``:
-    the launcher has given the script ``--local_rank=N``. ``dashes_first``: the script's first
-    argument is ``--``. ``master_port``: the port of the attempt. ``stacks``: those of the workers
-    that still ran when the first one failed. ``script_dir``: files below it are the user's own. The
-    exit code is that of the failed worker, and 128+N if signal N ended it.
+    * ``running``: ranks that have not exited.
+    * ``python``: the workers' interpreter, for hints.
+    * ``after_grace``: for workers that were killed because they did not exit on request, the words
+      that say after which time limit.
+    * ``adds_local_rank``: the launcher has given the script ``--local_rank=N``.
+    * ``dashes_first``: the script's first argument is ``--``.
+    * ``master_port``: the port of the attempt.
+    * ``stacks``: those of the workers that were running when the first worker failed.
+    * ``script_dir``: files below it are the user's own.
+
+    The exit code of the diagnosis is that of the failed worker, or 128+N if signal N ended the
+    worker.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
     if not bad:
@@ -193,9 +201,9 @@ def diagnose(
 def diagnose_stop(
     ends: Sequence[WorkerExit], *, world_size: int, python: str | None = None
 ) -> Diagnosis | None:
-    """Return how workers failed after the job was told to stop.
+    """Return how workers failed after the job was asked to stop.
 
-    Return None if they exited only because of the stop, or because their peers exited. The exit
+    Return None if they exited only because of the stop, or because other workers exited. The exit
     code of the diagnosis is that of the failed worker, not that of the job.
     """
     ends = [replace(end, told_to_stop=True) for end in ends]
@@ -221,9 +229,10 @@ def doing(
 
 
 def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
-    """Return a line for each kind of exception that ended a thread or a child process of a worker.
+    """Return one line for each kind of exception that ended a thread or a child process of a
+    worker.
 
-    The main thread of such a worker may wait for it forever.
+    The main thread of the worker may wait for this thread or process forever.
     """
     kinds: dict[str, list[int]] = {}
     for end in islice((end for end in ends if b"Traceback " in end.stderr_tail), _READ_WHOLE):
@@ -239,9 +248,9 @@ def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
 
 
 def _broken_before(first_s: float, bad: Sequence[WorkerExit]) -> Iterator[FailureEvidence]:
-    """Yield the evidence of workers whose exception had left the script before the first exit.
+    """Yield the evidence of workers that had printed an uncaught exception before the first exit.
 
-    Their interpreters had not ended when the launcher stopped them.
+    The launcher stopped these workers before their interpreters had ended.
     """
     for end in islice((end for end in bad if was_stopped(end)), _READ_WHOLE):
         if end.traceback_age_s is None or end.returncode >= 0:
@@ -338,7 +347,8 @@ def _waited(evidence: FailureEvidence) -> bool:
 
 
 def _of_awaited(awaited: Awaited, best: FailureEvidence, ends: Sequence[WorkerExit]) -> Cause:
-    """Return the cause that names the ranks that others waited for, with what ``best`` says."""
+    """Return the cause that names the ranks that others waited for. The exception and message are
+    those of ``best``, the evidence of a waiting rank."""
     hosts = {end.rank: end.host for end in ends}
     returncodes = {end.rank: end.returncode for end in ends}
     first = awaited.ranks[0]
@@ -373,7 +383,7 @@ def _hint_at_others(
     world_size: int,
     lost: Collection[int],
 ) -> str | None:
-    """Return a hint at the ranks that did not fail: one of them exited too early, or hangs."""
+    """Return a hint about the ranks that did not fail, one of which exited too early or hangs."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
         return (
@@ -417,8 +427,8 @@ def _others(
     world_size: int,
     after_grace: str | None,
 ) -> tuple[str, ...]:
-    """Return lines on the state of the other ranks, one line per kind, the most informative
-    first."""
+    """Return lines on the states of the other ranks. Each line is for one kind of state. The most
+    informative lines come first."""
     kinds: dict[_Doing, list[int]] = {}
     for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
         kinds.setdefault(
@@ -456,12 +466,12 @@ def _symptom(evidence: FailureEvidence) -> str:
 
 
 def was_killed_by_us(end: WorkerExit) -> bool:
-    """Return whether a worker was told to stop and did not, so that the launcher killed it."""
+    """Return whether the launcher killed a worker because it did not exit when asked to stop."""
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
 class _Doing(Record):
-    """The state of a rank as text: for one rank, and for several ranks if that text differs."""
+    """The state of a rank as text, in a form for one rank and a form for several ranks."""
 
     one: str
     several: str | None = None

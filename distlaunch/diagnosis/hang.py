@@ -1,8 +1,16 @@
-"""Explain from the stacks of hung workers which ranks the others wait for, and where. No I/O.
+"""Find from the stacks of hung workers which ranks the others wait for, and describe where they
+are. No I/O.
 
-Ranks with the same stack, as far as it matters, form one group. While some rank does not wait for
-others, a rank that does is not blamed. Steps decide only if stacks do not, because heartbeats are
-rare and the last heartbeat of a rank may be some steps old.
+Ranks whose stacks are equal in all that matters form a group. The first rule that applies gives the
+ranks that hold up the others:
+
+* Ranks whose process is stopped, traced, stuck in the kernel, or a zombie.
+* Ranks that have ended with 0, if all running ranks surely wait for others.
+* Ranks that wait for other ranks less certainly than the remaining ranks.
+* Ranks of which this is not known, if the remaining ranks surely wait for others.
+* Ranks at the lowest step, or else the smallest group.
+
+Steps come last, because heartbeats are rare and the last heartbeat of a rank may be some steps old.
 """
 
 from __future__ import annotations
@@ -55,7 +63,8 @@ functions are considered equal."""
 _RANKS_CHARS = 48
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _Seen = tuple[StackView | None, Wait | None, list[ThreadStack]]
-"""The main thread's stack, its wait, and the stacks of the other threads."""
+"""The main thread's stack, the call in this stack that waits for other ranks, and the stacks of all
+other threads."""
 _KINDS: dict[str, Kind] = {
     "T": "stopped",
     "t": "traced",
@@ -81,13 +90,13 @@ class HangDiagnosis(Record):
     """The report: several lines without control characters other than newlines, with a newline at
     the end."""
     places: str
-    """The lines of the report that say where in their code the ranks are."""
+    """The lines of the report on where in their code the ranks are."""
     summary: str
-    """One line that names the ranks that are behind."""
+    """The ranks that are behind, as one line."""
     signature: tuple[str, str] | None
     """A value that is equal for two attempts that hang at the same line."""
     record: Mapping[str, object]
-    """The diagnosis for ``events.jsonl`` (``_record`` describes it)."""
+    """The diagnosis for ``events.jsonl``, as described at ``_record``."""
 
 
 def diagnose_hang(
@@ -170,7 +179,7 @@ def diagnose_hang(
 
 
 class _Group:
-    """Ranks with the same stack, as far as it matters."""
+    """Ranks whose stacks are equal in all that matters."""
 
     __slots__ = ("kind", "pids", "ranks", "state", "threads", "view", "wait")
 
@@ -189,7 +198,7 @@ class _Group:
         self.view = view
         self.wait = wait
         self.threads = threads
-        """The other threads of the group's first rank."""
+        """All threads of the group's first rank except the main thread."""
         self.ranks = list(ranks)
         self.pids: list[int] = []
 
@@ -201,7 +210,7 @@ class _Group:
 
     @property
     def waiting(self) -> Waiting | None:
-        """How certainly the group waits for other ranks; None if not known."""
+        """How certainly the group waits for other ranks; None if that is not known."""
         if self.view is None or self.view.place is None:
             return None
         return self.wait.waiting if self.wait else Waiting.NOT
@@ -213,8 +222,8 @@ class _Group:
 
 
 def _group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[_Group]:
-    """Return the ranks grouped by stack. If there are very many different stacks, compare only
-    their functions."""
+    """Return the ranks grouped by stack. If there are more than ``_MOST`` groups, only the
+    functions of the stacks are compared, not their lines."""
     seen: dict[str, _Seen] = {}  # most ranks' stacks differ in their threads' addresses only
     found = []
     for stack in stacks:
@@ -301,7 +310,7 @@ def _judge(
 
 
 class _Verdict(Record):
-    """The ranks that are behind, and the texts about them for the report."""
+    """Which ranks are behind, and the texts on these ranks for the report."""
 
     groups: tuple[_Group, ...]
     """The groups of the ranks that are behind."""
@@ -444,8 +453,8 @@ def _lowest(groups: Sequence[_Group], steps: Mapping[int, float]) -> list[_Group
 
 
 def _smallest(groups: Sequence[_Group]) -> list[_Group]:
-    """Return the group with the fewest ranks, if exactly one group has the fewest; otherwise no
-    group."""
+    """Return the group with the fewest ranks, as a list. Return an empty list if several groups are
+    equally small."""
     sizes = sorted(len(group.ranks) for group in groups)
     return (
         [group for group in groups if len(group.ranks) == sizes[0]]
@@ -457,7 +466,8 @@ def _smallest(groups: Sequence[_Group]) -> list[_Group]:
 def _busy_hint(groups: Sequence[_Group], states: Mapping[int, str]) -> str | None:
     """Return a hint that the job may not hang, if the blamed ranks compute.
 
-    They compute if they do not wait for other ranks and none of them sleeps.
+    Ranks compute if they do not wait for other ranks and all of their processes are running (state
+    R).
     """
     ranks = [rank for group in groups for rank in group.ranks]
     if not ranks or any(group.waiting is Waiting.SURELY for group in groups):
@@ -480,9 +490,9 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _described(group: _Group, places: _HostNames, *, detailed: bool, script_dir: str) -> list[str]:
-    """Return the lines about a group: its ranks, then its stack.
+    """Return the lines on a group: its ranks, then its stack.
 
-    ``detailed``: include the other threads of its first rank.
+    With ``detailed``, the lines include all threads of the group's first rank.
     """
     who = f"  {_short_ranks(group.ranks)}{places.on_host(group.ranks)}"
     if group.kind == "unanswered":
@@ -524,10 +534,10 @@ def _stack(view: StackView, *, detailed: bool) -> list[str]:
 
 
 def _other_threads(group: _Group, script_dir: str) -> list[str]:
-    """Return lines on the other threads of the group's first rank.
+    """Return lines on the threads of the group's first rank, except the main thread.
 
-    Threads that run the user's code are listed, because the main thread may wait for them. Other
-    threads are counted.
+    Threads that run the user's code are listed, because the main thread may wait for them. The
+    remaining threads are counted.
     """
     lines: list[str] = []
     for thread in group.threads:

@@ -12,7 +12,7 @@ from distlaunch.diagnosis.clean_text import is_noise, shorten_middle
 Stream = Literal["stderr", "stdout"]
 _LOOKED_AT = 200
 _ERRORS_WITHIN = 40
-"""A logged error that is followed by more lines than this was not the last thing that happened."""
+"""A logged error counts only if it is among this many last lines."""
 _LINE_CHARS = 400
 _ERROR_LEVEL = re.compile(
     r"^(?:\S+ )?(?:ERROR|CRITICAL|FATAL)[:\s]"

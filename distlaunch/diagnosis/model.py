@@ -1,4 +1,4 @@
-"""The results of the diagnosis."""
+"""The results of the diagnosis of a failed attempt."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ class Cause(Record):
     host: str
     returncode: int
     summary: str
-    """One line: ``exit code 1``, ``killed by SIGSEGV (segmentation fault)``, ..."""
+    """One line on how the ranks ended: ``exit code 1``, ``killed by SIGSEGV (segmentation fault)``,
+    ..."""
     exception_type: str | None = None
     message: str | None = None
     original: str | None = None
-    """For chained exceptions and groups: ``Type: message`` of the original one, if it differs."""
+    """``Type: message`` of the exception that was raised first in a chain or group, if it is not
+    the reported one."""
     frame: str | None = None
     """Innermost frame of the user's code: ``train.py:42 in step``."""
     excerpt: tuple[str, ...] = ()
     """The exception's own last lines, at most 20, ready to print (no control characters)."""
     last_words: bool = False
-    """The excerpt is the last output of the worker, not the lines of an exception."""
+    """Whether the excerpt is the last output of the worker, and not an exception's."""
     at_once: bool = False
-    """The ranks failed together because their nodes were lost, not one after the other."""
+    """Whether the ranks failed together because their nodes were lost, not one after the other."""
     awaited: bool = False
-    """The ranks have raised nothing: others waited for them in vain. ``exception_type`` and
-    ``message`` are then what ``told_by`` printed, and ``excerpt`` is the stack of the first rank."""
+    """Whether other ranks waited for the ranks, which raised no exception, until a timeout.
+    ``exception_type`` and ``message`` are then those that the rank ``told_by`` printed, and
+    ``excerpt`` is the stack of the first rank."""
     told_by: int | None = None
-    """The rank that waited in vain and printed the exception."""
+    """The rank that waited until the timeout and printed the exception."""
     stream: Literal["stderr", "stdout"] = "stderr"
-    """The stream on which the worker wrote the excerpt."""
+    """The stream to which the worker wrote the excerpt."""
     log_path: str | None = None
 
 
@@ -48,20 +51,22 @@ class Diagnosis(Record):
     """The launcher's exit code if the job ends here: that of the named worker, or 128+N for signal
     N."""
     failed_too: tuple[str, ...] = ()
-    """The ranks that failed for another reason at almost the same time, one line per kind."""
+    """Lines on ranks that failed for another reason at almost the same time, one line per kind of
+    failure."""
     others: tuple[str, ...] = ()
-    """The states of the other ranks, one line per kind: ``ranks 1-3: stopped by us``, ..."""
+    """Lines on the states of the remaining ranks, one line per kind of state: ``ranks 1-3: stopped
+    by us``, ..."""
     hint: str | None = None
     hint_kind: str | None = None
     """The kind of the failure: a section of ``docs/hints.md``."""
     repeats: RepeatKind | None = None
-    """Set if the failure would certainly repeat. There is no restart then, if it came before
-    --min-uptime."""
+    """The kind of a failure that would certainly repeat; None for other failures. No restart
+    follows if such a failure occurred before --min-uptime."""
     signature: tuple[str, str] | None = None
-    """(exception type, innermost frame). The job ends if two attempts have the same value and made
-    no progress."""
+    """Exception type and innermost frame. The job ends if two attempts have the same signature and
+    made no progress."""
     cause_seen: bool = True
-    """False if all failures are consequences. ``cause`` then names the ranks that show them, and
-    says so."""
+    """False if all failures are consequences. ``cause`` then has the ranks that show them, and says
+    that the cause is not known."""
     missing_module: str | None = None
     """The module that the failed worker's interpreter does not have."""

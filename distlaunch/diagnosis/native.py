@@ -57,18 +57,20 @@ _DUMP = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 class NativeMessage(Record):
-    """The last message of native code before it ended the process."""
+    """The last message that native code printed before it ended the process."""
 
     type: str | None
     message: str
     frame: Frame | None = None
     lines: tuple[str, ...] = ()
     at_exit: bool = False
-    """The runtime ended the process while it was exiting. The message says nothing of a cause."""
+    """Whether the runtime ended the process while it was exiting. The message then does not name a
+    cause."""
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal: ``SIGSEGV``. Real-time signals are named by their number."""
+    """Return the name of signal ``number``: ``SIGSEGV``. For real-time signals, return ``signal
+    35``."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -76,7 +78,10 @@ def signal_name(number: int) -> str:
 
 
 def describe_signal(number: int, *, oom_kills: int) -> str:
-    """Return one line that says what killed a process."""
+    """Return one line on what killed a process.
+
+    ``number`` is the signal. ``oom_kills`` is how many out-of-memory kills the kernel has counted.
+    """
     name = signal_name(number)
     if name == "SIGKILL":
         if oom_kills:
@@ -88,8 +93,11 @@ def describe_signal(number: int, *, oom_kills: int) -> str:
 
 
 def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
-    """Return the first fatal message of native code among the last lines, with the Python frame of
-    faulthandler's dump. Return None if there is no message."""
+    """Return the first fatal message of native code among the last lines. Return None if there is
+    no message.
+
+    The result includes the Python frame from faulthandler's dump.
+    """
     first = max(0, len(lines) - 400)
     found: NativeMessage | None = None
     for at in range(first, len(lines)):
@@ -114,7 +122,8 @@ def _message_at(lines: Sequence[str], at: int) -> NativeMessage | None:
 
 
 def _with_frame(message: NativeMessage, dump: NativeMessage) -> NativeMessage:
-    """Return a message with the frame and the lines of the dump that follows it."""
+    """Return ``message`` with the frame and the lines of faulthandler's dump, which follows the
+    message."""
     own = tuple(line for line in message.lines if not line.startswith(DUMP_BEGINS) and line)
     return replace(message, frame=dump.frame, lines=(*own, *dump.lines[1:]))
 
@@ -131,7 +140,8 @@ def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessag
 
 
 def _native_frame(lines: Sequence[str]) -> str | None:
-    """Return the innermost C function of the crash, with its library, if the dump has C stacks."""
+    """Return the C function that crashed, with its library. Return None if the dump has no C
+    stacks."""
     if _C_STACK not in lines:
         return None
     for line in lines[lines.index(_C_STACK) + 1 :]:
@@ -145,8 +155,8 @@ def _native_frame(lines: Sequence[str]) -> str | None:
 
 
 def _fatal_python(lines: Sequence[str], at: int) -> NativeMessage:
-    """Return the message in a dump of faulthandler. The current thread's frames are innermost
-    first."""
+    """Return the message in a dump of faulthandler. The dump lists the frames of the current
+    thread, the innermost first."""
     frames: list[Frame] = []
     shown = [lines[at]]
     current = False

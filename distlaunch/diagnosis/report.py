@@ -28,14 +28,19 @@ def render_report(
     while_stopping: bool = False,
     terminal: bool = False,
 ) -> str:
-    """Return the report: who failed and how, the exception, its place, an excerpt, the other ranks,
-    a hint, the log.
+    """Return the report: who failed and how, the exception and its frame, an excerpt, the other
+    ranks, a hint, and the log.
 
-    It is plain text without control characters other than newlines, and ends with a newline.
-    ``attempt`` counts from 0. ``restarts`` is the number of restarts before the attempt, which is
-    smaller if lost nodes were replaced. ``filed``: the place of the first rank's log as text, if
-    the log exists but is not visible on this machine. ``terminal``: the worker had the user's
-    terminal, so its text includes the keys that were typed.
+    The report is plain text without control characters other than newlines, and ends with a
+    newline.
+
+    * ``attempt``: the number of the attempt, from 0.
+    * ``restarts``: the number of restarts before the attempt. It is less than ``attempt`` if lost
+      nodes were replaced.
+    * ``filed``: a text that says where the first rank's log is, if the log exists but is not
+      visible on this machine.
+    * ``terminal``: the worker had the user's terminal, so its output includes the keys that were
+      typed.
     """
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
@@ -98,11 +103,10 @@ def killed_lines(ranks: Sequence[int], after_grace: str | None, leftovers: str |
 def job_line(
     *, job_id: str, attempt: int, restarts: int, max_restarts: int, elapsed_s: float
 ) -> str:
-    """Return the last line of a report: the job, how long it ran, and the number of its last
-    attempt.
+    """Return the last line of a report: the job, its duration, the number of its last attempt, and
+    the number of restarts.
 
-    Attempts count from 0, like their directories and ``DISTLAUNCH_ATTEMPT``. Restarts are counted
-    separately.
+    Attempts are numbered from 0, like their directories and ``DISTLAUNCH_ATTEMPT``.
     """
     return (
         f"  job {job_id}, after "
@@ -119,7 +123,8 @@ def attempt_and_restarts(attempt: int, restarts: int, max_restarts: int) -> str:
 
 
 def failed_in_stop(diagnosis: Diagnosis, *, world_size: int, many_hosts: bool) -> str:
-    """Return one line that names the workers that failed while they were stopped, and why."""
+    """Return one line that names the workers that failed while they were being stopped, and the
+    reason."""
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
     return printable(
@@ -138,7 +143,7 @@ def _what(cause: Cause) -> str:
 
 
 def one_line(diagnosis: Diagnosis, *, many_hosts: bool = False) -> str:
-    """Return a cause as one line: who failed, with which error, and where."""
+    """Return a cause as one line: the ranks, the error, and where it occurred."""
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
     return f"{name_ranks(cause.ranks)}{host}: {_what(cause)}"
@@ -197,7 +202,8 @@ def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: s
 
 
 def _says_the_same(line: str, cause: Cause) -> bool:
-    """Return whether a line of the excerpt only repeats the exception above it."""
+    """Return whether a line of the excerpt only repeats the exception that the report has already
+    shown."""
     if cause.exception_type is None:
         return line == cause.message
     return "Group" not in cause.exception_type and (line + ":").startswith(
@@ -206,7 +212,8 @@ def _says_the_same(line: str, cause: Cause) -> bool:
 
 
 def _shown_excerpt(excerpt: Sequence[str]) -> list[str]:
-    """Return the last lines of the excerpt. The last long line is wrapped; others keep both ends."""
+    """Return the last lines of the excerpt. If the last line is long, it is wrapped. Other long
+    lines are shortened in the middle."""
     shown: list[str] = []
     for number, line in enumerate(excerpt[-_EXCERPT:], 1):
         if number == len(excerpt[-_EXCERPT:]) and len(line) > _WIDTH - 4:

@@ -1,4 +1,4 @@
-"""Recognise stack frames in which a worker waits for other ranks, and word hints for hung
+"""Recognise stack frames in which a worker waits for other ranks, and find hints for hung
 workers."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Waiting(IntEnum):
 
     NOT = 0
     MAYBE = 1
-    """The worker may wait. Possible reasons: a collective runs where Python does not see it, in
-    backward with DDP or in a synchronisation with the GPU; or the worker waits for a process that
-    may be another rank, such as one that builds an extension."""
+    """The worker may be waiting, for one of these reasons. A collective may run where Python does
+    not see it: in backward with DDP, or in a synchronisation with the GPU. Or the worker waits for
+    a process that may be another rank, such as one that builds an extension."""
     SURELY = 2
 
 
@@ -36,7 +36,7 @@ class Wait(Record):
 
     @property
     def synchronises(self) -> bool:
-        """Whether the call waits for a GPU. Such a wait may use a processor."""
+        """Whether the call waits for a GPU. The process may use a CPU during such a wait."""
         return self.frame.function in _SYNCHRONISE and "/torch/" in self.frame.file
 
 
@@ -166,8 +166,12 @@ DIFFERENT = "ranks wait in different collectives: all must call the same ones in
 
 
 def find_wait(view: StackView) -> Wait | None:
-    """Return the outermost call below the script's innermost frame that waits for other ranks; None
-    if there is none."""
+    """Return the outermost call below the script's innermost frame that waits for other ranks.
+    Return None if no call waits.
+
+    A call of native code has no frame. It is recognised by the line of source at the script's
+    innermost frame.
+    """
     for frame in reversed(view.below):
         for part, functions, name, waiting in _TABLE:
             if part in frame.file and (functions is None or frame.function in functions):
@@ -207,8 +211,8 @@ line within such a call carries no information."""
 
 
 def call_that_waits(view: StackView) -> Frame | None:
-    """Return the outermost call below the script's innermost frame that waits for other ranks or
-    for anything else; None if there is none."""
+    """Return the outermost call below the script's innermost frame that waits, for other ranks or
+    for anything else. Return None if no call waits."""
     for frame in reversed(view.below):
         if any(_matches(frame, part, functions) for part, functions in _SLEEPS):
             return frame
@@ -218,13 +222,13 @@ def call_that_waits(view: StackView) -> Frame | None:
 
 
 def waits_for_children(view: StackView) -> bool:
-    """Return whether a worker waits for processes that it has started itself."""
+    """Return whether a worker waits for child processes of its own."""
     return any(part in frame.file for frame in view.below for part in _CHILDREN)
 
 
 def hint_for_place(view: StackView) -> str | None:
-    """Return a hint for a worker that does not wait for other ranks, from the call that its stack
-    shows; None if no hint is useful."""
+    """Return a hint for a worker that does not wait for other ranks, by the library call that its
+    stack shows. Return None if no hint is known."""
     row = find_place(view.below)
     return row.hint if row else None
 
