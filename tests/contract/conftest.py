@@ -159,7 +159,7 @@ class Coordinator:
         self.taken = Taken()
         self.transport = open_transport(self.taken)
         self.is_local = not isinstance(self.transport, OneAgent)
-        self.heard: list[m.FromAgent] = []
+        self.received: list[m.FromAgent] = []
         self._closed = False
         self.transport.start()
 
@@ -192,10 +192,10 @@ class Coordinator:
         while True:
             for event in self.transport.receive():
                 assert event.node == 0
-                self.heard.append(event.message)
+                self.received.append(event.message)
             if condition():
                 return
-            assert time.monotonic() < end, f"waited in vain; heard {self.heard}"
+            assert time.monotonic() < end, f"waited in vain; received {self.received}"
             poll = select.poll()
             for descriptor, events in self.transport.descriptors().items():
                 poll.register(descriptor, events)
@@ -204,7 +204,7 @@ class Coordinator:
             poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1)
 
     def of(self, kind: type) -> list:
-        return [message for message in self.heard if isinstance(message, kind)]
+        return [message for message in self.received if isinstance(message, kind)]
 
     def until(self, kind: type, count: int = 1) -> list:
         self.wait(lambda: len(self.of(kind)) >= count)
@@ -220,7 +220,7 @@ class Coordinator:
         end = time.monotonic() + 20
         while text not in self.taken.written.get((rank, stream), b""):
             assert time.monotonic() < end, self.taken.written
-            self.heard.extend(event.message for event in self.transport.receive())
+            self.received.extend(event.message for event in self.transport.receive())
             time.sleep(0.005)
 
     def close(self) -> None:

@@ -103,10 +103,10 @@ class Looks:
     """Somebody who looks around by ``look``."""
 
     def __init__(self, look) -> None:
-        self.heard = []
+        self.received = []
         self.nudged = threading.Event()
         self.looking = _SurveyThreads(
-            self.heard.append, self.nudged.set, gpus=GpuInventory(), cpus=CPUS, look=look
+            self.received.append, self.nudged.set, gpus=GpuInventory(), cpus=CPUS, look=look
         )
 
 
@@ -124,7 +124,7 @@ def test_what_hangs_is_reported_and_left_behind():
     looks.looking.begin(SURVEY)
     assert turned.wait(BOUND_S)
     looks.looking.on_ready()
-    [found] = looks.heard
+    [found] = looks.received
     assert found.serial == 7
     assert mentions(found.problem, "/data", "0 s")
     assert found.cpus == CPUS
@@ -132,7 +132,7 @@ def test_what_hangs_is_reported_and_left_behind():
     release.set()
     assert looks.nudged.wait(BOUND_S)
     looks.looking.on_ready()
-    assert looks.heard == [found], "what comes after all is nobody's"
+    assert looks.received == [found], "what comes after all is nobody's"
 
 
 def test_however_often_a_node_is_asked_that_hangs_few_threads_are_left_behind():
@@ -147,16 +147,16 @@ def test_however_often_a_node_is_asked_that_hangs_few_threads_are_left_behind():
     for _ in range(100):
         looks.looking.begin(SURVEY)
     assert len(begun) <= len(looks.looking._threads) == 16
-    assert mentions(looks.heard[-1].problem, "16 times")
+    assert mentions(looks.received[-1].problem, "16 times")
     release.set()
     for thread in looks.looking._threads:
         thread.join(BOUND_S)
-    looks.heard.clear()
+    looks.received.clear()
     looks.nudged.clear()
     looks.looking.begin(SURVEY)
     assert looks.nudged.wait(BOUND_S)
     looks.looking.on_ready()
-    assert isinstance(looks.heard[-1], m.AgentFailed)
+    assert isinstance(looks.received[-1], m.AgentFailed)
 
 
 def test_a_fault_of_ours_is_reported_with_its_traceback():
@@ -167,7 +167,7 @@ def test_a_fault_of_ours_is_reported_with_its_traceback():
     looks.looking.begin(SURVEY)
     assert looks.nudged.wait(BOUND_S)
     looks.looking.on_ready()
-    [fault] = looks.heard
+    [fault] = looks.received
     assert isinstance(fault, m.AgentFailed)
     assert "RuntimeError: odd" in fault.text
 
@@ -179,7 +179,7 @@ def test_where_no_thread_can_be_started_the_survey_says_so(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", cannot)
     looks = Looks(lambda order, turn_to: None)
     looks.looking.begin(SURVEY)
-    [found] = looks.heard
+    [found] = looks.received
     assert mentions(found.problem, "no thread")
     assert found.hint == explain_refusal()
 

@@ -83,7 +83,7 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
     coordinator.prepare()
     coordinator.start("print('hello')", "import sys; print('bad', file=sys.stderr); sys.exit(7)")
     coordinator.until(m.AttemptEnded)
-    kinds = [type(message) for message in coordinator.heard]
+    kinds = [type(message) for message in coordinator.received]
     assert kinds.count(WorkerExit) == 2
     assert kinds.count(m.Started) in (1, 2), "workers that come up at once are told of at once"
     assert kinds[-1] is m.AttemptEnded
@@ -92,7 +92,7 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
     for rank in (0, 1):
         of_rank = [
             type(one)
-            for one in coordinator.heard
+            for one in coordinator.received
             if (isinstance(one, m.Started) and rank in one.pids)
             or (isinstance(one, WorkerExit) and one.rank == rank)
         ]
@@ -252,12 +252,12 @@ def test_the_next_attempt_starts_afresh_with_a_port_of_its_own(coordinator):
     coordinator.prepare()
     coordinator.start("import sys; sys.exit(1)")
     coordinator.until(m.AttemptEnded)
-    coordinator.heard.clear()
+    coordinator.received.clear()
     prepared = coordinator.prepare(attempt=1)
     assert (prepared.attempt, prepared.problem) == (1, None)
     coordinator.start("print('second')", attempt=1)
     coordinator.until(m.AttemptEnded)
-    assert [one.attempt for one in coordinator.heard if not isinstance(one, m.Prepared)] == [
+    assert [one.attempt for one in coordinator.received if not isinstance(one, m.Prepared)] == [
         1,
         1,
         1,

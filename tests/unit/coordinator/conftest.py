@@ -17,7 +17,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.master_address import MasterChoice
 from distlaunch.transport.connect_errors import ConnectFailure
 from tests.unit.coordinator.joined.assembling import meeting  # noqa: F401 - a fixture
-from tests.unit.coordinator.joined.peering import peering  # noqa: F401 - a fixture
+from tests.unit.coordinator.joined.joined_launcher import joined_launcher  # noqa: F401 - a fixture
 from tests.unit.coordinator.remote_agents import remote_agents  # noqa: F401 - a fixture
 
 RAISED = b"""Traceback (most recent call last):
@@ -193,7 +193,7 @@ class Job:
         return [dict(entry.fields) for entry in self.of(p.RecordEvent) if entry.type == kind]
 
     @property
-    def said(self) -> str:
+    def notices(self) -> str:
         lines = [each for each in self.actions if isinstance(each, p.ShowMessage | p.JobError)]
         return "\n".join(each.text for each in lines)
 

@@ -97,7 +97,7 @@ class Nodes:
         self._open_now = 0
         self._lock = threading.Lock()
         self._decoders: dict[str, Decoder] = {}
-        self._heard: dict[str, list] = {}
+        self._received: dict[str, list] = {}
         self.events: list[a.Event] = []
         self.agents = make(
             [Target(host=f"n{number}") for number in range(count)],
@@ -120,7 +120,7 @@ class Nodes:
                 raise ConnectError(self.refused[target.host])
             link = self.links[target.host] = PairLink()
             self._decoders[target.host] = Decoder(m.TO_REMOTE, m.REMOTE_NESTED_TYPES)
-            self._heard[target.host] = []
+            self._received[target.host] = []
             return link
         finally:
             with self._lock:
@@ -129,7 +129,7 @@ class Nodes:
     def pump(self, condition) -> None:
         end = time.monotonic() + WITHIN_S
         while not condition():
-            assert time.monotonic() < end, (self.events, self._heard, self.kept.said)
+            assert time.monotonic() < end, (self.events, self._received, self.kept.said)
             poll = select.poll()
             for descriptor, wanted in self.agents.descriptors().items():
                 poll.register(descriptor, wanted)
@@ -156,13 +156,13 @@ class Nodes:
         self.pump(lambda: not saying.is_alive())
         saying.join()
 
-    def heard(self, host: str, kind: type) -> list:
+    def received(self, host: str, kind: type) -> list:
         try:
             while data := self.links[host].theirs.recv(1 << 16, socket.MSG_DONTWAIT):
-                self._heard[host] += self._decoders[host].feed(data)
+                self._received[host] += self._decoders[host].feed(data)
         except BlockingIOError:
             pass
-        return [message for message in self._heard[host] if isinstance(message, kind)]
+        return [message for message in self._received[host] if isinstance(message, kind)]
 
     def join(self, node: int, clock: float = 7.0) -> None:
         host = f"n{node}"

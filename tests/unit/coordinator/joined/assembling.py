@@ -95,7 +95,7 @@ class Peer:
     def __init__(self, link: PairLink) -> None:
         self.link = link
         self._decoder = Decoder(p.TO_LAUNCHER, m.REMOTE_NESTED_TYPES)
-        self.heard = []
+        self.received = []
 
     def say(self, *messages):
         for message in messages:
@@ -107,8 +107,8 @@ class Peer:
             data = self.link.theirs.recv(1 << 16)
             if not data:
                 break
-            self.heard += self._decoder.feed(data)
-        return [message for message in self.heard if isinstance(message, kind)]
+            self.received += self._decoder.feed(data)
+        return [message for message in self.received if isinstance(message, kind)]
 
 
 class MasterChoice:
@@ -116,7 +116,7 @@ class MasterChoice:
 
     def __init__(self, size: int) -> None:
         self.now = 100.0
-        self.own, self.port, self.said, self.events, self.links = Own(), Port(), [], [], []
+        self.own, self.port, self.notices, self.events, self.links = Own(), Port(), [], [], []
         self.joined_launchers = JoinedLaunchers(
             own=self.own,
             host="n0",
@@ -125,7 +125,7 @@ class MasterChoice:
             job_id="j",
             folder="j-2",
             rules=Rules(),
-            say=self.said.append,
+            say=self.notices.append,
             clock=lambda: self.now,
         )
         self.joined_launchers.listen(self.port)
@@ -175,7 +175,7 @@ class MasterChoice:
     def pump(self, condition) -> None:
         end = time.monotonic() + WITHIN_S
         while not condition():
-            assert time.monotonic() < end, (self.events, self.said)
+            assert time.monotonic() < end, (self.events, self.notices)
             poll = select.poll()
             for descriptor, wanted in self.joined_launchers.descriptors().items():
                 poll.register(descriptor, wanted)

@@ -10,7 +10,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.transport.tcp_listener import Listener
-from tests.unit.coordinator.joined.peering import Signals, planner
+from tests.unit.coordinator.joined.joined_launcher import Signals, planner
 from tests.unit.coordinator.remote_agents import WITHIN_S
 
 

@@ -40,8 +40,8 @@ def test_a_rank_that_there_is_not_and_the_coordinators_own_are_turned_away(meeti
     assert mentions(beyond.text, "rank 3", "2")
     assert (own.exit_code, own.again) == (EXIT_USAGE, False)
     assert mentions(own.text, "rank 0", "n0", "other")
-    assert len(meet.said) == 1
-    assert mentions(meet.said, own.text)
+    assert len(meet.notices) == 1
+    assert mentions(meet.notices, own.text)
 
 
 def test_the_second_with_a_rank_is_turned_away_once_the_first_has_answered(meeting):
@@ -83,13 +83,13 @@ def test_of_launchers_that_are_turned_away_again_and_again_one_line_is_reported(
     meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
     for number in range(1, 10):
         meet.calls(number, f"n{number}", command="other", wall=-1.0)
-    same_rank, differs = meet.said
+    same_rank, differs = meet.notices
     assert mentions(same_rank, "rank 0", "n0", "x0")
     assert mentions(differs, "n1 differs")
     assert meet.joined_launchers.deadline() <= meet.now + 60.0
     meet.now += 60.0
-    meet.pump(lambda: len(meet.said) > 2)
-    same_rank, differs = meet.said[2:]
+    meet.pump(lambda: len(meet.notices) > 2)
+    same_rank, differs = meet.notices[2:]
     assert mentions(same_rank, "49", "rank 0", "n0", "x49")
     assert mentions(differs, "8", "n9 differs")
 
@@ -178,8 +178,8 @@ def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_l
     assert meet.of(a.JobRefused) == [a.JobRefused(text=text)]
     meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
     meet.calls(1, "n1", ending="script train.py\n not found")
-    meet.pump(lambda: meet.said)
-    assert meet.said == [text]
+    meet.pump(lambda: meet.notices)
+    assert meet.notices == [text]
     assert len(meet.of(a.JobRefused)) == 1
     assert not meet.of(a.Lost)
     assert meet.calls(1, "n1").rank == 1
@@ -189,7 +189,7 @@ def test_an_elastic_job_does_without_a_launcher_that_cannot_take_part(meeting):
     meet = meeting()
     meet.joined_launchers._rules.bounds = (1, 3)
     meet.calls(1, "n1", ending="no script")
-    meet.pump(lambda: meet.said)
-    assert len(meet.said) == 1
-    assert mentions(meet.said, "rank 1", "n1", "no script")
+    meet.pump(lambda: meet.notices)
+    assert len(meet.notices) == 1
+    assert mentions(meet.notices, "rank 1", "n1", "no script")
     assert not meet.of(a.JobRefused)

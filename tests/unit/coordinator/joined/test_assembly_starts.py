@@ -116,8 +116,8 @@ def test_attempts_that_a_launcher_knows_of_are_reported_before_it_has_joined(mee
         a.Joined,
     ]
     assert meet.of(a.AttemptsKnown) == [a.AttemptsKnown(attempt=4, restarts=2)]
-    assert len(meet.said) == 1
-    assert mentions(meet.said, "n1")
+    assert len(meet.notices) == 1
+    assert mentions(meet.notices, "n1")
 
 
 def test_only_messages_of_admitted_launchers_are_used_and_times_are_on_our_clock(meeting):

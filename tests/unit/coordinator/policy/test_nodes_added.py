@@ -21,7 +21,7 @@ def test_spares_are_connected_but_do_not_hold_up_the_start(make_nodes):
     job.gather(0, 1)
     assert job.phase == "preparing"
     assert job.node_numbers == (0, 1)
-    assert job.said == "", "spares may come later"
+    assert job.notices == "", "spares may come later"
 
 
 def test_a_spare_stands_in_at_the_start_if_one_cannot_take_part(make_nodes):
@@ -31,7 +31,7 @@ def test_a_spare_stands_in_at_the_start_if_one_cannot_take_part(make_nodes):
     assert job.phase == "connecting", "node 1 may yet come"
     job.unreachable(1, step="login", text="no key", passing=False)
     assert job.node_numbers == (0, 2)
-    assert "without n1 (login: no key)" in job.said
+    assert "without n1 (login: no key)" in job.notices
 
 
 def test_a_spare_takes_the_place_of_a_lost_node_at_once_without_a_restart(make_nodes):
@@ -40,7 +40,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_at_once_without_a_restart(make_n
     job.stop_others(0)
     job.survey_all()
     assert job.node_numbers == (1, 2)
-    assert mentions(job.said, "node n0", "ranks 0-1", "10 s", "2 of 2", "n2")
+    assert mentions(job.notices, "node n0", "ranks 0-1", "10 s", "2 of 2", "n2")
     job.come_up()
     assert job.policy.restarts == 0
     assert job.sent(m.Prepare)[-2:] == [
@@ -90,7 +90,7 @@ def test_hosts_are_looked_for_at_each_re_forming_and_new_ones_take_part(found):
     assert job.connects(actions) == [(3, 0.0), (4, 0.0)]
     job.gather(3, 4)
     assert job.node_numbers == (1, 2, 3, 4)
-    assert "hosts: m[7-8] came" in job.said
+    assert "hosts: m[7-8] came" in job.notices
 
 
 def without_its_third(job):
@@ -123,7 +123,7 @@ def test_a_command_that_fails_leaves_the_hosts_as_they_were_and_is_reported_once
     job.pass_time(DISCOVER_S)
     assert len(job.of(p.Discover)) == 2
     job.discovered(problem="exit code 1")
-    assert job.said.count("exit code 1") == 1
+    assert job.notices.count("exit code 1") == 1
     job.gather(1)
     job.pass_time(ELASTIC_WAIT_S)
     assert job.node_numbers == (0, 1)

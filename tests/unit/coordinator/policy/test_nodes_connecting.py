@@ -59,8 +59,8 @@ def test_a_failure_that_may_pass_is_tried_again_later_and_later_until_the_join_t
     assert job.exit_code is None
     job.pass_time(0.1)
     assert job.exit_code == 69
-    assert "n1" in job.said
-    assert "refused" in job.said
+    assert "n1" in job.notices
+    assert "refused" in job.notices
     assert len(job.entries("node_unreachable")) == 1, "the same failure is recorded once"
 
 
@@ -81,13 +81,13 @@ def test_at_the_first_start_a_node_that_fails_is_not_tried_for_long(make_nodes):
     for _ in range(4):
         job.unreachable(1, text="refused")
     job.pass_time(WAITING_S)
-    assert "waiting for n[1-2] (n1: connect: refused)" in job.said
+    assert "waiting for n[1-2] (n1: connect: refused)" in job.notices
     job.pass_time(10.0)
     assert job.exit_code is None, "n2 has not answered yet"
     [*_] = job.unreachable(2, text="no route")
     assert job.exit_code == 69
-    assert "refused" in job.said
-    assert "no route" in job.said
+    assert "refused" in job.notices
+    assert "no route" in job.notices
 
 
 def test_after_a_loss_there_is_all_the_time(make_nodes):
@@ -108,8 +108,8 @@ def test_a_hopeless_job_does_not_wait_for_failures_that_may_pass(make_nodes):
     job.gather(1)
     job.unreachable(2, step="login", passing=False)
     assert job.exit_code == 69
-    assert "n0" in job.said
-    assert "n2" in job.said
+    assert "n0" in job.notices
+    assert "n2" in job.notices
 
 
 def test_a_node_of_a_fixed_job_that_sends_odd_messages_ends_the_setup_with_that_reason(make_nodes):
@@ -119,7 +119,7 @@ def test_a_node_of_a_fixed_job_that_sends_odd_messages_ends_the_setup_with_that_
     job.joined(1)
     job.step(p.Lost(node=1, why=ODD, kind=p.LossKind.ODD))
     assert job.exit_code == 69, "the same agent would send the same again"
-    assert ODD in job.said
+    assert ODD in job.notices
 
 
 def test_a_node_of_an_elastic_job_that_sends_odd_messages_is_reported_with_the_first_reason(
@@ -145,8 +145,8 @@ def test_nodes_that_never_answer_are_named_at_the_join_timeout(make_nodes):
     job.joined(1)
     job.pass_time(30.0)
     assert job.exit_code == 69
-    assert mentions(job.said, "30 s")
-    assert mentions(job.said, "30 s")
+    assert mentions(job.notices, "30 s")
+    assert mentions(job.notices, "30 s")
 
 
 def test_joined_launchers_get_a_notice_of_who_is_missing_and_several_of_one_host_are_distinguished(
@@ -163,8 +163,8 @@ def test_joined_launchers_get_a_notice_of_who_is_missing_and_several_of_one_host
     assert waits.level == "warning"
     job.pass_time(30.0)
     assert job.exit_code == 69
-    assert mentions(job.said, "1 of 3", "0,2")
-    assert "odd message" in job.said.splitlines()[-1]
+    assert mentions(job.notices, "1 of 3", "0,2")
+    assert "odd message" in job.notices.splitlines()[-1]
 
 
 def test_one_notice_names_the_nodes_that_are_waited_for(make_nodes):
@@ -172,7 +172,7 @@ def test_one_notice_names_the_nodes_that_are_waited_for(make_nodes):
     job.begin()
     job.gather(0, 2)
     job.pass_time(WAITING_S)
-    assert mentions(job.said, "2 of 4", "55 s", "n[1,3]")
+    assert mentions(job.notices, "2 of 4", "55 s", "n[1,3]")
     before = len(job.of(p.ShowMessage))
     job.pass_time(20.0)
     assert len(job.of(p.ShowMessage)) == before
@@ -188,7 +188,7 @@ def test_nodes_that_are_here_and_are_looked_at_again_are_not_reported_as_missing
             job.surveyed(node, script_sha256=None)
         job.pass_time(LOOK_AGAIN_S)
     assert job.exit_code == 69
-    assert "waiting" not in job.said
+    assert "waiting" not in job.notices
 
 
 def test_a_node_that_is_lost_while_the_others_gather_is_connected_again(make_nodes):
@@ -260,7 +260,7 @@ def test_what_is_missing_is_looked_at_again_before_it_counts(make_nodes, step):
     assert job.exit_code == 69
     [entry] = job.entries("node_unreachable")
     assert (entry["host"], entry["step"]) == ("n1", step)
-    assert "n1" in job.said
+    assert "n1" in job.notices
 
 
 def test_what_a_network_file_system_shows_late_costs_a_moment(make_nodes):
@@ -303,7 +303,7 @@ def test_differing_scripts_are_looked_at_again_and_then_end_the_job(make_nodes):
     assert set(looked_at) == {2}
     assert job.now == pytest.approx(LOOK_S)
     assert job.exit_code == 2
-    assert mentions(job.said, "train.py", "5c", "n[0-1]", "77", "n2")
+    assert mentions(job.notices, "train.py", "5c", "n[0-1]", "77", "n2")
 
 
 def test_scripts_that_become_the_same_in_time_are_no_error(make_nodes):

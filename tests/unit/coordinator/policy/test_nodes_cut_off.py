@@ -62,4 +62,4 @@ def test_a_job_that_has_not_started_its_workers_ends_at_once(make_nodes, come):
     actions = cut_off(job, 0)
     assert job.exit_code == 69
     assert not job.of(p.Connect, actions)
-    assert mentions(job.said, WHY)
+    assert mentions(job.notices, WHY)

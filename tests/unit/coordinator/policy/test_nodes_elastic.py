@@ -37,7 +37,7 @@ def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
     job.pass_time(0.2)
     assert job.phase == "preparing"
     assert job.node_numbers == (0, 2)
-    assert "without n1 (connect: refused) and 1 other" in job.said
+    assert "without n1 (connect: refused) and 1 other" in job.notices
 
 
 def test_who_has_not_come_in_time_is_reported(make_nodes):
@@ -46,7 +46,7 @@ def test_who_has_not_come_in_time_is_reported(make_nodes):
     job.gather(0, 1)
     job.pass_time(ELASTIC_WAIT_S)
     assert job.phase == "preparing"
-    assert mentions(job.said, "without n2")
+    assert mentions(job.notices, "without n2")
 
 
 def test_who_cannot_take_part_is_not_waited_for_and_reported(make_nodes):
@@ -55,7 +55,7 @@ def test_who_cannot_take_part_is_not_waited_for_and_reported(make_nodes):
     job.gather(0, 1)
     job.unreachable(2, step="login", text="no key was accepted", passing=False)
     assert job.node_numbers == (0, 1)
-    assert "without n2 (login: no key was accepted)" in job.said
+    assert "without n2 (login: no key was accepted)" in job.notices
 
 
 def test_fewer_than_the_least_end_the_job_at_the_join_timeout_and_the_missing_are_named(make_nodes):
@@ -68,9 +68,9 @@ def test_fewer_than_the_least_end_the_job_at_the_join_timeout_and_the_missing_ar
     assert job.exit_code is None
     job.pass_time(0.2)
     assert job.exit_code == 69
-    assert mentions(job.said, "1 of", "3 nodes")
+    assert mentions(job.notices, "1 of", "3 nodes")
     for words in ("n1", "no route", "n2", "no key was accepted", "n3"):
-        assert words in job.said
+        assert words in job.notices
 
 
 def test_a_total_that_the_first_nodes_cannot_hold_waits_for_more(make_nodes):
@@ -92,7 +92,7 @@ def test_a_total_that_cannot_be_held_ends_the_job(make_nodes):
     job.gather(0, 1)
     job.pass_time(30.0)
     assert job.exit_code == 69
-    assert mentions(job.said, "8 workers")
+    assert mentions(job.notices, "8 workers")
 
 
 # --- losing nodes
@@ -108,7 +108,7 @@ def test_the_rest_re_form_at_once_and_that_is_no_restart(make_nodes):
     job.survey_all()
     assert job.phase == "preparing"
     assert job.node_numbers == (0, 1, 3)
-    assert mentions(job.said, "node n2", "ranks 4-5", "10 s", "3 of 4")
+    assert mentions(job.notices, "node n2", "ranks 4-5", "10 s", "3 of 4")
     assert len([say for say in job.of(p.ShowMessage) if "n2" in say.text]) == 1
     job.come_up()
     assert (job.attempt, job.policy.restarts, job.policy.world_size) == (1, 0, 6)
@@ -129,13 +129,13 @@ def test_a_lost_node_joins_again_at_the_next_attempt(make_nodes):
     assert job.node_numbers == (1, 2)
     job.now += 8.0
     job.joined(0)
-    assert mentions(job.said, "node n0", "back")
+    assert mentions(job.notices, "node n0", "back")
     assert job.phase == "running"
     job.lost(2)
     job.stop_others(2)
     job.survey_all()
     assert job.node_numbers == (0, 1)
-    assert mentions(job.said, "2 of 3", "n0")
+    assert mentions(job.notices, "2 of 3", "n0")
 
 
 def test_lost_nodes_are_tried_again_later_and_later(make_nodes):
@@ -153,11 +153,11 @@ def test_below_the_least_number_the_job_waits_for_nodes_and_says_for_whom(make_n
     assert [node for node, _ in job.connects(actions)] == [1], "sooner than in the background"
     job.survey_all()
     job.pass_time(6.0)
-    assert mentions(job.said, "node n1", "ranks 2-3", "10 s", "1 of 2")
+    assert mentions(job.notices, "node n1", "ranks 2-3", "10 s", "1 of 2")
     job.gather(1)
     job.pass_time(ELASTIC_WAIT_S)
     assert job.phase == "preparing"
-    assert job.said.count("(ranks 2-3) left") == 1
+    assert job.notices.count("(ranks 2-3) left") == 1
 
 
 def test_below_the_least_number_at_the_join_timeout_the_job_ends_with_69(make_nodes):
@@ -167,7 +167,7 @@ def test_below_the_least_number_at_the_join_timeout_the_job_ends_with_69(make_no
     job.survey_all()
     job.pass_time(60.0)
     assert job.exit_code == 69
-    assert mentions(job.said, "lost", "10 s", "back")
+    assert mentions(job.notices, "lost", "10 s", "back")
 
 
 def test_asked_to_stop_while_the_rest_is_to_re_form_the_job_is_stopped(make_nodes):
@@ -192,7 +192,7 @@ def test_a_failure_of_a_worker_is_a_restart_like_any(make_nodes):
     assert (job.policy.restarts, job.attempt) == (1, 1)
     job.survey_all()
     assert job.node_numbers == (0, 1)
-    assert mentions(job.said, "2 of 3")
+    assert mentions(job.notices, "2 of 3")
 
 
 def test_several_nodes_that_leave_are_reported_in_one_line(make_nodes):
@@ -206,7 +206,7 @@ def test_several_nodes_that_leave_are_reported_in_one_line(make_nodes):
         "nodes n1 (rank 1), n4 (rank 4) left: silent for 10 s; node n3 (rank 3) left: the connection was"
         " closed; going on with 3 of 6 nodes"
     )
-    assert text in job.said
+    assert text in job.notices
 
 
 def test_very_many_nodes_that_leave_are_reported_in_a_short_line(make_nodes):
@@ -226,7 +226,7 @@ def test_a_fault_on_a_node_of_an_elastic_job_is_a_loss(make_nodes):
     job.stop_others(1)
     job.survey_all()
     assert job.node_numbers == (0, 2)
-    assert mentions(job.said, "left", "killed", "2 of 3")
+    assert mentions(job.notices, "left", "killed", "2 of 3")
 
 
 def test_what_is_odd_on_a_node_that_is_then_lost_is_forgotten(make_nodes):
@@ -255,7 +255,7 @@ def test_a_node_that_is_lost_three_times_in_ten_minutes_is_left_alone_for_a_whil
             job.survey_all()
             job.come_up()
     assert delays == [BACK_S, BACK_S, COOLING_S, 2 * COOLING_S]
-    assert mentions(job.said, "node n2", "3 times", "10 min", "60 s")
+    assert mentions(job.notices, "node n2", "3 times", "10 min", "60 s")
 
 
 def test_losses_of_long_ago_do_not_count(make_nodes):
@@ -298,7 +298,7 @@ def test_a_node_that_cannot_prepare_is_left_out_if_the_others_will_do(make_nodes
     job.prepared(1)
     job.prepared(2, problem="no thread")
     assert job.exit_code is None
-    assert mentions(job.said, "node n2", "left out", "no thread")
+    assert mentions(job.notices, "node n2", "left out", "no thread")
     assert job.phase in ("connecting", "preparing")
 
 
@@ -318,7 +318,7 @@ def test_a_node_that_finds_no_way_to_the_master_is_left_out(make_nodes):
         job.prepared(node)
     job.reached(1)
     actions = job.reached(2, routes=(), problem="no route to host")
-    assert "node n2 left out: no route to host" in job.said
+    assert "node n2 left out: no route to host" in job.notices
     assert [node for node, _ in job.connects(actions)] == [2]
     assert (job.attempt, job.phase) == (1, "connecting")
     job.survey_all()

@@ -106,7 +106,7 @@ def test_a_problem_in_preparing_names_the_host(make_nodes):
     job.gather()
     job.prepared(0, problem="port 80 denied", hint="above 1023")
     assert job.exit_code == 2
-    assert job.said.endswith("error: n0: port 80 denied\n  hint: above 1023")
+    assert job.notices.endswith("error: n0: port 80 denied\n  hint: above 1023")
 
 
 def test_where_the_nodes_cannot_reach_rank_0_the_job_ends_with_69(make_nodes):
@@ -117,7 +117,7 @@ def test_where_the_nodes_cannot_reach_rank_0_the_job_ends_with_69(make_nodes):
     job.prepared(1)
     job.reached(1, routes=(), problem="connection refused")
     assert job.exit_code == 69
-    assert mentions(job.said, "no address", "n0")
+    assert mentions(job.notices, "no address", "n0")
 
 
 def test_a_node_that_does_not_say_whom_it_has_reached_has_reached_nobody(make_nodes):
@@ -138,7 +138,7 @@ def test_nodes_that_never_prepare_are_named(make_nodes):
     job.prepared(1)
     job.pass_time(600.0)
     assert job.exit_code == 69
-    assert "n[0,2]" in job.said
+    assert "n[0,2]" in job.notices
 
 
 def test_only_rank_0s_node_says_where_its_port_is(make_nodes):

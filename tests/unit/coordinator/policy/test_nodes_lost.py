@@ -169,7 +169,7 @@ def test_a_loss_is_a_restart_which_waits_for_the_node(make_nodes):
     assert [node for node, _ in job.sent(m.Survey, actions)] == [0]
     job.survey_all()
     job.gather(1)
-    assert mentions(job.said, "node n1", "left", "10 s", "back")
+    assert mentions(job.notices, "node n1", "left", "10 s", "back")
     job.come_up()
     assert (job.attempt, job.policy.restarts, job.phase) == (1, 1, "running")
     for rank in job.ranks:
@@ -186,8 +186,8 @@ def test_a_node_that_does_not_come_back_in_time_ends_the_job(make_nodes):
     job.unreachable(1, text="no route")
     job.pass_time(60.0)
     assert job.exit_code == 69
-    assert mentions(job.said, "1 of 2")
-    assert "no route" in job.said
+    assert mentions(job.notices, "1 of 2")
+    assert "no route" in job.notices
 
 
 def test_all_nodes_are_surveyed_anew_for_a_restart(make_nodes):
@@ -270,7 +270,7 @@ def test_a_lost_node_does_not_hold_up_the_end_when_asked_to_stop(make_nodes):
     job.stop_others(1)
     assert job.exit_code == 143
     assert job.of(p.ReportFailure) == []
-    assert mentions(job.said, "1 node", "lost")
+    assert mentions(job.notices, "1 node", "lost")
 
 
 def test_asked_to_stop_after_a_loss_the_report_still_names_it(make_nodes):
@@ -288,7 +288,7 @@ def test_a_node_whose_workers_have_all_ended_well_may_go(make_nodes):
     job = make_nodes(2, per_node=1).run()
     job.exited(1)
     assert stops(job, job.lost(1, "closed")) == []
-    assert mentions(job.said, "n1", "left", "closed", "0")
+    assert mentions(job.notices, "n1", "left", "closed", "0")
     job.exited(0)
     job.gone(0)
     assert job.exit_code == 0
@@ -340,7 +340,7 @@ def test_the_only_node_has_to_tell_of_each_end_as_well(make_job):
     job.exited(0)
     job.gone()
     assert job.exit_code == 70
-    assert mentions(job.said, "left", "rank 1")
+    assert mentions(job.notices, "left", "rank 1")
 
 
 def test_a_fault_on_a_node_is_the_loss_of_it_and_ends_a_job_of_fixed_size_with_70(make_nodes):

@@ -55,7 +55,7 @@ class World:
         self.codes: dict[int, int] = {}  # of the newest attempt's ranks
         self.failed: set[int] = set()
         self.starts: list[int] = []
-        self.said: list[tuple[int, object]] = []  # what agents have sent, for late copies
+        self.notices: list[tuple[int, object]] = []  # what agents have sent, for late copies
 
     # --- the policy's actions
 
@@ -140,12 +140,12 @@ class World:
                 for number, node in sorted(self.up.items())
                 if node.reaches is not None
             ]
-            can += [("late", 0)] if self.said else []
+            can += [("late", 0)] if self.notices else []
             can += [("signal", 0)] if self.signals < self.most_signals else []
         return can
 
     def say(self, number: int, message) -> None:
-        self.said.append((number, message))
+        self.notices.append((number, message))
         self.act(self.job.say(number, message))
 
     def go_on(self) -> None:
@@ -210,7 +210,7 @@ class World:
                 attempt, node.attempt = node.attempt, None
                 self.say(number, m.AttemptEnded(attempt=attempt, left=()))
             case "late":
-                late, message = draw(st.sampled_from(self.said))
+                late, message = draw(st.sampled_from(self.notices))
                 if getattr(message, "attempt", None) != job.attempt or late not in self.up:
                     self.act(job.say(late, message))
             case "discovered":
@@ -422,5 +422,5 @@ def test_thousands_of_hosts_that_fail_are_reported_in_a_screenful(make_nodes):
             passing=False,
         )
     assert job.exit_code == 69
-    assert len(job.said.splitlines()) < 30
-    assert len(job.said) < 4000
+    assert len(job.notices.splitlines()) < 30
+    assert len(job.notices) < 4000

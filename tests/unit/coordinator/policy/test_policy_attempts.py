@@ -54,7 +54,7 @@ def test_a_problem_without_hint_has_no_hint_line(make_job):
     job = make_job()
     job.begin()
     job.prepared(problem="no")
-    assert job.said == "error: no"
+    assert job.notices == "error: no"
 
 
 def test_a_warning_of_a_node_is_passed_on_and_stops_nothing(make_job):
@@ -123,7 +123,7 @@ def test_processes_that_not_even_kill_ended_keep_the_job_from_a_restart(make_job
     job.exited(1, -9, told=True)
     job.gone(left=(7,))
     assert job.exit_code == 1
-    assert "pid 7" in job.said
+    assert "pid 7" in job.notices
     [failed] = job.of(p.ReportFailure)
     assert failed.decision == Final(reason=FinalReason.PROCESSES_LEFT)
 
@@ -194,7 +194,7 @@ def test_the_worker_stopped_from_its_terminal_suspends_the_launcher(make_job):
 def test_a_fault_ends_the_job_with_70_when_the_other_nodes_are_gone(make_job, nodes):
     job = make_job(nodes=nodes, per_node=1).run()
     job.fault(0, "the spawner was killed")
-    assert mentions(job.said, "node0", "the spawner was killed")
+    assert mentions(job.notices, "node0", "the spawner was killed")
     assert job.entries("fault") == [{"text": "the spawner was killed"}]
     for rank in range(1, nodes):
         assert job.exit_code is None
@@ -258,7 +258,7 @@ def test_a_node_that_only_finishes_its_output_is_not_reported_to_wait_for_leftov
     job = ended_well(make_job)
     job.now += 20.0
     job.tick()
-    assert "waiting" not in job.said
+    assert "waiting" not in job.notices
 
 
 @pytest.mark.parametrize("after_s", [0.5, 3.0])
@@ -268,15 +268,15 @@ def test_leftovers_are_named_once_and_not_in_the_first_second(make_job, after_s)
     job.say(1, m.LeftoversRunning(attempt=0, processes=LEFT))
     if after_s < NOTICE_S:
         job.tick()
-        assert "waiting" not in job.said
+        assert "waiting" not in job.notices
     job.now = 10.0 + max(after_s, NOTICE_S)
     assert job.policy.deadline() <= job.now
     job.tick()
     job.say(1, m.LeftoversRunning(attempt=0, processes=LEFT))
     job.now += 1.0
     job.tick()
-    assert job.said.count("waiting") == 1
-    assert WAITING in job.said
+    assert job.notices.count("waiting") == 1
+    assert WAITING in job.notices
 
 
 def test_leftovers_that_have_ended_before_the_notice_are_not_named(make_job):
@@ -286,4 +286,4 @@ def test_leftovers_that_have_ended_before_the_notice_are_not_named(make_job):
     job.gone(1)
     job.now += 1.0
     job.tick()
-    assert "waiting" not in job.said
+    assert "waiting" not in job.notices

@@ -112,7 +112,7 @@ def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends
     assert job.sent(m.Stop) == []
     actions = watch.stand_still(odd=1)
     assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGTERM]
-    assert "rank 1" in job.said
+    assert "rank 1" in job.notices
     [keep] = job.of(a.WriteStacks, actions)
     assert [stack.rank for stack in keep.stacks] == [0, 1, 2]
     [event] = job.entries("hang")
@@ -153,7 +153,9 @@ def test_a_silent_job_whose_workers_go_on_is_left_alone_until_ten_times_the_time
     [hang] = job.entries("hang")
     assert 10 * TIMEOUT_S <= hang["silent_s"] <= 10 * TIMEOUT_S + 2 * GAP_S
     assert (
-        len([line for line in job.said.splitlines() if mentions(line, "300 s", "--hang-timeout")])
+        len(
+            [line for line in job.notices.splitlines() if mentions(line, "300 s", "--hang-timeout")]
+        )
         == 1
     )
     assert len(job.entries("hang_postponed")) >= 8
@@ -204,7 +206,7 @@ def test_a_silent_job_is_reported_once_and_goes_on(unwatched):
     assert watch.pass_time(NOTICE_S - 1) == []
     watch.pass_time(1)
     watch.stand_still(odd=1)
-    assert mentions(job.said, "310 s", "rank 1", "train.py:7", "--hang-timeout")
+    assert mentions(job.notices, "310 s", "rank 1", "train.py:7", "--hang-timeout")
     [event] = job.entries("silence")
     assert (event["when"], event["behind"], event["frame"]) == ("notice", [1], "train.py:7 in step")
     [keep] = job.of(a.WriteStacks)
@@ -226,7 +228,7 @@ def test_the_notice_of_a_job_that_works_says_so(unwatched):
         serial = watch.asked()
         watch.job.say(0, m.Stacks(attempt=0, serial=serial, stacks=(at_work(serial),)))
         watch.pass_time(5.0)
-    assert mentions(watch.job.said, "rank 0", "train.py:5")
+    assert mentions(watch.job.notices, "rank 0", "train.py:5")
     assert watch.job.entries("silence")[0]["activity"]["why"] == "moved"
 
 

@@ -122,7 +122,7 @@ def test_the_second_interrupt_of_a_person_kills_at_once(make_job):
     job.signal(signal.SIGINT)
     job.now += 1.0
     assert kills(job, job.signal(signal.SIGINT))
-    assert mentions(job.said, "killing")
+    assert mentions(job.notices, "killing")
     for rank in job.ranks:
         job.exited(rank, -9, told=True)
     job.all_gone()

@@ -15,7 +15,7 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES, Decoder, encode
-from tests.unit.coordinator.joined.peering import commence
+from tests.unit.coordinator.joined.joined_launcher import commence
 
 PONG = m.Pong(serial=1, clock=0.0)
 SURVEY = p.SurveyNode(serial=1)

@@ -63,9 +63,9 @@ def test_messages_go_both_ways_and_in_order(nodes):
     agents.join(1)
     for attempt in range(50):
         agents.agents.send(1, m.Prepare(attempt=attempt, port=None))
-    agents.pump(lambda: len(agents.heard("n1", m.Prepare)) == 50)
-    assert [each.attempt for each in agents.heard("n1", m.Prepare)] == list(range(50))
-    assert not agents.heard("n0", m.Prepare)
+    agents.pump(lambda: len(agents.received("n1", m.Prepare)) == 50)
+    assert [each.attempt for each in agents.received("n1", m.Prepare)] == list(range(50))
+    assert not agents.received("n0", m.Prepare)
     remarks = [m.AgentNotice(text=str(number), warning=False) for number in range(50)]
     agents.say("n0", *remarks)
     agents.pump(lambda: len(agents.of(a.FromNode)) == 50)
@@ -127,7 +127,7 @@ def test_a_silent_node_is_lost_after_the_silence_and_no_sooner(nodes):
         agents.say("n1", m.Pong(serial=1, clock=0.0))
         agents.pump(lambda: agents.agents._node_connections[1].received_at == agents.now)
     assert [event.node for event in agents.of(a.Lost)] == [0]
-    agents.pump(lambda: len(agents.heard("n1", m.Ping)) >= 5)
+    agents.pump(lambda: len(agents.received("n1", m.Ping)) >= 5)
 
 
 def test_a_launcher_that_slept_does_not_lose_all_its_nodes(nodes):
@@ -204,8 +204,8 @@ def test_ends_of_workers_are_reported_on_our_clock(nodes):
 def test_the_quickest_answer_tells_the_clock(nodes):
     agents = nodes(1)
     agents.join(0, clock=0.0)
-    agents.pump(lambda: agents.heard("n0", m.Ping))
-    [ping] = agents.heard("n0", m.Ping)
+    agents.pump(lambda: agents.received("n0", m.Ping))
+    [ping] = agents.received("n0", m.Ping)
     sent = agents.now
     agents.now += 0.2
     agents.say("n0", m.Pong(serial=ping.serial, clock=50.0))
@@ -219,8 +219,8 @@ def test_the_quickest_answer_tells_the_clock(nodes):
 def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
     agents = nodes(1)
     agents.join(0)
-    agents.pump(lambda: agents.heard("n0", m.Credit))
-    window = agents.heard("n0", m.Credit)[0].size
+    agents.pump(lambda: agents.received("n0", m.Credit))
+    window = agents.received("n0", m.Credit)[0].size
     agents.agents.begin_attempt(0)
     agents.give(0, 1)
     chunk = b"x" * (window // 8)
@@ -228,7 +228,9 @@ def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
         "n0", *[m.Output(rank=1, stream=2, data=chunk) for _ in range(8)], m.RankEnded(rank=1)
     )
     agents.pump(
-        lambda: sum(each.size for each in agents.heard("n0", m.Credit)) >= 2 * window - window // 4
+        lambda: (
+            sum(each.size for each in agents.received("n0", m.Credit)) >= 2 * window - window // 4
+        )
     )
     agents.pump(lambda: (1, "ended") in agents.kept.said)
     assert agents.kept.said == [("attempt", 0), *[(1, 2, chunk)] * 8, (1, "ended")]
@@ -237,16 +239,16 @@ def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
 def test_without_room_output_is_taken_and_nothing_is_paid_back(nodes):
     agents = nodes(1)
     agents.join(0)
-    agents.pump(lambda: agents.heard("n0", m.Credit))
-    window = agents.heard("n0", m.Credit)[0].size
+    agents.pump(lambda: agents.received("n0", m.Credit))
+    window = agents.received("n0", m.Credit)[0].size
     agents.give(0, 0)
     agents.kept.full = True
     agents.say_much("n0", m.Output(rank=0, stream=1, data=b"y" * (window // 2)), REMARK)
     agents.pump(lambda: agents.kept.said and agents.of(a.FromNode))
-    assert len(agents.heard("n0", m.Credit)) == 1
+    assert len(agents.received("n0", m.Credit)) == 1
     agents.kept.full = False
     agents.kept.wake()
-    agents.pump(lambda: len(agents.heard("n0", m.Credit)) == 2)
+    agents.pump(lambda: len(agents.received("n0", m.Credit)) == 2)
 
 
 def test_a_fault_of_the_output_thread_is_the_jobs(nodes):

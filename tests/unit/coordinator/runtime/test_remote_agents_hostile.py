@@ -68,8 +68,8 @@ def test_output_without_credit_loses_the_node_before_it_fills_the_memory(nodes):
     agents.give(0, 0)
     agents.kept.full = True
     chunk = b"x" * (1 << 20)
-    agents.pump(lambda: agents.heard("n0", m.Credit))
-    window = agents.heard("n0", m.Credit)[0].size
+    agents.pump(lambda: agents.received("n0", m.Credit))
+    window = agents.received("n0", m.Credit)[0].size
     agents.say_much("n0", *[m.Output(rank=0, stream=1, data=chunk)] * 30)
     agents.pump(lambda: agents.of(a.Lost))
     assert "more output" in agents.of(a.Lost)[0].why
@@ -80,9 +80,9 @@ def test_what_is_read_of_workers_that_have_ended_may_go_beyond_the_credit(nodes)
     agents = nodes(1)
     agents.join(0)
     agents.give(0, 0, 1)
-    agents.pump(lambda: agents.heard("n0", m.Credit))
+    agents.pump(lambda: agents.received("n0", m.Credit))
     agents.kept.full = True
-    window = agents.heard("n0", m.Credit)[0].size
+    window = agents.received("n0", m.Credit)[0].size
     full = [
         m.Output(rank=rank, stream=stream, data=b"x" * (1 << 20))
         for rank in (0, 1)
@@ -96,7 +96,7 @@ def test_what_is_read_of_workers_that_have_ended_may_go_beyond_the_credit(nodes)
     agents.kept.full = False
     agents.kept.wake()
     agents.pump(
-        lambda: sum(each.size for each in agents.heard("n0", m.Credit)) == 2 * window + (4 << 20)
+        lambda: sum(each.size for each in agents.received("n0", m.Credit)) == 2 * window + (4 << 20)
     )
 
 
@@ -115,12 +115,12 @@ def test_output_of_an_attempt_that_comes_when_another_has_begun_is_paid_back_and
     agents = nodes(1)
     agents.join(0)
     agents.give(0, 0)
-    agents.pump(lambda: agents.heard("n0", m.Credit))
-    window = agents.heard("n0", m.Credit)[0].size
+    agents.pump(lambda: agents.received("n0", m.Credit))
+    window = agents.received("n0", m.Credit)[0].size
     agents.agents.begin_attempt(1)  # in which the node has no part
     agents.say_much(
         "n0", m.Output(rank=0, stream=1, data=b"x" * (window // 2)), m.RankEnded(rank=0), REMARK
     )
-    agents.pump(lambda: agents.of(a.FromNode) and len(agents.heard("n0", m.Credit)) == 2)
+    agents.pump(lambda: agents.of(a.FromNode) and len(agents.received("n0", m.Credit)) == 2)
     assert agents.kept.said == [("attempt", 1)]
     assert not agents.of(a.Lost)

@@ -91,7 +91,7 @@ class ScriptedLink:
         self._flag = Flag()
         self._flag.put(bool(steps))
         self._decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_NESTED_TYPES)
-        self.said: list[Record] = []
+        self.sent: list[Record] = []
         self.closed = False
 
     def feed(self, *steps) -> None:
@@ -116,7 +116,7 @@ class ScriptedLink:
         return b""
 
     def send(self, data: bytes) -> None:
-        self.said += self._decoder.feed(data)
+        self.sent += self._decoder.feed(data)
 
     def close(self) -> None:
         self.closed = True
@@ -219,7 +219,7 @@ class Filed:
         self.attempts.append((attempt, list(self.ranks)))
 
 
-class Told:
+class Records:
     """What the user, and the record of the job, are told."""
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class Told:
 def planner(tmp_path):
     """Plan as the second of three launchers, with a command line of its own."""
     options = TrainOptions(
-        script="train",
+        script="timeit",
         module=True,
         procs_per_node=2,
         num_nodes=3,
@@ -260,7 +260,7 @@ def planner(tmp_path):
     return joiner
 
 
-class Peering:
+class JoinedLauncherBed:
     """One launcher, from when it was let in; ``again`` are the links of the coordinators that it
     calls later."""
 
@@ -270,7 +270,12 @@ class Peering:
         self._names = [*names, *["j"] * len(self.again)]
         self._links = [self.link, *self.again]
         self.clock = PausableClock()
-        self.own, self.signals, self.files, self.told = Own(self.clock), Signals(), Filed(), Told()
+        self.own, self.signals, self.files, self.records = (
+            Own(self.clock),
+            Signals(),
+            Filed(),
+            Records(),
+        )
         self.first_rank = -1
         values = {
             "coordinator": "node 0 (h:5)",
@@ -285,8 +290,8 @@ class Peering:
             planner=joiner,
             own=self.own,
             files=self.files,
-            sink=self.told,
-            events=self.told,
+            sink=self.records,
+            events=self.records,
             signal_pipe=self.signals,
             clock=self.clock,
             call=self._call,
@@ -301,7 +306,7 @@ class Peering:
         self.first_rank = rank
 
     def run(self) -> int:
-        """Serve to the end; what has been said is in ``link.said`` then."""
+        """Serve to the end; the messages that it sent are in ``link.sent`` then."""
         try:
             return self.runner.run(self.link)
         finally:
@@ -313,8 +318,8 @@ class Peering:
     def handled(self, kind: type) -> list:
         return [message for message in self.own.handled if isinstance(message, kind)]
 
-    def said(self, kind: type, link: int = 0) -> list:
-        return [message for message in self._links[link].said if isinstance(message, kind)]
+    def sent(self, kind: type, link: int = 0) -> list:
+        return [message for message in self._links[link].sent if isinstance(message, kind)]
 
     def free(self) -> None:
         for each in (*self._links, self.own, self.signals):
@@ -322,13 +327,13 @@ class Peering:
 
 
 @pytest.fixture
-def peering(tmp_path):
+def joined_launcher(tmp_path):
     """Give what makes a launcher that has joined."""
     joiner = planner(tmp_path)
-    made: list[Peering] = []
+    made: list[JoinedLauncherBed] = []
 
-    def make(*steps, **settings) -> Peering:
-        made.append(Peering(joiner, *steps, **settings))
+    def make(*steps, **settings) -> JoinedLauncherBed:
+        made.append(JoinedLauncherBed(joiner, *steps, **settings))
         return made[-1]
 
     yield make

@@ -15,11 +15,11 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import VERSION, encode
 from tests.examples import examples
 from tests.facts import mentions
-from tests.unit.coordinator.joined.peering import (
+from tests.unit.coordinator.joined.joined_launcher import (
     CLOSED,
     FORGED,
     VERDICT,
-    Peering,
+    JoinedLauncherBed,
     commence,
     planner,
     prepare,
@@ -99,16 +99,16 @@ def joiner(tmp_path_factory):
     return planner(tmp_path_factory.mktemp("runs"))
 
 
-def check(peer: Peering) -> None:
+def check(launcher: JoinedLauncherBed) -> None:
     """See that nothing but the launcher's own command was started, and no attempt over another, or
     again."""
-    code = peer.run()
+    code = launcher.run()
     assert 0 <= code <= 255
     runs: int | None = None
     newest = -1
-    for message in peer.own.handled:
+    for message in launcher.own.handled:
         if isinstance(message, m.Start):
-            assert message.argv == (sys.executable, "-m", "train")
+            assert message.argv == (sys.executable, "-m", "timeit")
             assert [(spec.local_rank, spec.argv) for spec in message.workers] == [
                 (0, None),
                 (1, None),
@@ -134,19 +134,21 @@ def check(peer: Peering) -> None:
 @given(steps=STEPS, end=st.sampled_from([VERDICT, VERDICT, CLOSED]))
 def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(joiner, steps, end):
     def gone() -> None:
-        started = peer.handled(m.Start)
+        started = launcher.handled(m.Start)
         if started:
-            peer.own.handled.append(GONE)
-            peer.own.say(m.AttemptEnded(attempt=started[-1].attempt, left=()))
+            launcher.own.handled.append(GONE)
+            launcher.own.say(m.AttemptEnded(attempt=started[-1].attempt, left=()))
 
     # What starts nothing first would be called again after the end, as long as that is to be hoped
     # for.
     begun = [] if end is VERDICT else [commence(), gone]
-    peer = Peering(joiner, *begun, *(gone if step == GONE else step for step in steps), end)
+    launcher = JoinedLauncherBed(
+        joiner, *begun, *(gone if step == GONE else step for step in steps), end
+    )
     try:
-        check(peer)
+        check(launcher)
     finally:
-        peer.free()
+        launcher.free()
 
 
 @settings(
@@ -158,35 +160,37 @@ def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(jo
 def test_a_message_with_a_byte_changed_does_no_harm(joiner, message, at, byte):
     data = bytearray(encode(message))
     data[at % len(data)] = byte
-    peer = Peering(joiner, prepare(), bytes(data), CLOSED, lost_after_s=0.05, again=[[VERDICT]])
+    launcher = JoinedLauncherBed(
+        joiner, prepare(), bytes(data), CLOSED, lost_after_s=0.05, again=[[VERDICT]]
+    )
     try:
-        check(peer)
+        check(launcher)
     finally:
-        peer.free()
+        launcher.free()
 
 
-def test_a_coordinator_that_never_stops_sending_is_left(peering):
-    peer = peering(*[encode(m.Ping(serial=1)) * 1000] * 100, VERDICT)
-    assert peer.run() == 69
-    (lost,) = peer.told.of("coordinator_lost")
+def test_a_coordinator_that_never_stops_sending_is_left(joined_launcher):
+    launcher = joined_launcher(*[encode(m.Ping(serial=1)) * 1000] * 100, VERDICT)
+    assert launcher.run() == 69
+    (lost,) = launcher.records.of("coordinator_lost")
     assert lost["kind"] == "odd"
     assert mentions(lost["why"], "Ping")
 
 
-def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(peering):
-    peer = peering(
+def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(joined_launcher):
+    launcher = joined_launcher(
         struct.pack(">BII", VERSION, 32 << 20, 0) + b'{"t":"Ping","serial":1'.ljust(200), VERDICT
     )
-    assert peer.run() == 69
-    (lost,) = peer.told.of("coordinator_lost")
+    assert launcher.run() == 69
+    (lost,) = launcher.records.of("coordinator_lost")
     assert lost["kind"] == "odd"
     assert mentions(lost["why"], "Ping", "33554432+0 bytes")
 
 
-def test_a_message_that_carries_a_command_is_none(peering):
-    peer = peering(struct.pack(">BII", VERSION, len(FORGED), 0) + FORGED, VERDICT)
-    assert peer.run() == 69
-    assert not peer.own.handled
-    (lost,) = peer.told.of("coordinator_lost")
+def test_a_message_that_carries_a_command_is_none(joined_launcher):
+    launcher = joined_launcher(struct.pack(">BII", VERSION, len(FORGED), 0) + FORGED, VERDICT)
+    assert launcher.run() == 69
+    assert not launcher.own.handled
+    (lost,) = launcher.records.of("coordinator_lost")
     assert lost["kind"] == "odd"
     assert mentions(lost["why"], "unknown", "'Start'")
