@@ -113,7 +113,7 @@ def test_first_of_two_causes_wins_and_the_other_is_reported(end_of):
     ends = [end_of(3, raised("KeyError: 'a'"), ended_s=2.0), end_of(1, OWN, ended_s=1.0)]
     diagnosis = diagnose(ends, world_size=4)
     assert diagnosis.cause.ranks == (1,)
-    assert diagnosis.others == (
+    assert diagnosis.failed_too == (
         "rank 3: failed too, exit code 1: KeyError: 'a' (train.py:7 in step)",
     )
 
