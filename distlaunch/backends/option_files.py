@@ -131,8 +131,8 @@ def read_named_file(path: str, named: str, *, hint: str | None = None) -> str:
     """Read a file that the user has named.
 
     ``named`` is the option or variable that names the file; error messages begin with it. ``hint``
-    is the hint of these errors. Raises ConfigError if the file cannot be read, is too large, or,
-    such as a pipe, does not end in time.
+    is the hint of these errors. Raises ConfigError if the file cannot be read or is too large. Also
+    raises it if reading takes too long; a pipe, for example, may never end.
     """
     try:
         data = read_bounded(path, most=_MAX_BYTES, timeout_s=_TIMEOUT_S)

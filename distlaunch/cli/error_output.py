@@ -29,7 +29,8 @@ def interruptible() -> None:
     """Make Ctrl-C raise KeyboardInterrupt from now on, unless SIGINT is ignored.
 
     If Ctrl-C arrives while Python runs one of its own callbacks, such as those of the import
-    system, Python prints the exception and continues. Exit the process in this case.
+    system, Python would print the exception and continue. From now on the process exits in this
+    case.
     """
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.unraisablehook = _end_if_interrupted

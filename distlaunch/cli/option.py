@@ -248,7 +248,7 @@ def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
 
 
 def _delay(text: str, source: str) -> tuple[float, float]:
-    """Read ``8`` or ``8:60``: the first and the longest delay in seconds."""
+    """Return the first and the longest delay in seconds, from ``8:60``. A single number is both."""
     first, colon, most = text.partition(":")
     first_s = _seconds(first, source, also=" or S:MAX")
     if not colon:

@@ -1,4 +1,4 @@
-"""Search for ``distlaunch help WORD`` in the options of all commands and in the pages.
+"""Search all options and pages for a word, for ``distlaunch help WORD``.
 
 Results are ordered by where the word occurs: in the name of a page, in the first cell of a table
 row, in a title, in a heading, in the text. Pages for contributors come last.

@@ -39,8 +39,9 @@ _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
     """Return the timeout for closing a writer.
 
-    For a terminal the timeout is limited even if the caller sets no limit. A terminal may drop
-    lines, and a stopped terminal must not prevent the job from ending.
+    For a terminal it is at most TERMINAL_CLOSE_S, even if the caller sets no limit. A stopped
+    terminal must not prevent the job from ending. Lines that are still queued after the timeout are
+    dropped.
     """
     if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)

@@ -4,8 +4,9 @@ A line of a worker is ``{"time": epoch seconds, "type": "output", "rank": r, "st
 "stdout"|"stderr", "text": ...}``, without its newline. Further keys:
 
 * ``"partial": true`` if the line continues in the next record of this stream.
-* ``"base64"`` has the bytes of a line that is not UTF-8.
-* ``"progress": true`` for the newest state of a progress bar. Its last state is written as a line.
+* ``"base64"``, besides ``"text"``, has the exact bytes of a line that is not UTF-8.
+* ``"progress": true`` if the record is the newest state of a progress bar. When the bar ends, the
+  bar's last state is written as a line without this key.
 
 Messages of the launcher are ``{"time", "type": "message", "level", "text"}``. Job events are
 written unchanged.

@@ -146,7 +146,8 @@ class Writer:
     ) -> int:
         """Wait for the end of the thread. Return the number of lost bytes.
 
-        Gives up when the reader has read nothing for ``timeout_s``. If ``drops``, workers' lines
+        The reader is the program, terminal or file system that takes the bytes from the descriptor.
+        Gives up when the reader has taken nothing for ``timeout_s``. If ``drops``, workers' lines
         that are still queued after ``DRAIN_S`` are dropped. Once ``hurried`` returns True, they are
         dropped in any case, and the reader has ``HURRIED_S`` left.
         """

@@ -64,8 +64,12 @@ def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def choose(stderr: Sequence[str], stdout: Sequence[str], count: int) -> LastLines:
-    """Return the last ``count`` lines of stderr. If stderr does not name a problem but stdout does,
-    return those of stdout."""
+    """Return the last ``count`` lines of stderr or of stdout.
+
+    Those of stderr are preferred. Those of stdout are returned if stderr names no problem, and one
+    of these is true: stderr is empty, stderr ends with a log record below the level error, or
+    stdout names a problem in its last line or in a log record.
+    """
     found = _of_stream(stderr, "stderr", count)
     if found.message is not None:
         return found

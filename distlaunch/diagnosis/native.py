@@ -1,5 +1,5 @@
-"""Read the last messages of native code (C++, glibc, faulthandler) in a worker's output, and name
-signals."""
+"""Read the last messages of native code (C++, glibc, faulthandler) in a worker's output. Return
+names and descriptions of signals."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Restore tracebacks that a logger has boxed, prefixed or encoded to the interpreter's form. No
-I/O.
+"""Restore tracebacks that a logger has changed. No I/O.
 
-Rich draws a box around a traceback. A logger may write its prefix before every line, and lines of
-two threads may be mixed. JSON and logfmt records have a traceback as one string. The result has the
-lines of ``traceback.format_exc``.
+The result has the lines that the interpreter would have printed (``traceback.format_exc``). Rich
+draws a box around a traceback. A logger may write its prefix before every line, and lines of two
+threads may be mixed. JSON and logfmt records have a traceback as one string.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Recognise stack frames in which a worker waits for other ranks, and find hints for hung
-workers."""
+"""Recognise stack frames in which a worker waits for other ranks. Return hints for hung workers."""
 
 from __future__ import annotations
 

@@ -248,8 +248,13 @@ def _apply_slots(
     *,
     shared: bool,
 ) -> DeviceSelection:
-    """Return the devices of the slots that remain after filters. Raises ConfigError for a slot that
-    does not exist."""
+    """Return the devices of the slots in ``only`` (None: all slots) that are not in ``without``.
+
+    ``shared``: workers share devices. Otherwise the caller limits the devices to the number of
+    workers, and a filter for the first slots is left to the caller.
+
+    Raises ConfigError for a slot that does not exist, and if no slot remains.
+    """
     have = range(len(selection.ids))
     if (
         only is not None

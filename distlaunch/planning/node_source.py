@@ -1,7 +1,8 @@
 """Decides which source names the nodes of a job, and which of the nodes is this machine. No I/O.
 
 Sources are the options, and systems such as Slurm. The module is loaded only if some option or
-variable suggests that there are other nodes. In that case ``Facts.surroundings`` is set.
+variable suggests that there are other nodes. Only then does ``launch.make_plan`` read the facts
+about other nodes, into ``Facts.surroundings``.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ class SurveyedPlanner:
 
     @property
     def here(self) -> int | None:
-        """The number of this machine; None if this machine is not in the list."""
+        """The number of this machine among the planner's hosts; None if this machine is not one of
+        them."""
         return self._here
 
     def is_here(self, host: str) -> bool:
@@ -352,9 +353,12 @@ class SurveyedPlanner:
     def _interpreter_notes(
         self, node_numbers: Sequence[int], interpreters: Sequence[Interpreter]
     ) -> list[str]:
-        """Return a note on the workers' interpreters, unless all nodes use the launcher's.
+        """Return at most one note, on the interpreters that the workers run.
 
-        Each node is mentioned once per interpreter.
+        The note names the interpreters and their hosts. It omits hosts for which the note of an
+        earlier attempt has named the same interpreter. If all nodes use the launcher's interpreter,
+        there is a note only if another environment is active. There is no note if --python or
+        --no-python is set.
         """
         options, ours = self._options, self._facts.python
         if options.no_python or options.python is not None:

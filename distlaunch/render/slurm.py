@@ -2,7 +2,7 @@
 
 Source: the manuals of sbatch and srun, and tests with Slurm 22.05. The tests showed:
 
-* --signal without B: reaches steps only.
+* ``--signal`` reaches only the steps, unless its value begins with ``B:``.
 * The signal may arrive a minute early.
 * The log of a requeued job is truncated unless it is opened for appending.
 """

@@ -132,7 +132,7 @@ class BootstrapConnection(Connection, Protocol):
         readable."""
 
     def stderr_tail(self) -> bytes:
-        """Return the end of stderr."""
+        """Return the last bytes of stderr."""
 
     def clear_stderr(self) -> None:
         """Drop the stderr that has arrived up to now."""
@@ -285,10 +285,10 @@ def _join_words(found: list[str]) -> str:
 
 
 def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
-    """Return the last ``most`` lines of ``said``, the output of a program, as short printable text
-    after a colon.
+    """Return the last ``most`` lines of a program's output, to be appended to a message.
 
-    Return "" if it has no lines.
+    The result begins with ``": "``. Each line is shortened and made printable. Return "" if the
+    output ``said`` has no lines.
     """
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     shown = [

@@ -148,7 +148,7 @@ class ProcessConnection:
         self._socket.sendall(data)
 
     def stderr_tail(self) -> bytes:
-        """Return the end of stderr."""
+        """Return the last bytes of stderr."""
         with self._lock:
             return self._child.read_stderr()
 
@@ -157,8 +157,10 @@ class ProcessConnection:
         return self._child.returncode(within_s)
 
     def close(self) -> None:
-        """Close the stream without waiting, and kill a program with a kill switch. Can be called
-        again."""
+        """Close the stream without waiting.
+
+        A program that is attached to a kill switch is killed. Can be called again.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -289,7 +291,7 @@ class Child:
         return self._stderr_fd
 
     def read_stderr(self) -> bytes:
-        """Read stderr without waiting, and return its end."""
+        """Read stderr without waiting. Return the last bytes of everything read so far."""
         while self._stderr_fd >= 0:
             try:
                 data = os.read(self._stderr_fd, _CHUNK)
@@ -320,10 +322,10 @@ class Child:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the stream, and kill the group of a program with a kill switch. The end of its
-        stderr remains available.
+        """Close the stream.
 
-        Can be called again.
+        If the program is attached to a kill switch, its process group is killed. ``read_stderr``
+        can still be called. Can be called again.
         """
         if self._closed:
             return

@@ -1,6 +1,8 @@
 """Errors for nodes that cannot be reached: the failed step, the reason, and a hint.
 
-Every transport raises ``ConnectStepError`` and reports ``ConnectFailure``.
+Code that connects to a node raises ``ConnectStepError``, which does not name the host. A transport
+adds the host and reports ``ConnectFailure`` to the coordinator, which shows it to the user as one
+row of a table.
 """
 
 from __future__ import annotations

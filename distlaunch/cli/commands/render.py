@@ -368,7 +368,7 @@ Spelled = tuple[str, tuple[str, ...]]
 
 
 def spell(options: TrainOptions) -> tuple[Spelled, ...]:
-    """Return the command-line words of all options that are set, by field.
+    """Return the field and the command-line words of each option that is set.
 
     The order is that of the option table. Options set by environment variables are included. SCRIPT
     and its arguments are not. Parsing the words gives the same options again.

@@ -1,7 +1,7 @@
 """Code shared by the commands that accept the options of another launcher (drop-in commands).
 
-It makes rows of their option tables, parses their command lines, and runs the job. Errors use the
-other launcher's spelling of options.
+It builds the rows of a drop-in command's option table, parses the command line, and runs the job.
+Errors spell options as the other launcher does.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class AttemptStart:
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
         """Begin to connect nodes for an attempt. Return the actions that follow.
 
-        ``fresh`` is False if the previous preparation of this attempt failed; its time limit then
-        still applies.
+        ``fresh`` is False if the previous preparation of this attempt failed. ``NodeSetup.begin``
+        says what that means for the time limit.
         """
         self._preparation = None
         return self._node_setup.begin(now, fresh=fresh)

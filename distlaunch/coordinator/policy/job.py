@@ -350,8 +350,11 @@ class JobPolicy:
     def _continue_node_setup(
         self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
-        """Return ``actions``; if the attempt's nodes are decided now, with the actions that prepare
-        the attempt."""
+        """Return ``actions``, followed by the actions that the state of the node setup requires.
+
+        If the nodes of the attempt are decided now, these actions prepare the attempt. If the
+        attempt cannot start, they report the error and end the job. Otherwise there are none.
+        """
         found = attempt_start.settle(self.attempt, now) if self.phase == "connecting" else None
         if found is None:
             return actions

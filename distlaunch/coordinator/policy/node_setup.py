@@ -103,8 +103,9 @@ class NodeSetup:
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
         """Begin to connect and survey the nodes for an attempt. Return the actions that follow.
 
-        ``fresh`` is False if this attempt's previous setup failed before workers started. The time
-        limit of the setup starts anew if ``fresh``, and once more for the first failure after it.
+        ``fresh`` is False if the previous setup led to no start of workers, and is repeated. The
+        time limit starts anew in a fresh setup and in the first repetition of a fresh setup.
+        Further repetitions do not start it anew.
         """
         settings = self._settings
         self.active = True

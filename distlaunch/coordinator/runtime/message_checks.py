@@ -1,14 +1,19 @@
 """Check received messages against the state of the job. No clock, no I/O.
 
-A node may report only on ranks that were assigned to it, and send no more output than it has credit
-for. A message that violates this is not from a correct agent of this release. It must not be
-written to files, shown, or treated as an event of another node's workers.
+``NodeMessageCheck`` checks the messages that a node sends to the coordinator. A node may report
+only on ranks that were assigned to it, and send no more output than it has credit for. A message
+that violates this is not from a correct agent of this release. It must not be written to files,
+shown, or treated as an event of another node's workers.
 
-In a coordinator's message to a joined launcher, numbers must be within their bounds, and attempts
-must be in order. Otherwise the kernel, or a table of the launcher, would get an invalid number. No
-message names a program to run. The planner checks the nodes that ``StartWorkers`` lists. A
-``StartWorkers`` without a ``Prepare`` before it is accepted, because it has all values that a start
-needs.
+``CoordinatorMessageCheck`` checks the messages that the coordinator sends to a joined launcher. A
+joined launcher runs on another node and carries out the coordinator's decisions.
+
+* Numbers must be within their bounds, because they are passed to the kernel or used in tables.
+* Attempts must be in order.
+* ``StartWorkers`` is accepted without an earlier ``Prepare`` of the same attempt, because
+  ``StartWorkers`` has all values that a start needs.
+* The nodes that ``StartWorkers`` lists are checked by the planner, not here.
+* No message names a program to run, so there is no such check.
 """
 
 from __future__ import annotations

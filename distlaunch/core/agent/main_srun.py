@@ -1,10 +1,11 @@
 """Entry point of an agent that srun starts. The agent connects to the launcher.
 
-srun starts a Python with a few lines of code (``transport.bootstrap.stub``). They read the zip with
-this code from stdin, put it on ``sys.path`` and call ``main``. Once the launcher has answered, the
-agent closes the stdin and output that it has from srun. Otherwise a process that survives the
-agent, and holds srun's output, would keep srun from noticing that the agent has exited. Signals
-sent by srun are meant for the job, so the agent reports them to the coordinator.
+srun starts a Python that runs ``transport.bootstrap.stub``, a few lines of code. The stub reads
+from stdin a zip that contains this module, puts the zip on ``sys.path``, and calls ``main``. Once
+the launcher has answered, the agent closes the stdin and output that it has from srun. Otherwise a
+process that survives the agent, and holds srun's output, would keep srun from noticing that the
+agent has exited. Signals sent by srun are meant for the job, so the agent reports them to the
+coordinator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The launch plan.
+"""The launch plan: which workers run on which nodes, with which command, variables and CPUs.
 
 At first ports and the worker counts of other nodes may be missing. They are added when the nodes
 have reported them.

@@ -1,7 +1,8 @@
-"""Interfaces and addresses of this machine, by rtnetlink(7), and the resolver.
+"""Read the interfaces and addresses of this machine from the kernel, and resolve host names.
 
-The kernel returns those of this process's network namespace, so a container gets its own addresses.
-Names are resolved in a thread, because a lookup cannot be interrupted.
+The kernel is asked through rtnetlink(7). It returns the addresses of this process's network
+namespace, so a container gets its own addresses. Names are resolved in a thread, because a lookup
+cannot be interrupted.
 """
 
 from __future__ import annotations

@@ -426,8 +426,9 @@ def _mig_handles(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, list[
 def _add_processes(lib: NvmlLibrary, device: ctypes.c_void_p, pids: set[int]) -> int:
     """Add the pids that compute on a device to ``pids``. Returns NVML's error number.
 
-    Version 2 of the function exists in all drivers since 450. The structure of version 3 had
-    another length in some releases of driver 535.
+    Calls version 2 of nvmlDeviceGetComputeRunningProcesses, which all drivers since 450 have, or
+    version 1 in older drivers. Version 3 is not used, because its structure had another length in
+    some releases of driver 535.
     """
     kind: type[_ProcessV1 | _ProcessV2] = _ProcessV2
     try:

@@ -1,10 +1,11 @@
-"""Chooses the system whose variables describe the job, by precedence. No I/O.
+"""Chooses the system whose environment variables describe the job, by precedence. No I/O.
 
-The user's lists (--hosts, --hostfile, --discover) take precedence over all systems;
-``hosts.from_options`` reads them. Among systems, the one whose launcher is closest to this process
-takes precedence: first a system that started this very process (mpirun), then platforms and
-schedulers that start one launcher per node or task, then schedulers that only run a script for the
-whole job. In a plain shell only the names below are looked up, and no module is imported.
+A system is an MPI launcher (mpirun), a cloud platform or a scheduler. The user's lists (--hosts,
+--hostfile, --discover) take precedence over all systems; ``hosts.from_options`` reads them. Among
+systems, the one whose launcher is closest to this process takes precedence: first a system that
+started this very process (mpirun), then platforms and schedulers that start one launcher per node
+or task, then schedulers that only run a script for the whole job. In a plain shell only the
+variables listed in ``SYSTEMS`` are looked up, and no module of a system is imported.
 """
 
 from __future__ import annotations

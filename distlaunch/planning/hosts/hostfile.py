@@ -128,10 +128,14 @@ def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
 def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Return the hosts of a host file of any dialect, in the order of the file.
 
-    ``text`` is the content; ``path`` is for errors, which also name the line. If a host is listed
-    again, its slots are added. If lines without a count repeat a host, each such line is a slot, as
-    in PBS; otherwise the number of slots of these hosts is not known. Raises ConfigError for an
-    invalid line, and if the file names no host.
+    ``text`` is the content; ``path`` is for errors, which also name the line. Raises ConfigError
+    for an invalid line, and if the file names no host.
+
+    A line may have a count, the number of slots. If several lines name a host, their counts are
+    added. Lines without a count have one of two meanings:
+
+    * If they name any host more than once, each of these lines is one slot, as in PBS.
+    * If they name each host only once, the number of slots of these hosts is not known.
     """
     hosts = read_lines(text, f"{path}:")
     if not hosts:

@@ -5,11 +5,12 @@ Both accept DeepSpeed's syntax and extensions of it::
     w0@w1:0,2        all of w0, and slots 0 and 2 of w1 (DeepSpeed's)
     w0,w1            commas between whole hosts
     n[01-04]:0-3,7   some slots of several hosts
-    gpu*@*-ib:1      all hosts of such a name; ``?`` matches one character
+    gpu*@*-ib:1      all of each host gpu*, and slot 1 of each host *-ib
 
-A host may be named without its domain. An IPv6 address needs brackets. ``--include`` chooses among
-all hosts, then ``--exclude`` removes some of the chosen ones (in DeepSpeed the two exclude each
-other). The order of the hosts does not change.
+In the name of a host, ``*`` matches any characters and ``?`` matches one. A host may be named
+without its domain. An IPv6 address needs brackets. ``--include`` chooses among all hosts, then
+``--exclude`` removes some of the chosen ones (DeepSpeed accepts only one of the two). The order of
+the hosts does not change.
 """
 
 from __future__ import annotations

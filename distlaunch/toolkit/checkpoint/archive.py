@@ -305,7 +305,12 @@ def _parameter_with_state(
 
 
 def _from_type(unpickler: Unpickler, construct: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """Construct a tensor with attributes."""
+    """Return a tensor with attributes. Replaces torch's ``_rebuild_from_type_v2``.
+
+    ``construct`` names the function that makes the tensor from ``arguments``. ``kind`` names the
+    tensor's class. ``state`` has the attributes. Raises MalformedError for any other function or
+    class than those of plain tensors and parameters.
+    """
     makes = {_TENSOR_V2: _TENSOR, _TENSOR_V3: _TENSOR, _PARAMETER: _PARAMETER_CLASS}
     if (
         type(construct) is not Name

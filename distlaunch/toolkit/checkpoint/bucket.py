@@ -140,7 +140,7 @@ class Bucket(Store):
         return found.get("mark") if isinstance(found, dict) else None
 
     def release(self) -> None:
-        """Do nothing: the next job overwrites the mark."""
+        """Do nothing. The mark of this job stays at the URL until the next job overwrites it."""
 
     def listed(self) -> list[str]:
         """Return the names of all objects and folders at the URL."""

@@ -172,7 +172,8 @@ class Checkpoint:
         """Load the newest complete checkpoint, or the one after ``steps`` steps.
 
         Return the index of the next step; 0 if there is no checkpoint. The name of the loaded
-        checkpoint is logged. If no step follows, ``close`` logs this.
+        checkpoint is logged. If the script runs no further step, ``close`` logs that the training
+        had already ended.
 
         A damaged checkpoint is skipped, with a warning. It is damaged if a file is missing or has
         other content than was written, but not if a file cannot be read. Checkpoints newer than the

@@ -112,8 +112,8 @@ def unwrapped(state: Any) -> Any:
 
 
 def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the state without its sharded tensors, and these tensors by their path in the
-    state."""
+    """Return the state with an ``Elsewhere`` in place of each sharded tensor, and these tensors by
+    their path in the state."""
     sharded: dict[str, torch.Tensor] = {}
 
     def separate(path: Path, value: Any) -> Any:

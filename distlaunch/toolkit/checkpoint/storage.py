@@ -371,8 +371,11 @@ def sealed(manifest: bytes) -> bytes:
 
 
 def _manifest(data: bytes, steps: int) -> dict[str, Any]:
-    """Return the content of a manifest. Raises ValueError if it is incomplete or its checksum
-    differs."""
+    """Return the content of the manifest of the checkpoint after ``steps`` steps.
+
+    Raises ValueError if the manifest is incomplete, its checksum differs, or it is of another
+    checkpoint.
+    """
     found = json.loads(data)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{MANIFEST} is not one of format {FORMAT}")

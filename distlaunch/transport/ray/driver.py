@@ -1,17 +1,23 @@
 """Ray's driver, as a process of its own. It reserves bundles and carries bytes to agents.
 
-The driver is not part of the launcher, because Ray handles signals, starts threads, and exits the
-process of a driver whose cluster is lost. The driver's stdin is a socket to the launcher. The
-launcher sends requests through it as lines of JSON, and the driver sends its replies back through
-it. For each connection to an agent the launcher makes a pair of sockets, and passes one of them to
-the driver with the request. The driver's own messages go to stderr. When its stdin ends, the driver
-returns everything to Ray within a time limit, and exits.
+The driver is not part of the launcher, because Ray handles signals and starts threads in the
+driver's process. Ray also ends this process when the cluster is lost.
 
-A bundle is a set of resources that Ray reserves on one node. A place is all bundles on one node. An
-actor in a place's first bundle has the agent as its child process, and the agent's bytes go through
-calls of this actor. So neither the launcher nor the nodes need a connection of their own to the
-other; the launcher only has to reach the cluster (``ray://``). Each other bundle with GPUs has an
-actor that reports these GPUs.
+The driver's stdin is a socket to the launcher. The launcher sends requests through it as lines of
+JSON, and the driver sends its replies back through it. For each connection to an agent the launcher
+makes a pair of sockets, and passes one of them to the driver with the request. The driver's own
+messages go to stderr. When its stdin ends, the driver returns everything to Ray within a time
+limit, and exits.
+
+A bundle is a set of resources that Ray reserves on one node. A place is all bundles on one node.
+The driver starts actors in the bundles of a place:
+
+* The actor in the first bundle starts the agent as its child process, and carries the agent's bytes
+  in its calls.
+* The actor in each other bundle with GPUs reports these GPUs.
+
+So the launcher opens no connection to a node, and no node opens one to the launcher. The launcher
+only has to reach the cluster (``ray://``).
 """
 
 from __future__ import annotations

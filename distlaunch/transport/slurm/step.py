@@ -3,8 +3,8 @@
 Behaviour of srun in Slurm 22.05 that the command line accounts for:
 
 * In a job with several tasks per node, srun ignores ``--ntasks-per-node=1`` while SLURM_NTASKS is
-  set. An inherited --ntasks-per-gpu is an error. So variables with the job's own options are
-  removed.
+  set. An inherited --ntasks-per-gpu is an error. To avoid both, the variables that hold the job's
+  own options (``_OF_THE_JOB``) are removed from srun's environment.
 * --gpus-per-task would give each agent a single GPU. A step without GPU options gets all GPUs of
   the job, except in a job that uses --gpus-per-task.
 * A step without ``-c`` gets all CPUs of the job. A step with a larger ``-c`` than a node can

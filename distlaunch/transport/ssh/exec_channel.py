@@ -143,7 +143,7 @@ class ChannelConnection:
                 self._adjust_window()
 
     def stderr_tail(self) -> bytes:
-        """Return the end of stderr."""
+        """Return the last bytes of stderr."""
         return bytes(self._buffer.stderr)
 
     def close(self) -> None:

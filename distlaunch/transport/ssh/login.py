@@ -195,7 +195,11 @@ class KeyRing:
         self._files: dict[str, KeyFile] = {}
 
     def files(self, paths: tuple[str, ...]) -> list[KeyFile]:
-        """Return the files of these paths, in order."""
+        """Return the content of the key file at each path, in the order of ``paths``.
+
+        A file that has no usable key is returned with ``key`` None, and is read again in the next
+        call.
+        """
         with self._lock:
             files = [self._files.get(path) or KeyFile(path) for path in paths]
             self._files.update({file.path: file for file in files if file.key is not None})

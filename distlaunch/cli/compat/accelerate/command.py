@@ -24,7 +24,8 @@ from distlaunch.core.model.text import printable, quoted
 def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command whose arguments follow ``accelerate``. Return the exit code.
 
-    Raises HelpRequested if the user asks for help, and LaunchError before the job starts.
+    Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
+    job starts.
     """
     if not argv:
         raise UsageError(

@@ -19,7 +19,8 @@ _LONGEST_PID = 16
 def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command whose arguments follow ``deepspeed``. Return the exit code.
 
-    Raises HelpRequested if the user asks for help, and LaunchError before the job starts.
+    Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
+    job starts.
     """
     given, rest = scan_command_line(
         argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS, drops_dashes=True

@@ -25,7 +25,8 @@ _ASK = {
 def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command whose arguments follow ``horovodrun``. Return the exit code.
 
-    Raises HelpRequested if the user asks for help, and LaunchError before the job starts.
+    Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
+    job starts.
     """
     given, rest = scan_command_line(argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS)
     for field in _ASK:

@@ -42,8 +42,8 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
     """Run the command whose arguments follow ``torchrun``. Return the exit code.
 
     ``legacy``: the command is ``torch.distributed.launch``, whose scripts get ``--local-rank=N``
-    unless ``--use-env`` is set. Raises HelpRequested if the user asks for help, and LaunchError
-    before the job starts.
+    unless ``--use-env`` is set. Raises HelpRequested if the user asks for help, and LaunchError if
+    an error occurs before the job starts.
     """
     translation = translate(parse(argv, environ), environ, legacy=legacy)
     if not translation.silent:

@@ -65,8 +65,11 @@ class OrphanOutput:
         return _READ_OUT_S if self._unread else None
 
     def close_finished(self) -> None:
-        """Close the read ends of exited workers that no process can write to and that the agent has
-        emptied."""
+        """Close the read ends that are no longer needed, of pipes of exited workers.
+
+        A read end is no longer needed if no process holds the write end, and the agent has read all
+        bytes. Unread bytes of a progress pipe do not count.
+        """
         if not self._ended:
             return
         poll = select.poll()

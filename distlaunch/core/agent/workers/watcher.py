@@ -1,9 +1,9 @@
-"""The watcher: a process between agent and spawner that kills the processes of a killed spawner.
+"""The watcher: a process between agent and spawner. It kills the processes that the spawner leaves.
 
-If the agent is killed, the spawner ends the workers. If the spawner is killed, the agent ends them.
-If both are killed, the watcher does: it is the spawner's parent and a subreaper, so it adopts all
-descendants of the workers. A cgroup would need such a process as well, since the kernel does not
-kill the processes of a cgroup by itself.
+The watcher is needed when agent and spawner are both killed. If only the agent is killed, the
+spawner ends the workers. If only the spawner is killed, the agent ends the workers. The watcher is
+the spawner's parent and a subreaper, so it adopts all descendants of the workers. A cgroup would
+need such a process as well, since the kernel does not kill the processes of a cgroup by itself.
 
 The watcher is forked from the agent and only waits, so it shares nearly all of its memory with the
 agent.
