@@ -2,7 +2,8 @@
 
 ``.metadata`` lists the entries of a checkpoint: their sizes, and the file and offset of each. It is
 checked against the manifest, which has the sizes of all files, before memory is allocated or a file
-is opened. With ``trust``, pickles are loaded by Python and torch, with any class that they name.
+is opened. With ``trust``, pickles are loaded by Python and torch, with any class that they name,
+and ``.metadata`` is not checked.
 """
 
 from __future__ import annotations
