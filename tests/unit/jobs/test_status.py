@@ -19,7 +19,7 @@ JUNK = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
     ),
-    max_leaves=8,
+    max_leaves=4,
 )
 TYPES = [
     "job_started",
@@ -79,7 +79,7 @@ def write(run_dir, events) -> None:
 
 
 def test_events_of_any_content_are_read(run_dir):
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(st.lists(EVENTS, max_size=8))
     def reads(events):
         write(run_dir, events)
