@@ -62,7 +62,7 @@ _OUR_VARIABLES = (
     r"PROGRESS_FD: 100",
     r"RUN_DIR: \{here\}/[\w/.-]+",
 )
-_BESIDE = r"\.distlaunch-run|events\.jsonl|plan-0\.json|latest"
+_BESIDE = r"\.distlaunch-run|events\.jsonl|plan-0\.json|times-0\.index|latest"
 _LOGS = r"files: \+attempt_0/{0}/std{1}\.log"
 
 RULES: tuple[Rule, ...] = (
@@ -200,10 +200,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         {case.name: rf"files: \+({_BESIDE})" for case in CASES}
         | {
-            "a restart": rf"files: \+({_BESIDE}|plan-1\.json)",
-            "a recorded error": rf"files: \+({_BESIDE}|report\.txt)",
+            "a restart": rf"files: \+({_BESIDE}|plan-1\.json|times-1\.index)",
+            "a recorded error": rf"files: \+({_BESIDE}|report\.txt|report\.json)",
         },
-        "events.jsonl, plan-<k>.json, report.txt beside the attempts, and a link to the latest job",
+        "events.jsonl, plan-<k>.json, times-<k>.index and the report beside the attempts, and a link to the latest job",
         "better",
         "What happened, what was run, and why it failed.",
     ),

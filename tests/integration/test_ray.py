@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -126,8 +125,8 @@ def cluster(python):
 
 
 @pytest.fixture
-def in_ray(distlaunch, python, monkeypatch):
-    monkeypatch.setattr(sys, "executable", python)  # which the launcher is run by
+def in_ray(distlaunch, python):
+    distlaunch.python = python
 
     def start(address: str, *words: str | os.PathLike[str], env: dict[str, str] | None = None):
         first = ["train", "--backend", "ray", "--format", "plain", "--address", address]
