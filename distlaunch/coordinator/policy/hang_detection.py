@@ -116,6 +116,7 @@ class HangDetector:
         self._run = run
         self.ended, self.stacks, self.at_failure = [], [], []
         self._asked_at_failure = False
+        self._unanswered = set()
         self._heartbeat_ranks = set()
         self.stop()
         self._is_stopped = False
@@ -145,7 +146,8 @@ class HangDetector:
     def stop(self) -> None:
         """Stop watching, because the attempt ends."""
         self._sign_at = self._answers_due_at = self._alone_notice_at = self._stop_actions = None
-        self._unanswered = set()
+        if not self._asked_at_failure:  # its answers belong to the report
+            self._unanswered = set()
         self._reset_samples(None)
         self._is_stopped = True
 
@@ -262,13 +264,28 @@ class HangDetector:
     def collect_stacks_at_failure(self) -> list[Action]:
         """Return the actions that ask for the stacks of all workers after the first failure.
 
-        The answers come while the other workers run on for ``CAUSE_S``; nothing waits for them.
+        The answers come while the other workers run on for ``CAUSE_S``. On a busy machine they may
+        take longer; see ``awaits_stacks_at_failure``.
         """
         nodes = sorted(self._run.owing)
         self._asked_at_failure, self._unanswered = True, set(nodes)
         self._serial += 1
         question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
         return [SendToNode(node=node, message=question) for node in nodes]
+
+    def awaits_stacks_at_failure(self, now: float) -> bool:
+        """Return whether stacks that were asked for after the first failure may still arrive.
+
+        A worker that is stopped before it has answered has no stack in the report. They are waited
+        for until ``STOP_ANSWER_S`` after the failure.
+        """
+        failed_at = self._run.first_failure
+        return (
+            self._asked_at_failure
+            and bool(self._unanswered)
+            and failed_at is not None
+            and now < failed_at + STOP_ANSWER_S
+        )
 
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
         """Return the hang that the samples show, or the actions if the job continues.

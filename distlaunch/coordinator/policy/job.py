@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
 """The end of the line that is printed after the first Ctrl-C."""
+_STACKS_POLL_S = 0.1
+"""While late stacks are awaited, the job looks this often whether they have all arrived."""
 KILLS_S = 5.0
 """Workers that still run are killed this long before the scheduler's KILL, so that time is left for
 the report."""
@@ -292,6 +294,9 @@ class JobPolicy:
             return self._print_waiting_notice()
         until = self._run.others_until
         if until is not None and now >= until:
+            if self._hang_detector.awaits_stacks_at_failure(now):
+                self._run.others_until = now + _STACKS_POLL_S
+                return []
             return self._stop_after_failure()
         return self._hang_detector.tick(now) + self._stop_if_hung(now)
 

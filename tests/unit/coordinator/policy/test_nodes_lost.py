@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.attempt import CAUSE_S
-from distlaunch.coordinator.policy.hang_detection import SAMPLES
+from distlaunch.coordinator.policy.hang_detection import SAMPLES, STOP_ANSWER_S
 from distlaunch.coordinator.policy.job_nodes import AFTER_S
 from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
 from distlaunch.core.model.worker_exit import WorkerExit
@@ -95,7 +95,7 @@ def test_workers_that_lose_a_connection_are_no_cause(make_nodes, consequences_fi
 def test_a_loss_that_shows_only_after_the_stop_is_still_the_cause(make_nodes):
     job = make_nodes(2, per_node=1).run()
     job.exited(0, 1, tail=job.LOST)
-    job.now += CAUSE_S
+    job.now += STOP_ANSWER_S
     assert len(stops(job, job.tick())) == 2
     job.gone(0)
     assert job.exit_code is None, "node 1 has not said that it is gone"

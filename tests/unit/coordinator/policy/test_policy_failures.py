@@ -6,6 +6,7 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.attempt import CAUSE_S, SAME_S, TAILS_KEPT
+from distlaunch.coordinator.policy.hang_detection import STOP_ANSWER_S
 from distlaunch.coordinator.policy.restarts import (
     Final,
     FinalReason,
@@ -130,6 +131,9 @@ def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
     job.exited(1, 1, tail=job.LOST)
     assert job.tick() == [], "a tick that comes early does nothing"
     job.now += CAUSE_S
+    assert stops(job, job.tick()) == [], "the stacks of the others are still awaited"
+    assert job.policy.deadline() < job.now + CAUSE_S
+    job.now += STOP_ANSWER_S
     assert stops(job, job.tick()) == [(0, signal.SIGTERM, 6.0)]
     assert job.tick() == []
     job.exited(0, -15, told=True)
@@ -137,6 +141,26 @@ def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
     [failed] = job.of(p.ReportFailure)
     assert not failed.diagnosis.cause_seen
     assert job.exit_code == 1
+
+
+def test_a_late_stack_counts_although_another_rank_has_failed_meanwhile(make_job):
+    job = make_job(per_node=3).run()
+    asked = job.sent(m.CollectStacks, job.exited(1, 1, tail=TIMED_OUT))
+    job.exited(2, 1, tail=TIMED_OUT)
+    job.now += CAUSE_S
+    assert stops(job, job.tick()) == []
+    text = 'Current thread 0x01 (most recent call first):\n  File "/p/data.py", line 3 in load\n'
+    stack = m.Stack(rank=0, pid=1000, state="S", text=text)
+    job.say(0, m.Stacks(attempt=0, serial=asked[0][1].serial, stacks=(stack,)))
+    job.now = job.policy.deadline()
+    assert len(stops(job, job.tick())) == 1
+    job.exited(0, -15, told=True)
+    job.all_gone()
+    [failed] = job.of(p.ReportFailure)
+    assert (failed.diagnosis.cause.ranks, failed.diagnosis.cause.frame) == (
+        (0,),
+        "data.py:3 in load",
+    )
 
 
 def test_stacks_are_taken_before_the_stop_and_name_the_rank_that_did_not_come(make_job):
