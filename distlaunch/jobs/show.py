@@ -181,7 +181,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     when = event.get("time")
     text = ""
     if isinstance(when, (int, float)) and math.isfinite(when):
-        text = _local(when, "%H:%M:%S") + f".{int(when * 1000) % 1000:03d}"
+        text = f"{_local(when, '%H:%M:%S')}.{int(when % 1 * 1000):03d}"
     fields = " ".join(
         f"{name}={_field(value)}"
         for name, value in event.items()

@@ -84,13 +84,17 @@ class Cluster(Hosts):
         out, err = self._tmp_path / f"stdout-{number}", self._tmp_path / f"stderr-{number}"
         known = set(job_names(self.jobs))
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            defaults = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file}
+            defaults = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": out_file,
+                "stderr": err_file,
+                "preexec_fn": default_signals,
+            }
             started = self.launch(
                 args,
                 host=host,
                 cwd=cwd or self.work,
                 env=env,
-                preexec_fn=default_signals,
                 **{**defaults, **popen},
             )
         running = RunningOnHost(started, out, err, self.jobs, known)

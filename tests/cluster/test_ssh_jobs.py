@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.hosts import HEAD, faults, until
 from tests.facts import mentions
+from tests.launcher import default_signals
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "nodes"
 SAID, STAYS = PROGRAMS / "said.py", PROGRAMS / "stays.py"
@@ -513,25 +514,15 @@ def test_the_launchers_machine_needs_no_script(hosts):
 
 
 def test_a_low_limit_of_open_files_is_the_workers_and_costs_no_log(hosts):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
-    try:
-        job = hosts.start(
-            [
-                "train",
-                "--hosts",
-                "n1:1,n2:12",
-                "--device",
-                "cpu",
-                "--no-python",
-                "sh",
-                "-c",
-                "ulimit -Sn; sleep 1",
-            ],
-            host="n2",
-        )
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def limited() -> None:
+        default_signals()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+
+    worker = ["--no-python", "sh", "-c", "ulimit -Sn; sleep 1"]
+    words = ["train", "--hosts", "n1:1,n2:12", "--device", "cpu", *worker]
+    job = hosts.start(words, host="n2", preexec_fn=limited)
     result = job.wait(60)
     assert result.returncode == 0, result.stderr
     said = [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in range(13)]

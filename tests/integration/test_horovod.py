@@ -198,12 +198,13 @@ def test_a_command_line_of_horovodrun(distlaunch, python):
 
 
 def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
-    result = distlaunch.run(["horovodrun", "--check-build", "--python", python])
+    result = distlaunch.run(["horovodrun", "--check-build", "--python", python], PATIENCE_S)
     assert (result.returncode, result.stderr) == (0, "")
     assert "[X] PyTorch" in result.stdout
     assert "[ ] MPI" in result.stdout
-    assert distlaunch.run(["horovodrun", "-v", "--python", python]).stdout == "0.28.1\n"
-    result = distlaunch.run(["horovodrun", "-cb", "--python", sys.executable])
+    version = distlaunch.run(["horovodrun", "-v", "--python", python], PATIENCE_S)
+    assert version.stdout == "0.28.1\n"
+    result = distlaunch.run(["horovodrun", "-cb", "--python", sys.executable], PATIENCE_S)
     assert result.returncode == 2
     assert mentions(result.stderr, "module horovod")
     assert "pip install --no-build-isolation" in result.stderr

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 PROGRAM = PROGRAMS / "frameworks" / "in_ray.py"
 PATIENCE_S = 200
 NODES, CPUS, GPUS = 3, 2, 2
+STARTS = 3
 KILLED = {
     "spawner": (
         70,
@@ -99,6 +100,15 @@ class Cluster:
         self.process.communicate(timeout=PATIENCE_S)
 
 
+def started(python: str, port: int, env: dict[str, str]) -> Cluster:
+    """Start a cluster. Ray gives its own processes 30 s, which are not enough on a busy machine, so
+    it is tried again."""
+    for _ in range(STARTS - 1):
+        with suppress(AssertionError):
+            return Cluster(python, port, env)
+    return Cluster(python, port, env)
+
+
 @pytest.fixture
 def folder():
     """Give a folder with a short name, since sockets of Ray's are below it."""
@@ -118,7 +128,7 @@ def cluster(python):
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     port = free_port()
-    running = Cluster(python, port, env)
+    running = started(python, port, env)
     yield running
     running.end()
     shutil.rmtree(made, ignore_errors=True)

@@ -93,6 +93,12 @@ def test_events_of_any_content_are_read(run_dir):
     reads()
 
 
+@pytest.mark.parametrize("when", [1e305, -1e305, float("inf"), float("nan"), 2**63, "now", None])
+def test_an_event_with_an_odd_time_is_one_line(when):
+    line = event_line({"type": "signal", "time": when, "signal": "SIGTERM"})
+    assert line.endswith("signal  signal=SIGTERM")
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\n\n", b"{", b"[]\n1\nnull\n", b"\xff\xfe\n", b'{"type": 3}\n', b"\0" * 70_000]
 )
