@@ -1,7 +1,6 @@
 # expect-rank: 2
 # expect-exit: 1
 # expect-cause: timed out waiting for it
-# expect-hint: rank 2
 """Rank 2 never reaches the collective: the others time out, and the report says that they only waited."""
 
 from _group import RANK, join, sleep_until_stopped, steps
