@@ -44,6 +44,7 @@ def prepare(directory: str) -> str:
     shutil.copytree(
         f"{ROOT}/distlaunch", f"{source}/distlaunch", ignore=shutil.ignore_patterns("__pycache__")
     )
+    shutil.copytree(f"{ROOT}/man", f"{source}/man")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(f"{ROOT}/{name}", source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
