@@ -6,7 +6,7 @@ from tests.facts import mentions
 
 
 def test_a_node_whose_login_shell_waits_is_reported_as_logged_in(serve, distlaunch):
-    server = serve("ForceCommand sleep 1000")
+    server = serve("ForceCommand sleep 30")  # which nobody ends: sshd leaves it running
     (distlaunch.work / "t.py").write_text("")
     words = [
         "--hosts",
