@@ -96,7 +96,7 @@ def horovod_python(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def horovod_launcher(distlaunch: Launcher, horovod_python: str) -> Launcher:
-    """Give launchers that Horovod's interpreter runs and that import Horovod once for all workers
+    """Return launchers that Horovod's interpreter runs and that import Horovod once for all workers
     of a job."""
     distlaunch.python = horovod_python
     distlaunch.env["DISTLAUNCH_PRELOAD"] = f"horovod.torch,{TRAINING},sklearn.datasets"

@@ -239,7 +239,7 @@ class LineSplitter:
         return self._next_due()
 
     def _set_timer(self, source: Source) -> None:
-        """Have ``flush_due`` look at a source as soon as anything of it is due."""
+        """Schedule a source for ``flush_due``, at the time when its next output is due."""
         due = source.next_due()
         if due is not None and due < source.timer:
             from heapq import heappush

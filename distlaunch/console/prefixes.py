@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.text import format_ranks, name_ranks
+from distlaunch.core.model.text import format_ranks, name_ranks, quoted
 
 RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
@@ -22,30 +22,39 @@ def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
         return None
     if value == "none":
         return frozenset()
+    return read_ranks(value, "--output", world_size, takes="all, none, or ranks such as 0,2-5")
+
+
+def read_ranks(
+    text: str, option: str, world_size: int, *, takes: str = "ranks such as 0,2-5"
+) -> frozenset[int]:
+    """Return the ranks of a list such as ``0,2-5``, the value of ``option``.
+
+    ``takes`` says in a hint which values the option has. Raises ConfigError for any other text and
+    for ranks that a job of ``world_size`` workers does not have.
+    """
+    given = f"{option} {text}"
     ranks: set[int] = set()
-    for part in value.split(","):
+    for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        low = _rank(first, text, world_size)
-        high = _rank(last, text, world_size) if dash else low
+        low = _rank(first, given, world_size, takes)
+        high = _rank(last, given, world_size, takes) if dash else low
         if high < low:
             raise ConfigError(
-                f"--output {text}: the range {part.strip()} runs backwards",
-                hint=f"write {high}-{low}",
+                f"{given}: the range {part.strip()} runs backwards", hint=f"write {high}-{low}"
             )
         ranks.update(range(low, high + 1))
     return frozenset(ranks)
 
 
-def _rank(part: str, text: str, world_size: int) -> int:
+def _rank(part: str, given: str, world_size: int, takes: str) -> int:
     digits = part.strip()
     if not (digits.isascii() and digits.isdecimal()):
-        raise ConfigError(
-            f"--output {text}: '{digits}' is not a rank", hint="all, none, or ranks such as 0,2-5"
-        )
+        raise ConfigError(f"{given}: {quoted(digits)} is not a rank", hint=takes)
     number = digits.lstrip("0") or "0"
     if len(number) > len(str(world_size)) or int(number) >= world_size:
         raise ConfigError(
-            f"--output {text}: there is no rank {number}",
+            f"{given}: there is no rank {number}",
             hint=f"this job has {name_ranks(range(world_size))}",
         )
     return int(number)

@@ -115,8 +115,10 @@ def find_awaited(
     failed = {one.end.rank for one in victims}
     if not failed:
         return None
-    text = {one.end.rank: one.end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
-            for one in victims}  # fmt: skip
+    text = {
+        one.end.rank: one.end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
+        for one in victims
+    }
     places = _places_of_stacks(stacks, script_dir)
     named = _named(text.values()) - failed
     if named:

@@ -161,10 +161,10 @@ class _Prefixed:
         """The line that names the exception has been read."""
 
     def take(self, line: str) -> bool:
-        """Add ``line`` if it is a line of this traceback. Return True if it was added and more
-        lines may follow."""
+        """Add ``line`` if it is a line of this traceback, and the traceback is not too long. Return
+        whether it was added."""
         match = self.shape.match(line)
-        if match is None:
+        if match is None or len(self.lines) >= _PREFIX_LINES:
             return False
         rest = line[match.end() :]
         indented = rest.startswith("  ")
@@ -172,7 +172,7 @@ class _Prefixed:
             return False
         self.named = bool(rest) and not indented and _EXCEPTION_LINE.match(rest) is not None
         self.lines.append(rest)
-        return len(self.lines) < _PREFIX_LINES
+        return True
 
 
 def _without_prefixes(lines: Sequence[str]) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
-from distlaunch.coordinator.runtime.run_directory import event_files, is_locked
+from distlaunch.coordinator.runtime.run_directory import LATEST, event_files, is_locked, remove_run
 from distlaunch.core.model.launcher_process import LauncherProcess, boot_id, process_from
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import EVENTS, MARKER
@@ -113,6 +114,19 @@ def read_job(path: str) -> Job | None:
         argv=_words(started.get("argv")),
         cwd=_typed(started, "cwd", str) or "",
     )
+
+
+def remove_job(job: Job) -> int:
+    """Remove the run directory of a job. Return how many files of other programs are left in it.
+
+    Files that distlaunch has not written stay, for example checkpoints.
+    """
+    remove_run(job.path)
+    latest = os.path.join(os.path.dirname(job.path), LATEST)
+    with suppress(OSError):
+        if os.path.islink(latest) and not os.path.exists(latest):
+            os.unlink(latest)
+    return sum(name != MARKER for _, _, names in os.walk(job.path) for name in names)
 
 
 def read_marker(path: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from distlaunch.core.model import log_times
 from distlaunch.core.model.record import Record
@@ -81,32 +81,45 @@ _STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "stdout": STDOUT, "stder
 
 
 def read_lines(
-    job: Job, attempt: int, ranks: Collection[int] | None, *, since: float | None = None
+    job: Job,
+    attempt: int,
+    ranks: Collection[int] | None,
+    *,
+    since: float | None = None,
+    ends: Mapping[str, int] | None = None,
 ) -> Iterator[Line]:
     """Yield the lines of an attempt in the order in which they came, to the second.
 
     Lines of one second are ordered by rank. ``since``: only output that came at this time or later,
-    in seconds since 1970.
+    in seconds since 1970. ``ends``: the offset at which to stop in each file, by path. Files that it
+    lacks are left out.
     """
     files = log_files(job, attempt, ranks)
     begun: dict[str, bytes] = {}
-    for segment in _segments(job, attempt, files, since):
+    for segment in _segments(job, attempt, files, since, ends):
         yield from _lines_of(segment, begun)
     yield from _unfinished(files, begun)
 
 
-def last_lines(job: Job, attempt: int, ranks: Collection[int] | None, count: int) -> list[Line]:
+def last_lines(
+    job: Job,
+    attempt: int,
+    ranks: Collection[int] | None,
+    count: int,
+    *,
+    ends: Mapping[str, int] | None = None,
+) -> list[Line]:
     """Return the last ``count`` lines of an attempt.
 
-    Only the end of each file is read.
+    Only the end of each file is read. ``ends`` is as for ``read_lines``.
     """
     if count == 0:
         return []
     files = log_files(job, attempt, ranks)
-    starts = {file.path: _start_of_last(file.path, count) for file in files}
+    starts = {file.path: _start_of_last(file.path, count, _end(file, ends)) for file in files}
     begun: dict[str, bytes] = {}
     lines: list[Line] = []
-    for segment in _segments(job, attempt, files, None):
+    for segment in _segments(job, attempt, files, None, ends):
         start = max(segment.start, starts[segment.file.path])
         if start < segment.end:
             whole = _Segment(time=segment.time, file=segment.file, start=start, end=segment.end)
@@ -126,7 +139,9 @@ class LogFollower:
         self._ranks = ranks
         self._attempt = attempt
         self._begun: dict[str, bytes] = {}
-        self._offsets = {file.path: _size(file.path) for file in self._files()}
+        self.offsets = {file.path: _end_of_lines(file.path) for file in self._files()}
+        """Where the next line of each file begins. A line that is not complete yet will be read
+        whole."""
 
     def lines(self) -> Iterator[Line]:
         """Yield lines as they are written, until the job has ended."""
@@ -136,9 +151,9 @@ class LogFollower:
             has_ended = job is None or job.state.has_ended
             files = self._files()
             for file in files:
-                start, end = self._offsets.get(file.path, 0), _size(file.path)
+                start, end = self.offsets.get(file.path, 0), _size(file.path)
                 if start < end:
-                    self._offsets[file.path] = end
+                    self.offsets[file.path] = end
                     segment = _Segment(time=0.0, file=file, start=start, end=end)
                     yield from _lines_of(segment, self._begun)
             if has_ended:
@@ -163,8 +178,16 @@ def _unfinished(files: Iterable[LogFile], begun: dict[str, bytes]) -> Iterator[L
             yield Line(rank=file.rank, text=rest)
 
 
+def _end(file: LogFile, ends: Mapping[str, int] | None) -> int:
+    return _size(file.path) if ends is None else ends.get(file.path, 0)
+
+
 def _segments(
-    job: Job, attempt: int, files: Sequence[LogFile], since: float | None
+    job: Job,
+    attempt: int,
+    files: Sequence[LogFile],
+    since: float | None,
+    ends: Mapping[str, int] | None,
 ) -> list[_Segment]:
     """Return the parts of the files, ordered by time and rank.
 
@@ -175,15 +198,15 @@ def _segments(
         marks.setdefault((mark.rank, mark.stream), []).append(mark)
     segments: list[_Segment] = []
     for file in files:
-        size = _size(file.path)
+        size = _end(file, ends)
         own = sorted(marks.get((file.rank, file.stream), ()), key=lambda mark: mark.offset)
         bounds = [(mark.offset, mark.time) for mark in own if mark.offset < size]
         if not bounds or bounds[0][0] > 0:
             bounds.insert(0, (0, bounds[0][1] if bounds else 0.0))
-        ends = [offset for offset, _ in bounds[1:]] + [size]
+        stops = [*(offset for offset, _ in bounds[1:]), size]
         segments.extend(
             _Segment(time=when, file=file, start=start, end=end)
-            for (start, when), end in zip(bounds, ends, strict=True)
+            for (start, when), end in zip(bounds, stops, strict=True)
             if start < end and (since is None or when + log_times.STEP_S >= since)
         )
     return sorted(
@@ -229,9 +252,17 @@ def _blocks(path: str, start: int, end: int) -> Iterator[bytes]:
         os.close(descriptor)
 
 
-def _start_of_last(path: str, count: int) -> int:
-    """Return the offset at which the last ``count`` lines of a file begin."""
-    size = end = _size(path)
+def _end_of_lines(path: str) -> int:
+    """Return the offset behind the last complete line of a file."""
+    size = _size(path)
+    start = max(0, size - _BLOCK)
+    block = b"".join(_blocks(path, start, size))
+    return start + block.rfind(b"\n") + 1 if b"\n" in block else start
+
+
+def _start_of_last(path: str, count: int, size: int) -> int:
+    """Return the offset at which the last ``count`` lines of the first ``size`` bytes begin."""
+    end = size
     found = 0
     while end > 0:
         start = max(0, end - _BLOCK)

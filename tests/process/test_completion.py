@@ -91,8 +91,12 @@ def type_into(shell: str, line: str, work: Path, environ: dict[str, str]) -> lis
     }
     text = subprocess.run(
         ["distlaunch", "completion", shell],
-        env=environ, capture_output=True, text=True, timeout=60, check=True,
-    ).stdout  # fmt: skip
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
     script.write_text(text)
     program = shutil.which(SHELLS[shell][0])
     assert program is not None, f"{shell} is not installed"

@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.process.conftest import until
 
@@ -225,6 +226,7 @@ def test_a_beginning_of_two_jobs_names_both(distlaunch):
         ["ps", "latest"],
         ["logs", "latest", "--rank", "3-1"],
         ["logs", "latest", "--rank", "x"],
+        ["logs", "latest", "--rank", "2"],
         ["logs", "latest", "--grep", "("],
         ["logs", "latest", "--tail", "-1"],
         ["logs", "latest", "--attempt", "9"],
@@ -259,7 +261,8 @@ def test_rm_removes_a_job_that_has_ended_and_keeps_foreign_files(distlaunch):
     (running.run_dir / "model.pt").write_text("weights")
     put(distlaunch)
     assert running.wait(LONG_S).returncode == 0
-    assert distlaunch.run(["rm", "latest"]).returncode == 0
+    removed = distlaunch.run(["rm", "latest"])
+    assert (removed.returncode, mentions(removed.stderr, "1 file")) == (0, True)
     assert sorted(os.listdir(running.run_dir)) == [".distlaunch-run", "model.pt"]
     (running.run_dir / "model.pt").unlink()
     assert distlaunch.run(["rm", running.run_dir]).returncode == 0

@@ -16,13 +16,13 @@ from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.error_output import print_notice
 from distlaunch.cli.option import convert
 from distlaunch.cli.parser import scan
+from distlaunch.console.prefixes import read_ranks
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.jobs.events import follow_events, read_events
 from distlaunch.jobs.find import find_job, find_jobs
-from distlaunch.jobs.job import Job, State
-from distlaunch.jobs.remove import remove_job
+from distlaunch.jobs.job import Job, State, remove_job
 from distlaunch.jobs.show import event_line, jobs_table, status_lines
 from distlaunch.jobs.status import job_record, read_status
 from distlaunch.jobs.stop import stop_job, wait_for_end
@@ -31,6 +31,8 @@ from distlaunch.jobs.worker_logs import Line, LogFollower, attempts_of, last_lin
 EXIT_KILLED = 137
 """Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
 _MOST_RANKS = 1_000_000
+"""Limit for ranks of a job whose number of workers is not known."""
+"""Limit for ranks of a job whose number of workers is not known."""
 
 
 class _Request(Record):
@@ -136,7 +138,11 @@ def _events(request: _Request) -> int:
 
 def _logs(request: _Request) -> int:
     job, values = request.job(), request.values
-    ranks = None if values["rank"] is None else _ranks(values["rank"])
+    ranks = (
+        None
+        if values["rank"] is None
+        else read_ranks(values["rank"], "--rank", job.world_size or _MOST_RANKS)
+    )
     keep = _keep(values["grep"])
     has_prefix = ranks is None or len(ranks) > 1
     follow = values["follow"]
@@ -165,9 +171,10 @@ def _lines(
             hint=f"there are attempts {', '.join(map(str, known))}" if known else None,
         )
     follower = LogFollower(job, ranks, attempt=attempt) if follow else None
+    ends = None if follower is None else dict(follower.offsets)
     shown = attempt if attempt is not None else (known[-1] if known else None)
     if shown is not None:
-        yield from _written(job, shown, ranks, values, keep)
+        yield from _written(job, shown, ranks, values, keep, ends)
     if follower is not None:
         yield from (line for line in follower.lines() if keep(line.text))
 
@@ -178,17 +185,22 @@ def _written(
     ranks: frozenset[int] | None,
     values: Mapping[str, Any],
     keep: Callable[[bytes], bool],
+    ends: Mapping[str, int] | None,
 ) -> Iterable[Line]:
-    """Return the lines that the options select of what has been written so far."""
+    """Return the lines that the options select of what has been written so far.
+
+    ``ends``: where a follower begins to read each file. Only lines before that are returned.
+    """
     tail, since_s = values["tail"], values["since"]
     if tail is None and since_s is None and values["follow"]:
         return ()
     if tail is not None and since_s is None and values["grep"] is None:
-        return last_lines(job, attempt, ranks, tail)
+        return last_lines(job, attempt, ranks, tail, ends=ends)
     since = None
     if since_s is not None:
         since = (job.changed if job.state.has_ended else time.time()) - since_s
-    lines = (line for line in read_lines(job, attempt, ranks, since=since) if keep(line.text))
+    written = read_lines(job, attempt, ranks, since=since, ends=ends)
+    lines = (line for line in written if keep(line.text))
     return lines if tail is None else deque(lines, maxlen=tail)
 
 
@@ -201,20 +213,6 @@ def _keep(pattern: str | None) -> Callable[[bytes], bool]:
     except re.error as exc:
         raise UsageError(f"--grep {quoted(pattern)} is no regular expression: {exc}") from exc
     return lambda text: found.search(text) is not None
-
-
-def _ranks(text: str) -> frozenset[int]:
-    ranks: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        ends = (first.strip(), last.strip() if dash else first.strip())
-        if not all(end.isascii() and end.isdecimal() and len(end) < 8 for end in ends):
-            raise UsageError(f"--rank takes ranks like 0,4-7, not {quoted(text)}")
-        low, high = map(int, ends)
-        if high < low:
-            raise UsageError(f"--rank {text}: the range {part.strip()} runs backwards")
-        ranks.update(range(low, min(high, _MOST_RANKS) + 1))
-    return frozenset(ranks)
 
 
 def _wait(request: _Request) -> int:

@@ -75,8 +75,7 @@ class OutputThread(threading.Thread, DiskWork):
             self._add(lambda now: self._output(node, message, now))
 
     def drop(self, node: int, size: int) -> None:
-        """Give a node credit for ``size`` bytes of output that are dropped because they arrived too
-        late."""
+        """Drop ``size`` bytes of output that arrived too late. The node may send as many others."""
         self._add(lambda _: self._paid(node, size))
 
     def begin_attempt(self, attempt: int) -> None:

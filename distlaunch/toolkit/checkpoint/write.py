@@ -282,8 +282,8 @@ class Group:
             timer.cancel()
 
     def close(self) -> None:
-        """Take part in one more ``compare``, so that a worker that makes another call after this
-        one has closed gets an error. Returns at once.
+        """Join one more ``compare`` and return at once. A worker that makes another call after this
+        one has closed gets an error by it.
 
         Does nothing if a call of this worker has already met the ``close`` of another.
         """

@@ -12,7 +12,7 @@ from distlaunch.core.agent.workers.log_files import LogFiles
 from distlaunch.core.model.log_times import Mark, unpack_marks
 from distlaunch.core.model.run_files import STDERR, STDOUT, TORCHRUN, TRAIN
 from distlaunch.jobs.job import read_job
-from distlaunch.jobs.worker_logs import attempts_of, last_lines, log_files, read_lines
+from distlaunch.jobs.worker_logs import LogFollower, attempts_of, last_lines, log_files, read_lines
 
 
 @pytest.fixture
@@ -83,6 +83,18 @@ def test_no_line_is_lost_and_the_order_of_a_rank_stays(run_dir, clock):
     for count in (0, 1, 7, 100, 5_000):
         ended = texts(last_lines(job, 0, None, count))
         assert ended == (texts(lines)[-count:] if count else [])
+
+
+def test_a_follower_and_what_was_written_before_it_have_each_line_once(run_dir, clock):
+    write(run_dir, clock, [(0, 0, b"a\nhal"), (2, 1, b"b\n")])
+    job = read_job(str(run_dir))
+    follower = LogFollower(job, None)
+    ends = dict(follower.offsets)
+    write(run_dir, clock, [(4, 0, b"f\nc\n"), (5, 2, b"new\n")])
+    (run_dir / "events.jsonl").write_text('{"type": "job_ended", "exit_code": 0}\n')
+    assert texts(read_lines(job, 0, None, ends=ends)) == [b"a", b"b"]
+    assert texts(last_lines(job, 0, None, 1, ends=ends)) == [b"b"]
+    assert texts(follower.lines()) == [b"half", b"c", b"new"]
 
 
 def test_files_of_one_rank_are_read_without_an_index(run_dir, clock):
