@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(autouse=True)
 def this_tree(distlaunch) -> None:
-    """Have launcher and workers import the package beside these tests, whatever is installed."""
+    """Make launcher and workers import the package beside these tests, whatever is installed."""
     distlaunch.env["PYTHONPATH"] = str(ROOT)
 
 
