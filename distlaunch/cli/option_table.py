@@ -695,6 +695,15 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         least_s=LEAST_SILENCE_S,
     ),
     _row(
+        "--on-event",
+        "text",
+        "failure",
+        "Run this command when the job starts, fails, hangs, loses a node, restarts or ends. It "
+        "gets the event as JSON on stdin. No shell is used.",
+        metavar="COMMAND",
+        unset="no command",
+    ),
+    _row(
         "--log-dir",
         "text",
         "output",

@@ -41,6 +41,7 @@ from distlaunch.core.protocol.agent_messages import Surveyed
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.token_keys import TOKEN
 from distlaunch.launch import process
+from distlaunch.launch.job_observers import JobObservers
 from distlaunch.launch.make_plan import Planned, read_facts
 from distlaunch.planning.joined_plan import JoinedPlanner
 from distlaunch.planning.node_source import Location, locate
@@ -313,6 +314,7 @@ def run_launcher(
                 raise
     try:
         process.check_system()
+        observers = None if rendezvous_port is None else JobObservers(options, environ, sink)
         parts = _LauncherParts(
             planned, planner, options, environ, sink, open_filters, count_from, error_file
         )
@@ -328,9 +330,9 @@ def run_launcher(
         else:
             rendezvous_port.refuse(exc)
         raise
-    if rendezvous_port is None:
+    if rendezvous_port is None or observers is None:
         return _join(parts, job_identity, other_addresses)
-    return _coordinate(parts, rendezvous_port, slurm_job, clock, other_addresses)
+    return _coordinate(parts, rendezvous_port, slurm_job, clock, other_addresses, observers)
 
 
 class _LauncherParts:
@@ -443,6 +445,7 @@ def _coordinate(
     slurm_job: SlurmJob | None,
     clock: JobClock,
     other_addresses: OtherAddresses | None,
+    observers: JobObservers,
 ) -> int:
     options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
     job_id = parts.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
@@ -477,6 +480,7 @@ def _coordinate(
             clock=clock,
         )
         joined_launchers.silence_s = options.lost_after
+        stack.callback(observers.finish, signal_pipe.is_hurried)
         if slurm_job is not None:  # after the other launchers have the result: Slurm may be slow
             stack.callback(
                 lambda: (
@@ -497,6 +501,8 @@ def _coordinate(
             terminal=False,
         )
         policy = JobPolicy(settings)
+        events = EventLog(run_dir.events, sink)
+        observers.start(events, job_id=job_id, run_dir=run_dir.path)
         runner = Runner(
             plan=plan,
             policy=policy,
@@ -504,7 +510,7 @@ def _coordinate(
             transport=joined_launchers,
             files=files,
             sink=console,
-            events=EventLog(run_dir.events, sink),
+            events=events,
             signal_pipe=signal_pipe,
             clock=clock,
             terminal=None,

@@ -21,6 +21,7 @@ from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import Record, replace
+from distlaunch.launch.job_observers import JobObservers
 from distlaunch.launch.make_plan import Planned, is_started_by_script, make_plan
 from distlaunch.launch.process import (
     Housekeeping,
@@ -158,6 +159,7 @@ def _run(
     opening.error_file.say = partial(sink.say, level="warning")
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
+    observers = JobObservers(options, environ, sink)
     script = planned.source.read() if planned.source is not None else b""
     nofile = allow_descriptors(workers if nodes is None else 0)
     port = (
@@ -224,6 +226,7 @@ def _run(
             terminal=terminal is not None,
         )
         policy = JobPolicy(settings)
+        stack.callback(observers.finish, signal_pipe.is_hurried)
         if slurm_job is not None:
             stack.callback(
                 lambda: (
@@ -233,6 +236,8 @@ def _run(
                 )
             )
         stack.callback(transport.close, signal_pipe.is_hurried)
+        events = EventLog(run_dir.events, sink, disk_work=disk_work, first_rank=plan.first_shown)
+        observers.start(events, job_id=plan.job_id, run_dir=plan.run_dir)
         runner = Runner(
             plan=plan,
             policy=policy,
@@ -240,7 +245,7 @@ def _run(
             transport=transport,
             files=filed,
             sink=sink,
-            events=EventLog(run_dir.events, sink, disk_work=disk_work, first_rank=plan.first_shown),
+            events=events,
             disk_work=disk_work,
             signal_pipe=signal_pipe,
             clock=clock,

@@ -111,6 +111,8 @@ class TrainOptions(Record):
     hang_timeout: float | None = None
     error_file: str | None = None
     hang_notice: float = 300.0
+    on_event: str | None = None
+    """Command that is run for important events of the job."""
     # output
     log_dir: str | None = None
     node_logs: str | None = None

@@ -40,6 +40,11 @@ class EventLog:
         self._first_rank = first_rank
         self._schema = {"schema": EVENTS_SCHEMA}
         """Additional fields of the next event. Empty after the first event."""
+        self._observers: list[Callable[[Mapping[str, object]], None]] = []
+
+    def add_observer(self, observe: Callable[[Mapping[str, object]], None]) -> None:
+        """Call ``observe`` with each event from now on. It must not wait and must not raise."""
+        self._observers.append(observe)
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event of type ``kind``. If it cannot be written, it is lost, and the job
@@ -50,6 +55,8 @@ class EventLog:
         line = json.dumps(record).encode("ascii") + b"\n"
         self._disk_work.do(lambda: self._append(line))
         self._sink.event(record)
+        for observe in self._observers:
+            observe(record)
 
     def _append(self, line: bytes) -> None:
         with suppress(OSError):

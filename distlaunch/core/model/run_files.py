@@ -19,6 +19,8 @@ REPORT_DATA = "report.json"
 EVENTS_OF_NODE = "events-{node}.jsonl"
 """Events of a joined launcher, which may write to the same run directory."""
 PRELOAD = "preload.log"
+ON_EVENT_LOG = "on-event.log"
+"""Output of the command of --on-event."""
 MARKER = ".distlaunch-run"
 """File that marks a directory as a run directory. distlaunch removes no directory without this
 file."""
@@ -123,6 +125,7 @@ _OURS = {
     REPORT,
     REPORT_DATA,
     PRELOAD,
+    ON_EVENT_LOG,
     MARKER,
     PID,
     TORCHRUN.stdout,
