@@ -529,7 +529,7 @@ def _coordinate(
             )
         for note in () if slurm_job is None else slurm_job.notes():
             console.say(note, level="warning")
-        housekeeping.start()
+        housekeeping.start_for(runner)
         rendezvous_port.open(joined_launchers)
         try:
             code = runner.run()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings, PolicySettings, Scheduler
 from distlaunch.coordinator.runtime.run_directory import RunDir
@@ -29,6 +30,10 @@ from distlaunch.launch.make_plan import needed_descriptors
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.clusters.select import has_markers
 from distlaunch.planning.train_options import TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.coordinator.runtime.control import ControlServer
+    from distlaunch.coordinator.runtime.runner import Runner
 
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
@@ -114,27 +119,44 @@ class Housekeeping(threading.Thread):
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(name="housekeeping", daemon=True)
         self._run_dir = run_dir
+        self._runner: Runner | None = None
+        self._control: ControlServer | None = None
         self._ending = threading.Event()
 
     def run(self) -> None:
-        """Prune old runs, which may be on a slow file system, and load the modules that explain a
-        failure."""
+        """Start the control server, prune old runs, which may be on a slow file system, and load
+        the modules that explain a failure."""
         over = self._ending.wait(_HOUSEKEEPING_S)
+        if not over and self._runner is not None:
+            from distlaunch.coordinator.runtime.control import ControlServer
+
+            self._control = ControlServer(
+                self._run_dir.path, self._runner.calls, self._runner.handlers()
+            )
+            self._control.start()
         self._run_dir.prune()
         for name in () if over else ("first_cause", "report"):
             importlib.import_module(f"distlaunch.diagnosis.{name}")
 
-    def start(self) -> None:
-        """Start the thread. If that fails, nothing is lost, because its work is optional."""
+    def start_for(self, runner: Runner) -> None:
+        """Start the thread. ``runner`` answers the requests to the control server.
+
+        If no thread can be started, nothing is lost, because its work is optional.
+        """
+        self._runner = runner
         with suppress(RuntimeError):
-            super().start()
+            self.start()
 
     def finish(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Start at once if the job was shorter than the delay, and wait for the end within a limit."""
         self._ending.set()
+        if self._control is not None:
+            self._control.close()
         until = time.monotonic() + _PRUNE_S
         while self.is_alive() and not hurried() and (left_s := until - time.monotonic()) > 0:
             self.join(timeout=min(left_s, LOOK_S))
+        if self._control is not None:  # the thread may have made it meanwhile
+            self._control.close()
 
 
 def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:

@@ -260,7 +260,7 @@ def _run(
         report_log_directory(run_dir, plan.job_id, sink)
         for note in slurm_job.notes() if slurm_job is not None else _notes_without_slurm(options):
             sink.say(note, level="warning")
-        housekeeping.start()
+        housekeeping.start_for(runner)
         ended.append(runner.run())
     return ended[-1]
 

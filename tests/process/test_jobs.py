@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from distlaunch.jobs import control
 from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.process.conftest import until
@@ -307,3 +308,25 @@ def test_a_run_directory_that_vanishes_ends_the_wait(distlaunch):
     assert waiting.wait(LONG_S).returncode == 2
     put(distlaunch)
     assert running.wait(LONG_S).returncode == 0
+
+
+def test_the_launcher_answers_at_its_control_socket_while_the_job_runs(distlaunch):
+    running = start(distlaunch)
+    run_dir = str(running.run_dir)
+
+    def answer():
+        try:
+            return control.ask(run_dir, "snapshot", timeout_s=LONG_S)
+        except control.NoControlError:
+            return None
+
+    snapshot = running.wait_for(answer, "an answer", timeout=LONG_S)
+    pids = [int((distlaunch.work / f"printed-0-{rank}").read_text()) for rank in (0, 1)]
+    assert [(worker["pid"], worker["state"]) for worker in snapshot["workers"]] == [
+        (pid, "running") for pid in pids
+    ]
+    assert (snapshot["phase"], snapshot["workers_up"]) == ("running", 2)
+    control.ask(run_dir, "stop", timeout_s=LONG_S, now=True)
+    assert running.wait(LONG_S).returncode == 128 + signal.SIGTERM
+    with pytest.raises(control.NoControlError):
+        control.ask(run_dir, "snapshot")

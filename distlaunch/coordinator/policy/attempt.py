@@ -168,9 +168,12 @@ class Attempt:
         self._seeks_cause = False
         """Whether the other workers may run on because the first failure looks like a
         consequence."""
-        # Ranks whose workers have started, by node.
-        self._up: defaultdict[int, set[int]] = defaultdict(set)
+        self.signs: dict[int, float] = {}
+        """By rank: when it started or last wrote output, if the nodes report output."""
+        # By node: the ranks whose workers have started, with their pids.
+        self._up: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._ended: defaultdict[int, set[int]] = defaultdict(set)
+        self._lost: set[int] = set()  # ranks that ran when their node was lost
         self._done: dict[int, int] = {}  # number of workers that ended with 0, by node
 
     @property
@@ -201,12 +204,28 @@ class Attempt:
 
     # --- its workers
 
-    def started(self, node: int, message: m.Started) -> None:
+    def pids(self, node: int) -> Mapping[int, int]:
+        """Return the pids of the workers that a node has started, by rank."""
+        return self._up.get(node, {})
+
+    def returncodes(self) -> dict[int, int | None]:
+        """Return how workers have ended, by rank; None if a worker ran when its node was lost."""
+        codes: dict[int, int | None] = {
+            rank: None if rank in self._lost else 0
+            for ended in self._ended.values()
+            for rank in ended
+        }
+        return codes | {end.rank: end.returncode for end in self.failures}
+
+    def started(self, node: int, message: m.Started, now: float) -> None:
         """Record the workers that a node has started."""
         ranks, known = self.nodes.ranks(node), self._up[node]
-        new = [rank for rank in message.pids if rank in ranks and rank not in known]
+        new = {
+            rank: pid for rank, pid in message.pids.items() if rank in ranks and rank not in known
+        }
         self.up += len(new)
         known.update(new)
+        self.signs.update(dict.fromkeys(new, now))
 
     def is_news(self, node: int, rank: int) -> bool:
         """Return whether a node runs this worker and the worker's end has not been recorded."""
@@ -301,9 +320,10 @@ class Attempt:
         owed = node in self.owing
         self.alive.discard(node)
         self.owing.discard(node)
-        still = self._up[node] - self._ended[node]
+        still = self._up[node].keys() - self._ended[node]
         self.ended += len(still)
         self._ended[node] |= still
+        self._lost |= still
         ranks = self.nodes.ranks(node)
         if not owed or self._done.get(node, 0) == len(ranks):
             return None

@@ -121,6 +121,8 @@ class JobPolicy:
         self._fault: str | None = None
         self._nodes_lost = 0
         """How many nodes were lost in all attempts that have ended."""
+        self.failed_workers = 0
+        """How many workers ended wrongly without having been told to stop, in all attempts."""
         self._restart_rule = RestartRule(
             allowed=settings.max_restarts,
             window_s=settings.restart_window_s,
@@ -159,6 +161,17 @@ class JobPolicy:
         """Return the number of restarts. The number of attempts may be higher, if lost nodes were
         replaced."""
         return self._restart_rule.count
+
+    @property
+    def newest_attempt(self) -> Attempt:
+        """Return the current attempt; between attempts, the last one."""
+        return self._run
+
+    @property
+    def node_losses(self) -> int:
+        """Return how many nodes were lost while they had workers, in all attempts."""
+        is_counted = self.phase in ("ended", *_WITHOUT_ATTEMPT)
+        return self._nodes_lost + (0 if is_counted else len(self._run.losses))
 
     def deadline(self) -> float | None:
         """Return the time at which ``DeadlineReached`` is due; None if no deadline is set."""
@@ -472,7 +485,7 @@ class JobPolicy:
 
     def _on_started(self, node: int, message: m.Started, now: float) -> list[Action]:
         run = self._run
-        run.started(node, message)
+        run.started(node, message, now)
         if self.phase == "starting" and run.is_full:
             self.phase = "running"
             if not run.has_ended:
@@ -488,6 +501,8 @@ class JobPolicy:
         if not run.is_news(node, message.rank):
             return []
         failure = run.exited(node, message)
+        if failure is not None and not message.told_to_stop:
+            self.failed_workers += 1
         actions: list[Action] = [
             RecordEvent(
                 type="worker_exited",
@@ -548,6 +563,8 @@ class JobPolicy:
         ]
 
     def _on_alive(self, message: m.Alive, now: float) -> list[Action]:
+        if message.wrote:
+            self._run.signs.update(dict.fromkeys(message.wrote, now))
         actions = self.progress.on_heartbeats(message.heartbeats, attempt=self.attempt, now=now)
         return actions + self._hang_detector.on_alive(message, now)
 

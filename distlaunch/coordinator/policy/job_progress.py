@@ -38,6 +38,23 @@ class Summary(Record):
     """The newest numbers of rank ``rank``."""
 
 
+class _Steps:
+    """The rate of a rank's steps, measured over the last 5 to 10 s."""
+
+    def __init__(self, step: float, now: float) -> None:
+        self.step_s: float | None = None
+        self._from = self._next = (step, now)
+
+    def add(self, step: float, now: float) -> None:
+        """Record the last step of a heartbeat."""
+        if step < self._from[0]:  # a new epoch
+            self._from = self._next = (step, now)
+        if step > self._from[0]:
+            self.step_s = (now - self._from[1]) / (step - self._from[0])
+        if now - self._next[1] >= _RATE_S / 2:
+            self._from, self._next = self._next, (step, now)
+
+
 class Progress:
     """The heartbeats of a job, attempt by attempt."""
 
@@ -48,6 +65,9 @@ class Progress:
         self.summary: Summary | None = None
         self.heartbeat_at = 0.0
         """When the newest heartbeat arrived."""
+        self.heartbeat_at_of: dict[int, float] = {}
+        """When the newest heartbeat of each rank arrived."""
+        self._steps: dict[int, _Steps] = {}
         self._best: float | None = None
         self._best_before: float | None = None
         self._samples: deque[tuple[float, float]] = deque()
@@ -59,7 +79,7 @@ class Progress:
         if self._best is not None and (self._best_before is None or self._best > self._best_before):
             self._best_before = self._best
         self._best = None
-        self.latest = {}
+        self.latest, self.heartbeat_at_of, self._steps = {}, {}, {}
         self.summary = None
         self._samples.clear()
         self._summed = self._recorded = float("-inf")
@@ -74,6 +94,11 @@ class Progress:
             return None if self._best_before is None else False
         return self._best_before is None or self._best > self._best_before
 
+    def step_s(self, rank: int) -> float | None:
+        """Return the seconds per step of a rank over its last steps; None if not known."""
+        steps = self._steps.get(rank)
+        return None if steps is None else steps.step_s
+
     def on_heartbeats(
         self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float
     ) -> list[Action]:
@@ -83,10 +108,14 @@ class Progress:
             step = values.get(STEP)
             if step is not None:
                 self._best = step if self._best is None else max(step, self._best)
+                if rank in self._steps:
+                    self._steps[rank].add(step, now)
+                else:
+                    self._steps[rank] = _Steps(step, now)
             elif (before := self.latest.get(rank)) is not None and STEP in before:
                 values = {STEP: before[STEP], **values}
             self.latest[rank] = values
-            self.heartbeat_at = now
+            self.heartbeat_at = self.heartbeat_at_of[rank] = now
             self._unrecorded = True
         if not self._unrecorded:
             return []

@@ -21,6 +21,7 @@ from distlaunch.coordinator.policy.start_messages import Streams, starts
 from distlaunch.coordinator.runtime import signal_pipe as signals
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.keyboard import Keyboard, Terminal
+from distlaunch.coordinator.runtime.main_loop_calls import MainLoopCalls
 from distlaunch.coordinator.runtime.records import DiskWork, EventLog
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import RunDir
@@ -37,7 +38,9 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.build_plan import bind
 
 if TYPE_CHECKING:
+    from distlaunch.coordinator.runtime.control import Handler
     from distlaunch.coordinator.runtime.remote_agents import Feeder
+    from distlaunch.coordinator.runtime.snapshot import JobSnapshot
     from distlaunch.core.protocol import launcher_messages as p
     from distlaunch.planning.backend import PlannedBackend
 
@@ -167,6 +170,9 @@ class Runner:
         self._received: deque[a.Event] = deque()
         """Events that have not been passed to the policy."""
         self._started_s = time.monotonic()
+        self._started = time.time()
+        self.calls = MainLoopCalls()
+        """Functions that other threads pass to the main loop."""
         self._reporter = Reporter(
             plan,
             max_restarts=policy.settings.max_restarts,
@@ -185,8 +191,35 @@ class Runner:
         """Why the job has failed, in one sentence; empty if it has not failed."""
         return self._reporter.summary
 
+    def snapshot(self) -> JobSnapshot:
+        """Return what the job does now. Called in the main loop."""
+        from distlaunch.coordinator.runtime.snapshot import take_snapshot
+
+        return take_snapshot(
+            self._policy,
+            self._plan,
+            run_dir=self._run_dir.path,
+            started=self._started,
+            now=self._clock(),
+        )
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers of the control server, by the kind of the request."""
+        return {"snapshot": lambda _: self.snapshot(), "stop": self._on_stop_request}
+
+    def _on_stop_request(self, fields: Mapping[str, object]) -> object:
+        """Stop the job as SIGTERM does; with the field ``now``, kill the workers at once."""
+        self._feed(a.Signalled(signum=signal.SIGTERM, kill=fields.get("now") is True))
+        return {}
+
     def run(self) -> int:
         """Run the job. Return its exit code."""
+        try:
+            return self._run()
+        finally:
+            self.calls.close()
+
+    def _run(self) -> int:
         plan = self._plan
         if plan.first_shown == 0:  # an outer launcher's other workers show it already
             self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
@@ -249,6 +282,7 @@ class Runner:
         for descriptor, wanted in self._transport.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._signals.fileno(), select.POLLIN)
+        poll.register(self.calls.fileno(), select.POLLIN)
         keys = self._keyboard.fileno()
         if keys >= 0:
             poll.register(keys, select.POLLIN)
@@ -267,6 +301,8 @@ class Runner:
                 self._on_signals(self._signals.read())
             elif descriptor == keys:
                 self._on_keys()
+            elif descriptor == self.calls.fileno():
+                self.calls.run()
 
     def _feed(self, event: a.Event) -> None:
         before = self._shown()

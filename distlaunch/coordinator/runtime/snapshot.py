@@ -1,0 +1,148 @@
+"""What a running job does at one moment, for the commands that look at it and for its metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from distlaunch.core.model.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distlaunch.coordinator.policy.attempt import Attempt
+    from distlaunch.coordinator.policy.job import JobPolicy
+    from distlaunch.core.model.plan import LaunchPlan
+
+STEP, LOSS, SAMPLES = "step", "loss", "samples"
+"""Names of the numbers that workers report."""
+
+
+class NodeSnapshot(Record):
+    """A node of the newest attempt."""
+
+    number: int
+    """The same in all attempts."""
+    host: str
+    first_rank: int
+    state: Literal["up", "lost"]
+    agent_cpu_s: float | None = None
+    """Processor time that the agent has used; None if not known."""
+
+
+class WorkerSnapshot(Record):
+    """A worker of the newest attempt. Unknown numbers are None."""
+
+    rank: int
+    node: int
+    """The number of its node."""
+    host: str
+    pid: int | None
+    state: Literal["starting", "running", "ended", "lost"]
+    """``lost``: its node was lost while it ran."""
+    returncode: int | None
+    """-N for signal N; None while it runs."""
+    step: float | None
+    step_s: float | None
+    """Seconds per step, over the last steps."""
+    loss: float | None
+    samples: float | None
+    last_sign_age_s: float | None
+    """Seconds since it started, wrote output or reported progress. Output counts only if the job
+    looks for hangs."""
+
+
+class JobSnapshot(Record):
+    """A job at one moment. Unknown values are None."""
+
+    job_id: str
+    run_dir: str
+    backend: str
+    phase: str
+    """See ``policy.job.Phase``."""
+    attempt: int
+    restarts: int
+    max_restarts: int
+    started: float
+    """When the job started, in seconds since 1970."""
+    world_size: int | None
+    """None before the nodes of the attempt are known."""
+    workers_up: int
+    """Workers that run."""
+    nodes: tuple[NodeSnapshot, ...]
+    workers: tuple[WorkerSnapshot, ...]
+    node_losses: int
+    """Nodes that were lost, in all attempts."""
+    failures: int
+    """Workers that ended wrongly, in all attempts. Workers that were told to stop do not count."""
+    output_bytes: int | None = None
+    """Bytes that workers have written, in all attempts."""
+
+
+def take_snapshot(
+    policy: JobPolicy, plan: LaunchPlan, *, run_dir: str, started: float, now: float
+) -> JobSnapshot:
+    """Return a snapshot. Must be called in the main loop.
+
+    ``started`` is in seconds since 1970, ``now`` is the time on the job's clock.
+    """
+    attempt = policy.newest_attempt
+    return JobSnapshot(
+        job_id=plan.job_id,
+        run_dir=run_dir,
+        backend=plan.backend,
+        phase=policy.phase,
+        attempt=policy.attempt,
+        restarts=policy.restarts,
+        max_restarts=policy.settings.max_restarts,
+        started=started,
+        world_size=policy.world_size or None,
+        workers_up=max(0, policy.up - policy.ended),
+        nodes=tuple(
+            NodeSnapshot(
+                number=node,
+                host=attempt.nodes.host(node),
+                first_rank=plan.first_shown + attempt.nodes.first_rank(node),
+                state="up" if node in attempt.alive else "lost",
+            )
+            for node in attempt.nodes.numbers
+        ),
+        workers=tuple(_workers(policy, attempt, first_shown=plan.first_shown, now=now)),
+        node_losses=policy.node_losses,
+        failures=policy.failed_workers,
+    )
+
+
+def _workers(
+    policy: JobPolicy, attempt: Attempt, *, first_shown: int, now: float
+) -> list[WorkerSnapshot]:
+    progress, ended = policy.progress, attempt.returncodes()
+    workers = []
+    for node in attempt.nodes.numbers:
+        host, pids = attempt.nodes.host(node), attempt.pids(node)
+        for rank in attempt.nodes.ranks(node):
+            values: Mapping[str, float] = progress.latest.get(rank, {})
+            sign_at = max(
+                attempt.signs.get(rank, float("-inf")),
+                progress.heartbeat_at_of.get(rank, float("-inf")),
+            )
+            state: Literal["starting", "running", "ended", "lost"] = "starting"
+            if rank in ended:
+                state = "lost" if ended[rank] is None else "ended"
+            elif rank in pids:
+                state = "running"
+            workers.append(
+                WorkerSnapshot(
+                    rank=first_shown + rank,
+                    node=node,
+                    host=host,
+                    pid=pids.get(rank),
+                    state=state,
+                    returncode=ended.get(rank),
+                    step=values.get(STEP),
+                    step_s=progress.step_s(rank),
+                    loss=values.get(LOSS),
+                    samples=values.get(SAMPLES),
+                    last_sign_age_s=max(0.0, now - sign_at) if sign_at > float("-inf") else None,
+                )
+            )
+    return workers

@@ -1,0 +1,85 @@
+"""Ask the launcher of a running job by its control socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import Any
+
+from distlaunch.core.protocol.control_messages import (
+    ControlRequest,
+    control_directories,
+    is_private,
+    read_result,
+    socket_name,
+)
+
+ANSWER_S = 2.0
+"""How long the launcher may take for an answer. It does not answer while it is suspended."""
+_BLOCK = 1 << 16
+
+
+class NoControlError(Exception):
+    """No launcher answers at the control socket of a job."""
+
+
+def ask(run_dir: str, kind: str, *, timeout_s: float = ANSWER_S, **fields: object) -> Any:
+    """Send a request to the launcher of a job, and return the result.
+
+    Raises NoControlError if no launcher answers within ``timeout_s``, and ControlError if the
+    launcher refuses the request.
+    """
+    until = time.monotonic() + timeout_s
+    with connect(run_dir, timeout_s=timeout_s) as connection:
+        return ask_at(connection, kind, timeout_s=until - time.monotonic(), **fields)
+
+
+def connect(run_dir: str, *, timeout_s: float = ANSWER_S) -> socket.socket:
+    """Connect to the control socket of a job. Raises NoControlError if that fails.
+
+    A socket that a killed launcher has left is removed.
+    """
+    name = socket_name(run_dir)
+    for directory in control_directories():
+        if not is_private(directory):
+            continue
+        path = os.path.join(directory, name)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # With settimeout, connect would not wait for room in the launcher's queue.
+        seconds = int(timeout_s)
+        limit = struct.pack("ll", seconds, int((timeout_s - seconds) * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        try:
+            connection.connect(path)
+        except ConnectionRefusedError:
+            with suppress(OSError):
+                os.unlink(path)
+        except OSError:
+            pass
+        else:
+            return connection
+        connection.close()
+    raise NoControlError(run_dir)
+
+
+def ask_at(
+    connection: socket.socket, kind: str, *, timeout_s: float = ANSWER_S, **fields: object
+) -> Any:
+    """Send a request over a connection, and return the result. Raises as ``ask`` does."""
+    until = time.monotonic() + timeout_s
+    answer = bytearray()
+    try:
+        connection.settimeout(max(0.001, timeout_s))
+        connection.sendall(ControlRequest(kind=kind, fields=fields).line())
+        while not answer.endswith(b"\n"):
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            block = connection.recv(_BLOCK)
+            if not block:
+                raise NoControlError("the launcher has closed the connection")
+            answer += block
+    except OSError as exc:
+        raise NoControlError(str(exc)) from exc
+    return read_result(bytes(answer))
