@@ -167,7 +167,7 @@ def clean_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 @pytest.fixture
 def distlaunch(tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Launcher]:
-    """Give the launcher as a user would run it, in a minimal environment with state directories of
+    """Return the launcher as a user would run it, in a minimal environment with state directories of
     its own."""
     launcher = Launcher(tmp_path, clean_env)
     yield launcher

@@ -31,7 +31,7 @@ _PATIENCE_S = 3600
 
 
 def _folder() -> Path:
-    """Give where all that is made here lies."""
+    """Return where all that is made here lies."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distlaunch-tests"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -44,7 +44,7 @@ def environment(
     pip: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Path:
-    """Give the Python of an environment with these requirements; make it if it is not there.
+    """Return the Python of an environment with these requirements; make it if it is not there.
 
     ``pip``: further words for ``pip install``; ``variables``: set while packages are built. Call it
     from a fixture of module or session scope: the tests' own environment variables do not lead to
@@ -74,7 +74,7 @@ def environment(
 
 
 def deepspeed() -> Path:
-    """Give the Python of an environment with DeepSpeed."""
+    """Return the Python of an environment with DeepSpeed."""
     # The one extension that it would else compile in each home at the first collective.
     return environment(
         "deepspeed",
@@ -84,17 +84,17 @@ def deepspeed() -> Path:
 
 
 def ray() -> Path:
-    """Give the Python of an environment with Ray and its client."""
+    """Return the Python of an environment with Ray and its client."""
     return environment("ray", ["ray[client]==2.60.0"])
 
 
 def pyarrow() -> Path:
-    """Give the Python of an environment with pyarrow and pandas, which imports it."""
+    """Return the Python of an environment with pyarrow and pandas, which imports it."""
     return environment("pyarrow", ["pyarrow==25.0.1", "pandas==3.1.1"])
 
 
 def tensorflow() -> Path:
-    """Give the Python of an environment with TensorFlow and its own Keras 2."""
+    """Return the Python of an environment with TensorFlow and its own Keras 2."""
     return environment("tensorflow", ["tensorflow-cpu==2.21.0", "tf_keras==2.21.0"])
 
 
@@ -124,7 +124,7 @@ exec g++ "${args[@]}"
 
 
 def horovod() -> Path:
-    """Give the Python of an environment with Horovod, which is compiled against the tests' torch if
+    """Return the Python of an environment with Horovod, which is compiled against the tests' torch if
     need be."""
     # What it imports beside torch; as named in its package, since the wheel itself comes without
     # these.

@@ -44,7 +44,7 @@ class Result:
         return [event for event in self.events if event.get("type") == kind]
 
     def lines_of(self, rank: int) -> list[str]:
-        """Give what a rank has written in attempt 0: on the console equal lines of several ranks
+        """Return what a rank has written in attempt 0: on the console equal lines of several ranks
         may be folded."""
         assert self.run_dir is not None
         return (self.run_dir / "attempt-0" / f"rank-{rank}.log").read_text().splitlines()

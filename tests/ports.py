@@ -26,7 +26,7 @@ _ports = itertools.cycle(_stretch())
 
 
 def is_free(number: int) -> bool:
-    """Tell whether a process may listen at this TCP port, on all addresses."""
+    """Return whether a process may listen at this TCP port, on all addresses."""
     with socket.socket(socket.AF_INET6) as probe:
         probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended

@@ -62,7 +62,7 @@ def write(data):
 
 
 def stand_in(source: str = STAND_IN) -> bytes:
-    """Give the zip of an agent that is not ours."""
+    """Return the zip of an agent that is not ours."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
         for package in ("distlaunch", "distlaunch/core", "distlaunch/core/agent"):
@@ -151,7 +151,7 @@ class Sshd:
         return path
 
     def sessions(self) -> list[int]:
-        """Give the pids of the processes that serve connections."""
+        """Return the pids of the processes that serve connections."""
         return children(self.process.pid)
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
 
 
 def children(pid: int) -> list[int]:
-    """Give the pids of a process's children."""
+    """Return the pids of a process's children."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
@@ -186,5 +186,5 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Give the pids of all that descends from a process."""
+    """Return the pids of all that descends from a process."""
     return [one for child in children(pid) for one in (child, *descendants(child))]

@@ -1,4 +1,4 @@
-"""What is measured of jobs with a launcher on each node: `scripts/bench peers`; four nodes are the
+"""Measurements of jobs with a launcher on each node: `scripts/bench peers`; four nodes are the
 test bed's hosts."""
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Team:
         self.launchers[rank] = self._start(rank, [*words, f"{WORKERS}/{worker}"], env)
 
     def errors(self) -> str:
-        """Give the last that each launcher wrote to stderr, those of some."""
+        """Return the last that each launcher wrote to stderr, those of some."""
         said = []
         for rank in sorted(self.launchers)[:NODES]:
             with open(
@@ -170,7 +170,7 @@ class Team:
 
 @contextmanager
 def on_hosts(launcher: Launcher) -> Iterator[tuple[Team, Hosts]]:
-    """Give a team whose launchers are on hosts of their own, in a test bed for this sample."""
+    """Return a team whose launchers are on hosts of their own, in a test bed for this sample."""
     directory = tempfile.mkdtemp(prefix="distlaunch-bench-")
     try:
         with Hosts.started(NODES) as hosts:
@@ -200,7 +200,7 @@ def on_hosts(launcher: Launcher) -> Iterator[tuple[Team, Hosts]]:
 
 @contextmanager
 def here(launcher: Launcher) -> Iterator[Team]:
-    """Give a team whose launchers are all on this machine, and meet on loopback."""
+    """Return a team whose launchers are all on this machine, and meet on loopback."""
     directory = tempfile.mkdtemp(prefix="distlaunch-bench-")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

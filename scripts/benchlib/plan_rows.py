@@ -1,4 +1,4 @@
-"""What is measured of planning over many nodes: `scripts/bench plan`."""
+"""Measurements of planning over many nodes: `scripts/bench plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of the coordinator's core at the largest size: `scripts/bench replay`."""
+"""Measurements of the coordinator's core at the largest size: `scripts/bench replay`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of jobs over several hosts: `scripts/bench ssh`, on the test bed (network
+"""Measurements of jobs over several hosts: `scripts/bench ssh`, on the test bed (network
 namespaces, real sshd)."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Bed:
             yield command_of_it
 
     def job(self, count: int, worker: Sequence[str], directory: str, *options: str) -> list[str]:
-        """Give the words that run one worker on each of the first hosts, with this launcher."""
+        """Return the words that run one worker on each of the first hosts, with this launcher."""
         words = [f"{WORKERS}/{worker[0]}", *worker[1:]]
         python = f"{self._launcher.bin}/python"
         if self._launcher.name == "mpirun":
@@ -102,7 +102,7 @@ class Bed:
         return [*head, *options, *words]
 
     def everywhere(self, count: int, command: str) -> list[str]:
-        """Give the words with which a tool for commands on many hosts runs one."""
+        """Return the words with which a tool for commands on many hosts runs one."""
         if self._launcher.name == "clush":
             return ["clush", "-f", "64", "-w", f"n[1-{count}]", command]
         if self._launcher.name == "pdsh":
@@ -111,7 +111,7 @@ class Bed:
         return ["sh", "-c", each]
 
     def workers(self, script: str, hosts: Sequence[str]) -> list[int]:
-        """Give the pids of the workers that run a script of bench_workers, as this machine
+        """Return the pids of the workers that run a script of bench_workers, as this machine
         counts."""
         found = []
         for host in hosts:

@@ -1,4 +1,4 @@
-"""What is measured of the toolkit and of whole trainings: `scripts/bench toolkit`, `scripts/bench
+"""Measurements of the toolkit and of whole trainings: `scripts/bench toolkit`, `scripts/bench
 scaling`."""
 
 from __future__ import annotations

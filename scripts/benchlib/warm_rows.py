@@ -1,4 +1,4 @@
-"""What is measured of warm start, progress and hangs: `scripts/bench warm`."""
+"""Measurements of warm start, progress and hangs: `scripts/bench warm`."""
 
 from __future__ import annotations
 

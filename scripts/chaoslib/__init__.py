@@ -1,2 +1,2 @@
-"""What ``scripts/chaos`` is made of: ``processes`` harms jobs of one machine, ``several`` those of
+"""Modules of ``scripts/chaos``: ``processes`` harms jobs of one machine, ``several`` those of
 several hosts."""

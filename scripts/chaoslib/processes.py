@@ -81,7 +81,7 @@ def watcher_of(launcher: int) -> int | None:
 
 
 def name_of(pid: int) -> str | None:
-    """Give what ``ps`` calls a process; None if it is gone."""
+    """Return what ``ps`` calls a process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
             return file.read().strip()
@@ -109,7 +109,7 @@ def workers_of(spawner: int, fifo: str) -> list[int]:
 def find_victim(
     kind: str, launcher: subprocess.Popen[bytes], fifo: str, dice: random.Random
 ) -> int | None:
-    """Give the pid to kill once it exists; None if the launcher ends before."""
+    """Return the pid to kill once it exists; None if the launcher ends before."""
     while launcher.poll() is None:
         if kind.startswith("launcher"):
             return launcher.pid

@@ -47,7 +47,7 @@ class Fault:
 
     @property
     def hits_whole_host(self) -> bool:
-        """Tell whether it hits all that is on a host, a launcher there included."""
+        """Return whether it hits all that is on a host, a launcher there included."""
         return self.what in ("host", "network", "sshd", "sessions")
 
 
@@ -202,17 +202,17 @@ class Round:
 
     @property
     def kills_launcher(self) -> bool:
-        """Tell whether the launcher itself is killed."""
+        """Return whether the launcher itself is killed."""
         return self.fault.name.startswith("kill -9 launcher")
 
     @property
     def is_certain(self) -> bool:
-        """Tell whether the fault hits a job that runs, and so shows: else it may have come too
+        """Return whether the fault hits a job that runs, and so shows: else it may have come too
         early or too late."""
         return self.moment == "running"
 
     def may_go_on(self) -> bool:
-        """Tell whether the job may go on, as it was or re-formed."""
+        """Return whether the job may go on, as it was or re-formed."""
         fault, shape = self.fault, self.shape
         if self.kills_launcher:
             return False
@@ -226,7 +226,7 @@ class Round:
         return not ends or shape.restarts > 0 or (shape.elastic and fault.what != "worker")
 
     def may_end_with(self) -> set[int]:
-        """Give the exit codes with which it may end instead."""
+        """Return the exit codes with which it may end instead."""
         fault, shape = self.fault, self.shape
         if self.kills_launcher:
             return {-9}
@@ -243,12 +243,12 @@ class Round:
 
     @property
     def has_launcher_asleep(self) -> bool:
-        """Tell whether the launcher sleeps until all agents have given it up."""
+        """Return whether the launcher sleeps until all agents have given it up."""
         return self.fault.name == "STOP launcher" and self.fault.noticed_s > 0
 
     @property
     def hits_trainer(self) -> bool:
-        """Tell whether a host that trains, not one that stands by, is hit."""
+        """Return whether a host that trains, not one that stands by, is hit."""
         return self.host not in self.standing_by
 
     @property

@@ -67,7 +67,7 @@ class Neighbour:
 
     @property
     def step(self) -> int:
-        """Give how far it has come."""
+        """Return how far it has come."""
         return Job(None, self.launcher, self.place, frozenset()).step  # type: ignore[arg-type]  # of no host
 
     def check(self, hosts: Hosts) -> None:
@@ -93,7 +93,7 @@ class Bed:
 
     @property
     def innocent(self) -> frozenset[int]:
-        """Give the pids of all neighbours."""
+        """Return the pids of all neighbours."""
         return frozenset(pid for neighbour in self.neighbours.values() for pid in neighbour.pids)
 
     def play(self, chosen: Round, dice: random.Random, number: int) -> dict[str, Any]:

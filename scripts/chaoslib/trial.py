@@ -50,7 +50,7 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Give how far it has come."""
+        """Return how far it has come."""
         try:
             with open(f"{self.place}/step", encoding="ascii") as file:
                 return int(file.read())
@@ -58,7 +58,7 @@ class Job:
             return 0
 
     def attempt(self) -> int:
-        """Give the newest attempt of which all workers have come up; -1 if there is none."""
+        """Return the newest attempt of which all workers have come up; -1 if there is none."""
         numbers = [int(name[8:]) for name in os.listdir(self.place) if name.startswith("attempt-")]
         for number in sorted(numbers, reverse=True):
             told = self.told(number)
@@ -67,7 +67,7 @@ class Job:
         return -1
 
     def told(self, attempt: int) -> list[dict[str, str]]:
-        """Give what the workers of an attempt were told that have come up."""
+        """Return what the workers of an attempt were told that have come up."""
         found = []
         with suppress(OSError):
             folder = f"{self.place}/attempt-{attempt}"
@@ -83,7 +83,7 @@ class Job:
             pass
 
     def events(self, kind: str) -> list[dict[str, object]]:
-        """Give what ``events.jsonl`` has of one kind."""
+        """Return what ``events.jsonl`` has of one kind."""
         logs = f"{self.place}/logs"
         names = [
             name for name in (os.listdir(logs) if os.path.isdir(logs) else ()) if name != "latest"
@@ -97,7 +97,7 @@ class Job:
         return [event for event in found if event.get("type") == kind]
 
     def screen(self) -> str:
-        """Give all that the launcher has said."""
+        """Return all that the launcher has said."""
         with open(f"{self.place}/screen", encoding="utf-8", errors="replace") as file:
             return file.read()
 
@@ -130,7 +130,7 @@ class Job:
 
 
 def environment(place: str) -> dict[str, str]:
-    """Give what a launcher gets that works in this directory; its code is that of this tree."""
+    """Return what a launcher gets that works in this directory; its code is that of this tree."""
     return {"PLACE": place, "XDG_STATE_HOME": place, "XDG_RUNTIME_DIR": place, "PYTHONPATH": TREE}
 
 

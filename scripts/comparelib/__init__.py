@@ -1,1 +1,1 @@
-"""What ``scripts/compare-torchrun`` is made of."""
+"""Modules of ``scripts/compare-torchrun``."""

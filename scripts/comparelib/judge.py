@@ -34,7 +34,7 @@ class Rule(NamedTuple):
     """It shows now and then, with any command line."""
 
     def knows(self, difference: str, case: str) -> bool:
-        """Tell whether this difference is this rule's, in that case."""
+        """Return whether this difference is this rule's, in that case."""
         pattern = self.pattern if isinstance(self.pattern, str) else self.pattern.get(case)
         return pattern is not None and re.fullmatch(pattern, difference) is not None
 
@@ -251,7 +251,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def differences(there: Seen, here: Seen) -> Iterator[str]:
-    """Give each difference once, as a text: what torchrun did, then what distlaunch did."""
+    """Return each difference once, as a text: what torchrun did, then what distlaunch did."""
     if there.exit_code != here.exit_code:
         yield f"exit code {there.exit_code} -> {here.exit_code}"
     refused = not there.workers and bool(here.workers or here.stdout)

@@ -137,7 +137,7 @@ def _lines(output: bytes) -> tuple[Counter[str], str]:
 
 
 def _files(logs: Path) -> dict[str, str]:
-    """Give the contents of the files in the job's folder, which is named by its id and something
+    """Return the contents of the files in the job's folder, which is named by its id and something
     random."""
     found = {}
     for path in sorted(logs.glob("*/**/*")) if logs.is_dir() else ():

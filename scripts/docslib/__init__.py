@@ -1,1 +1,1 @@
-"""What ``scripts/docs`` is made of."""
+"""Modules of ``scripts/docs``."""

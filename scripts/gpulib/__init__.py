@@ -1,2 +1,2 @@
-"""What ``scripts/gpu-check`` is made of: which GPU there is, jobs with time limits, the checks, the
+"""Modules of ``scripts/gpu-check``: which GPU there is, jobs with time limits, the checks, the
 table."""

@@ -90,7 +90,7 @@ class Job:
         raise CheckError(f"rank {rank} of attempt {attempt} told nothing: {self.said()}")
 
     def has_told(self) -> bool:
-        """Tell whether rank 0 has told what it saw."""
+        """Return whether rank 0 has told what it saw."""
         return any(line.startswith("told ") for line in self.log())
 
     def events(self, kind: str) -> list[dict[str, Any]]:

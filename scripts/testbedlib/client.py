@@ -124,11 +124,11 @@ class Hosts:
     # --- addresses ---------------------------------------------------------------------------------------------------
 
     def address(self, host: str, network: int = 0) -> str:
-        """Give a host's address in a network: IPv4 where there is one."""
+        """Return a host's address in a network: IPv4 where there is one."""
         return next(link.address for link in self.layout[host].links if link.network == network)
 
     def address6(self, host: str, network: int = 0) -> str:
-        """Give a host's IPv6 address in a network."""
+        """Return a host's IPv6 address in a network."""
         return next(link.ipv6 for link in self.layout[host].links if link.network == network)
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """Give the exit code, if it has ended: -N for signal N."""
+        """Return the exit code, if it has ended: -N for signal N."""
         return self.process.poll()
 
     def wait(self, timeout: float | None = None) -> int:

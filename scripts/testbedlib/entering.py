@@ -23,7 +23,7 @@ _SENT_BY_THE_TERMINAL = 0x80
 def preparation(
     namespaces: Mapping[str, str], cwd: str, before: Callable[[], object] | None = None
 ) -> Callable[[], None]:
-    """Give Popen's ``preexec_fn`` for a command on a host, given the files of its namespaces, by
+    """Return Popen's ``preexec_fn`` for a command on a host, given the files of its namespaces, by
     their names in /proc.
 
     ``before`` is run first, outside.

@@ -188,7 +188,7 @@ def _own_file(source: str, text: str, target: str) -> None:
 
 
 def _own_tmp(own: str, directory: str) -> None:
-    """Give the host a /tmp of its own, which still shows the test bed's directory."""
+    """Return the host a /tmp of its own, which still shows the test bed's directory."""
     new = own + _TMP
     os.mkdir(new)
     kernel.mount("tmpfs", new, "tmpfs", _TMPFS, "mode=1777")

@@ -65,7 +65,7 @@ def bring_up(directory: str, wanted: Wanted) -> dict[str, str]:
 
 
 def enter_words(directory: str, init: int, host: str = HEAD) -> list[str]:
-    """Give the command that runs another one on a host, in the directory /; it ends with the host
+    """Return the command that runs another one on a host, in the directory /; it ends with the host
     at the latest."""
     options = {"mnt": "mount"}
     files = namespaces(directory, init, host)
@@ -77,7 +77,7 @@ def enter_words(directory: str, init: int, host: str = HEAD) -> list[str]:
 
 
 def namespaces(directory: str, init: int, host: str) -> dict[str, str]:
-    """Give the files that stand for a host's namespaces, given the pid of the sandbox's first
+    """Return the files that stand for a host's namespaces, given the pid of the sandbox's first
     process."""
     pid = "1"
     if host != SWITCH:

@@ -74,7 +74,7 @@ def move(source: str, target: str) -> None:
 
 
 def private_mounts() -> None:
-    """Give this process mounts of its own: only its children see what it mounts, and it goes with
+    """Return this process mounts of its own: only its children see what it mounts, and it goes with
     the last of them."""
     unshare(CLONE_NEWNS)
     mount("none", "/", "none", MS_REC | MS_PRIVATE)

@@ -83,7 +83,7 @@ class Wanted:
             raise TestbedError(f"there is no host {min(unknown)}")
 
     def ahead_s(self) -> dict[str, float]:
-        """Give the seconds by which hosts' time of day is ahead."""
+        """Return the seconds by which hosts' time of day is ahead."""
         try:
             return {
                 name: float(seconds)
@@ -129,7 +129,7 @@ class Host:
     """By how much its monotonic clock is ahead of the machine's."""
 
     def clock_variables(self) -> dict[str, str]:
-        """Give the environment that makes programs believe this host's time of day."""
+        """Return the environment that makes programs believe this host's time of day."""
         if not self.ahead_s:
             return {}
         return {
@@ -147,7 +147,7 @@ def _library() -> str:
 
 
 def hosts(wanted: Wanted) -> list[Host]:
-    """Give each host its networks and addresses: 10.10.1.7 and fd10::1:7 is n7 in the first
+    """Return each host its networks and addresses: 10.10.1.7 and fd10::1:7 is n7 in the first
     network."""
     found = []
     for number, name in enumerate(wanted.all_names()):
@@ -208,7 +208,7 @@ def from_json(text: str) -> list[Host]:
 
 
 def _known_as(seen_by: Host, other: Host) -> dict[str, str]:
-    """Give the names and addresses by which a host knows another: the plain name is in the first
+    """Return the names and addresses by which a host knows another: the plain name is in the first
     network they share."""
     shared = {link.network for link in seen_by.links}
     found: dict[str, str] = {}

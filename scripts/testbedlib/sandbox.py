@@ -48,7 +48,7 @@ BringUp = Callable[[str], Mapping[str, str]]
 """Starts a system as pid 1 of its namespace, given the directory; returns the environment for its
 users."""
 Enter = Callable[[str, int], Sequence[str]]
-"""Gives the command that runs another one inside, given the directory and the pid of the system's
+"""Return the command that runs another one inside, given the directory and the pid of the system's
 first process."""
 
 
@@ -56,7 +56,7 @@ first process."""
 
 
 def enter_words(directory: str, init: int) -> list[str]:
-    """Give the command that runs another one beside the first process; it ends with the sandbox at
+    """Return the command that runs another one beside the first process; it ends with the sandbox at
     the latest."""
     return ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
 
@@ -319,7 +319,7 @@ def instances(kind: str) -> list[str]:
 
 
 def is_kept(directory: str) -> bool:
-    """Tell whether the keeper of this sandbox lives, or may be about to begin."""
+    """Return whether the keeper of this sandbox lives, or may be about to begin."""
     try:
         fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -342,7 +342,7 @@ def state(directory: str) -> str:
 
 
 def environment(directory: str) -> dict[str, str]:
-    """Give the environment in which clients can use a sandbox's system."""
+    """Return the environment in which clients can use a sandbox's system."""
     found = _record(directory).get("environment")
     if not isinstance(found, dict) or not is_kept(directory):
         raise TestbedError(f"{directory} is not up")
@@ -350,7 +350,7 @@ def environment(directory: str) -> dict[str, str]:
 
 
 def init_of(directory: str) -> int:
-    """Give the pid of the first process of a sandbox that is up."""
+    """Return the pid of the first process of a sandbox that is up."""
     environment(directory)
     return int(_record(directory)["init"][0])
 

@@ -73,7 +73,7 @@ def install(directory: str) -> None:
 
 
 def _databases(directory: str, ours: dict[str, str]) -> dict[str, tuple[str, int]]:
-    """Give the texts and modes of passwd, group and shadow: the machine's users, too, but root has
+    """Return the texts and modes of passwd, group and shadow: the machine's users, too, but root has
     another home."""
     with open("/etc/passwd", encoding="utf-8") as file:
         users = [line.rstrip("\n").split(":") for line in file if line.count(":") == 6]

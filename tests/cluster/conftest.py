@@ -148,7 +148,7 @@ class Slurm:
 def slurm(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Slurm]:
-    """Give a Slurm of four nodes (n1 to n4), 64 CPUs and fake GPUs on each."""
+    """Return a Slurm of four nodes (n1 to n4), 64 CPUs and fake GPUs on each."""
     work = tmp_path_factory.mktemp("slurm")
     with (work / "testbed.err").open("wb") as errors:
         keeper = subprocess.Popen(
@@ -174,7 +174,7 @@ def slurm(
 
 @pytest.fixture
 def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Give a function that brings up a test bed: ``make_hosts(2, "--networks=2")``; after the test
+    """Return a function that brings up a test bed: ``make_hosts(2, "--networks=2")``; after the test
     nothing may run there."""
     made: list[Cluster] = []
 
@@ -202,6 +202,6 @@ def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def hosts(make_hosts: Callable[..., Cluster]) -> Cluster:
-    """Give four hosts (n1 to n4) and the head, fresh for each test: they are up in a quarter of a
+    """Return four hosts (n1 to n4) and the head, fresh for each test: they are up in a quarter of a
     second."""
     return make_hosts()

@@ -14,14 +14,14 @@ import sys
 from pathlib import Path
 
 from tests.cluster.hosts import Cluster, RunningOnHost, Started, until
-from tests.cluster.meeting import Meeting
+from tests.cluster.launchers_on_hosts import HostLaunchers
 from tests.launcher import default_signals
 from tests.unit.render.cluster import NAMESPACE, Pod
 
 CONTAINER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec unshare --pid --fork --mount-proc "$@"'
 
 
-class Pods(Meeting):
+class Pods(HostLaunchers):
     """The pods of a job by their index, on n1, n2, ... unless told otherwise."""
 
     def __init__(self, hosts: Cluster, pods: list[Pod]) -> None:
@@ -70,7 +70,7 @@ class Pods(Meeting):
         launcher = until(lambda: _child_in_namespace(started), f"pod {hostname}")
         running = InPod(started, launcher, out, err, own / "distlaunch" / "jobs")
         self.hosts._running.append(running)
-        self.launchers[index] = running
+        self.by_rank[index] = running
         return running
 
     def name(self, *indices: int) -> None:
@@ -109,7 +109,7 @@ class InPod(RunningOnHost):
 
 
 def _child_in_namespace(started: Started) -> int:
-    """Give the pid of the process 1 that ``started`` has made, or 0 while there is none."""
+    """Return the pid of the process 1 that ``started`` has made, or 0 while there is none."""
     try:
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         for child in children:

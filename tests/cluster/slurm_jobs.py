@@ -1,4 +1,4 @@
-"""A job of ``programs/nodes/hears.py`` in a batch script of the test bed's Slurm, as tests look at
+"""A job of ``programs/nodes/logs_signals.py`` in a batch script of the test bed's Slurm, as tests look at
 it."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tests.cluster.conftest import ENDED
 
 ROOT = Path(__file__).parents[2]
-HEARS = ROOT / "tests" / "programs" / "nodes" / "hears.py"
+LOGS_SIGNALS = ROOT / "tests" / "programs" / "nodes" / "logs_signals.py"
 SHORT = "--failure-grace 2 --grace 20"
 
 
@@ -33,7 +33,7 @@ class Process:
 
 
 def processes(slurm) -> list[Process]:
-    """Give every process of this Slurm's: its daemons, its steps, and what these have started."""
+    """Return every process of this Slurm's: its daemons, its steps, and what these have started."""
     mine = f"SLURM_CONF={slurm.environment['SLURM_CONF']}"
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -79,7 +79,7 @@ class Job:
         self.slurm = slurm
         self.place = slurm.work / f"place-{time.monotonic_ns()}"
         self.place.mkdir()
-        command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {HEARS} {words}"
+        command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {LOGS_SIGNALS} {words}"
         if size is not None or ("--gpu" not in options and "--gres" not in options):
             command = command.replace("--device cuda", size or "--procs-per-node 1")
         text = (
@@ -94,7 +94,7 @@ class Job:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def told(self, attempt: int = 0) -> list[dict[str, str | None]]:
-        """Give what the workers of an attempt that are up have been told, by rank."""
+        """Return what the workers of an attempt that are up have been told, by rank."""
         files = [path for path in self.place.glob(f"{attempt}-*") if path.suffix != ".new"]
         files.sort(key=lambda path: int(path.name.partition("-")[2]))
         return [json.loads(path.read_text().splitlines()[0]) for path in files]
@@ -117,7 +117,7 @@ class Job:
             raise AssertionError(f"{error}\n{self.output}") from None
 
     def heard(self, attempt: int = 0) -> list[list[str]]:
-        """Give what each worker has got and done since, by rank."""
+        """Return what each worker has got and done since, by rank."""
         ranks = range(len(self.told(attempt)))
         return [(self.place / f"{attempt}-{rank}").read_text().splitlines()[1:] for rank in ranks]
 
@@ -143,7 +143,7 @@ class Job:
         self.enough()
 
     def fields(self) -> dict[str, str]:
-        """Give what Slurm says of it."""
+        """Return what Slurm says of it."""
         line = self.slurm.run("scontrol", "--oneliner", "show", "job", str(self.id))
         return dict(word.partition("=")[::2] for word in line.split())
 
@@ -182,7 +182,7 @@ class Job:
         return found[0]
 
     def processes(self, *names: str) -> list[Process]:
-        """Give its processes whose program has one of these names, or begins."""
+        """Return its processes whose program has one of these names, or begins."""
         mine = [each for each in processes(self.slurm) if each.job == self.id]
         return [
             each

@@ -114,11 +114,11 @@ class Stepping:
     # --- its processes
 
     def pids(self) -> set[int]:
-        """Give the pids of that."""
+        """Return the pids of that."""
         return {process.pid for process in self.processes()}
 
     def processes(self) -> list[Process]:
-        """Give what runs on all hosts, the launcher included."""
+        """Return what runs on all hosts, the launcher included."""
         return [process for name in self.hosts.layout for process in self.hosts.processes(name)]
 
     def find(self, host: str, what: str) -> Process:
@@ -135,7 +135,7 @@ class Stepping:
 
 
 def is_empty(hosts: Cluster, *names: str, but: Sequence[int] = ()) -> bool:
-    """Tell whether nothing runs on these hosts."""
+    """Return whether nothing runs on these hosts."""
     return not [each for name in names for each in hosts.processes(name) if each.pid not in but]
 
 

@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def render(slurm):
-    """Give a function that has the real command write a script into the folder where jobs run."""
+    """Return a function that has the real command write a script into the folder where jobs run."""
 
     def write(name: str, *words: object) -> Path:
         path = slurm.work / name
@@ -56,7 +56,7 @@ def program(slurm, folder: str, body: str) -> str:
 
 
 def real(slurm) -> str:
-    """Give the body of a program that is the real distlaunch."""
+    """Return the body of a program that is the real distlaunch."""
     state = slurm.work / "state"
     return f'exec env XDG_STATE_HOME={state} PYTHONPATH={ROOT} OMP_NUM_THREADS=1 {sys.executable} -m distlaunch "$@"'
 

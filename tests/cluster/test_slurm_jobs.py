@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(slurm) -> list[Job]:
-    """Give jobs that come to their time limit while others are tested: Slurm looks for these twice
+    """Return jobs that come to their time limit while others are tested: Slurm looks for these twice
     a minute."""
     jobs = [Job(slurm, "-N2 -w n3,n4 --time=9", train=train) for train in ("--requeue", "")]
     for job in jobs:

@@ -28,7 +28,7 @@ def python(horovod_python) -> str:
 
 
 def told(result, workers: int) -> list[dict]:
-    """Give what each worker has told, by rank."""
+    """Return what each worker has told, by rank."""
     assert result.returncode == 0, result.stderr
     return [json.loads(result.lines_of(rank)[-1]) for rank in range(workers)]
 

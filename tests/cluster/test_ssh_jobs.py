@@ -16,12 +16,12 @@ from tests.facts import mentions
 from tests.launcher import default_signals
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "nodes"
-SAID, STAYS = PROGRAMS / "said.py", PROGRAMS / "stays.py"
+PRINTS_VARIABLES, STAYS = PROGRAMS / "prints_variables.py", PROGRAMS / "stays.py"
 SHORT = ("--failure-grace", "2", "--grace", "2")
 
 
 def told(result) -> list[dict]:
-    """Give what each rank has said, by rank."""
+    """Return what each rank has said, by rank."""
     assert result.returncode == 0, result.stderr
     files = sorted(
         (result.run_dir / "attempt-0").glob("rank-*.log"), key=lambda path: int(path.stem[5:])
@@ -30,7 +30,7 @@ def told(result) -> list[dict]:
 
 
 def test_ranks_are_contiguous_on_hosts_in_the_order_of_the_list(hosts):
-    result = hosts.train("--hosts", "n3:2,n1:1,n2:3", "--device", "cpu", SAID)
+    result = hosts.train("--hosts", "n3:2,n1:1,n2:3", "--device", "cpu", PRINTS_VARIABLES)
     said = told(result)
     assert [each["host"] for each in said] == ["n3", "n3", "n1", "n2", "n2", "n2"]
     assert [each["RANK"] for each in said] == list("012345")
@@ -45,21 +45,21 @@ def test_ranks_are_contiguous_on_hosts_in_the_order_of_the_list(hosts):
 
 
 def test_the_launchers_own_host_may_be_one_of_the_nodes(hosts):
-    result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", SAID, host="n2")
+    result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", PRINTS_VARIABLES, host="n2")
     assert [each["host"] for each in told(result)] == ["n1", "n2"]
     hosts.assert_clean()
 
 
 def test_a_host_under_its_name_and_its_address_is_one_machine(hosts):
     address = hosts.address("n2")
-    result = hosts.train("--hosts", f"n1:1,n2:1,{address}:1", "--device", "cpu", SAID)
+    result = hosts.train("--hosts", f"n1:1,n2:1,{address}:1", "--device", "cpu", PRINTS_VARIABLES)
     assert result.returncode == 2
     assert mentions(result.stderr, "error", f"n2 and {address}")
     hosts.assert_clean()
 
 
 def test_slots_that_nobody_names_are_one_worker_on_hosts_without_gpus(hosts):
-    result = hosts.train("--hosts", "n1,n2", SAID)
+    result = hosts.train("--hosts", "n1,n2", PRINTS_VARIABLES)
     assert [each["host"] for each in told(result)] == ["n1", "n2"]
 
 
@@ -87,7 +87,9 @@ def test_arguments_and_environment_arrive_byte_for_byte(hosts):
         "BIG_3": big,
         "ASK": " ".join([*env, "BIG_1", "BIG_2", "BIG_3"]),
     }
-    result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", SAID, *words, env=env)
+    result = hosts.train(
+        "--hosts", "n1:1,n2:1", "--device", "cpu", PRINTS_VARIABLES, *words, env=env
+    )
     for each in told(result):
         assert each["argv"] == words
         assert {name: each[name] for name in env if name != "ASK"} == {
@@ -112,7 +114,7 @@ def test_what_belongs_to_a_host_is_the_hosts_own(hosts):
         "cpu",
         "--log-dir",
         hosts.work,
-        SAID,
+        PRINTS_VARIABLES,
         env=env,
     )
     assert result.returncode == 0, result.stderr
@@ -307,7 +309,9 @@ def test_stdin_goes_to_rank_0_wherever_that_is(hosts):
 
 def test_output_is_filed_on_the_nodes_as_well(hosts):
     logs = f"{hosts.local}/logs"
-    result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", "--node-logs", logs, SAID)
+    result = hosts.train(
+        "--hosts", "n1:1,n2:1", "--device", "cpu", "--node-logs", logs, PRINTS_VARIABLES
+    )
     assert len(told(result)) == 2
     for rank, name in enumerate(("n1", "n2")):
         found = hosts.run(name, f"cat {logs}/*/attempt-0/rank-*.log").stdout
@@ -315,7 +319,7 @@ def test_output_is_filed_on_the_nodes_as_well(hosts):
 
 
 def test_a_script_that_is_missing_on_a_host_is_reported_by_name(hosts):
-    hosts.run("n1", f"cp {SAID} {hosts.local}/train.py")
+    hosts.run("n1", f"cp {PRINTS_VARIABLES} {hosts.local}/train.py")
     result = hosts.train(
         "--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", hosts.local, "train.py"
     )
@@ -446,7 +450,7 @@ def test_a_silent_job_on_hosts_is_reported_once_and_ctrl_c_says_where_each_rank_
 
 def test_warm_workers_on_hosts(hosts):
     result = hosts.train(
-        "--hosts", "n1:2,n2:2", "--device", "cpu", "--preload", "json,decimal", SAID
+        "--hosts", "n1:2,n2:2", "--device", "cpu", "--preload", "json,decimal", PRINTS_VARIABLES
     )
     assert [each["host"] for each in told(result)] == ["n1", "n1", "n2", "n2"]
     [*ended] = result.of_type("preload")
@@ -485,14 +489,16 @@ def test_an_interface_can_be_chosen(make_hosts):
     for network in (0, 1):
         address = hosts.address("n1", network)
         cidr = ".".join(address.split(".")[:3]) + ".0/24"
-        result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", "--interface", cidr, SAID)
+        result = hosts.train(
+            "--hosts", "n1:1,n2:1", "--device", "cpu", "--interface", cidr, PRINTS_VARIABLES
+        )
         assert {each["MASTER_ADDR"] for each in told(result)} == {address}
 
 
 def test_nodes_that_cannot_reach_each_other_are_named(hosts):
     for name in ("n1", "n2"):
         faults.isolate(hosts, name)
-    result = hosts.train("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", SAID)
+    result = hosts.train("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", PRINTS_VARIABLES)
     assert result.returncode == 69
     assert "n2" in result.stderr
     assert "--interface" in result.stderr
@@ -504,7 +510,10 @@ def test_nodes_that_cannot_reach_each_other_are_named(hosts):
 
 def test_the_launchers_machine_needs_no_script(hosts):
     for name in ("n1", "n2"):
-        hosts.run(name, f"mkdir {hosts.local}/project && cp {SAID} {hosts.local}/project/train.py")
+        hosts.run(
+            name,
+            f"mkdir {hosts.local}/project && cp {PRINTS_VARIABLES} {hosts.local}/project/train.py",
+        )
     workdir = f"{hosts.local}/project"
     result = hosts.train(
         "--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", workdir, "train.py"
@@ -534,7 +543,7 @@ def test_a_command_line_of_accelerate_launch_starts_all_hosts_of_a_list(hosts):
     (hosts.work / "a.yaml").write_text(
         "distributed_type: MULTI_CPU\nmixed_precision: bf16\nuse_cpu: true\n"
     )
-    script = hosts.work / "tells.py"
+    script = hosts.work / "process_state.py"
     script.write_text(
         "import os; print('told', os.environ['WORLD_SIZE'], os.environ['ACCELERATE_MIXED_PRECISION'])"
     )

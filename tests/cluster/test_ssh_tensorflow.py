@@ -10,7 +10,7 @@ import pytest
 
 from tests.launcher import PROGRAMS
 
-MEETS = PROGRAMS / "meets.py"
+CONNECTS_TO_ALL = PROGRAMS / "connects_to_all.py"
 TRAINS = PROGRAMS / "frameworks" / "tensorflow_digits.py"
 PATIENCE_S = 300
 pytestmark = pytest.mark.timeout(900)
@@ -38,7 +38,7 @@ def test_workers_on_all_hosts_reach_each_other_where_they_are_reported(hosts, tm
         "--device",
         "cpu",
     )
-    result = hosts.train(*words, MEETS, env={"PYTHONPATH": str(tmp_path)})
+    result = hosts.train(*words, CONNECTS_TO_ALL, env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0, result.stderr
     told = sorted(said(result.stdout), key=lambda each: each["rank"])
     [cluster] = {json.dumps(each["config"]["cluster"]) for each in told}

@@ -32,13 +32,13 @@ def accuracy(text):
 
 
 def epochs(text):
-    """Give the epochs that were trained, in order."""
+    """Return the epochs that were trained, in order."""
     return [int(number) for number in re.findall(r"epoch +(\d+)  loss", text)]
 
 
 @pytest.fixture(scope="module")
 def on_one_machine():
-    """Give the accuracy that one process reaches, without any launcher."""
+    """Return the accuracy that one process reaches, without any launcher."""
     done = subprocess.run(
         [sys.executable, DIGITS, "--epochs", str(EPOCHS), "--batch-size", str(BATCH)],
         env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"},

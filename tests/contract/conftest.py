@@ -231,7 +231,7 @@ class Coordinator:
 
 @pytest.fixture
 def open_coordinator(clean_env, tmp_path, monkeypatch):
-    """Give a way to open a coordinator over a transport."""
+    """Return a way to open a coordinator over a transport."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     opened = []
 

@@ -41,13 +41,13 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str | list[str]:
 
 @pytest.fixture(scope="session")
 def lib():
-    """Give the modules that scripts/gpu-check is made of."""
+    """Return the modules that scripts/gpu-check is made of."""
     return sys.modules[__name__]
 
 
 @pytest.fixture
 def on_cpu(lib, clean_env):
-    """Give the ground of a check where there is no GPU: its jobs are started on the CPU."""
+    """Return the ground of a check where there is no GPU: its jobs are started on the CPU."""
     nothing = machine.Gpu(
         index=0, uuid="", name="no GPU", memory_mib=None, driver="", visible=0, torch="", cuda=""
     )

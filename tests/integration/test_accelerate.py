@@ -25,7 +25,7 @@ use_cpu: true
 
 
 def told(result) -> list[dict]:
-    """Give what each worker has told, and see that all has gone well."""
+    """Return what each worker has told, and see that all has gone well."""
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [
         line

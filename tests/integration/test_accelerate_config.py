@@ -142,7 +142,7 @@ def whole(changed):
 
 
 def by_accelerate(path, *words: str) -> dict[str, str]:
-    """Give what Accelerate's launcher adds to the environment of a worker."""
+    """Return what Accelerate's launcher adds to the environment of a worker."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 

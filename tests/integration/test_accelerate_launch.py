@@ -93,7 +93,7 @@ SET = [
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Give a folder with configuration files in it, where the job is started."""
+    """Return a folder with configuration files in it, where the job is started."""
     (tmp_path / "fsdp.yaml").write_text(FSDP)
     (tmp_path / "deepspeed.yaml").write_text(DEEPSPEED)
     monkeypatch.chdir(tmp_path)
@@ -101,7 +101,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def theirs(words: list[str]) -> dict[str, str]:
-    """Give what Accelerate's launcher adds to the environment of a worker."""
+    """Return what Accelerate's launcher adds to the environment of a worker."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -124,7 +124,7 @@ def theirs(words: list[str]) -> dict[str, str]:
 
 
 def ours(words: list[str]) -> dict[str, str]:
-    """Give what our backend makes of the same words."""
+    """Return what our backend makes of the same words."""
     given, rest = scan([*words, "s.py"], OPTIONS)
     path = given.get("config_file", [None])[-1]
     text = None if path is None else Path(path).read_text()
@@ -195,7 +195,7 @@ OF_RANKS = (
 
 
 def got(folder) -> list[tuple[dict[str, str], list[str]]]:
-    """Give by rank what each worker had: its environment, and its arguments."""
+    """Return by rank what each worker had: its environment, and its arguments."""
     return [tuple(json.loads((folder / name).read_text())) for name in sorted(os.listdir(folder))]
 
 

@@ -54,7 +54,7 @@ def found(pattern: str, text: str) -> list[str]:
 
 
 def ends(result) -> set[str]:
-    """Give what every rank prints of its end: state, loss, random draws."""
+    """Return what every rank prints of its end: state, loss, random draws."""
     assert result.returncode == 0, result.stderr
     return set(found(r"(rank \d+: loss .*|state after 40 .*)", result.stdout))
 
@@ -156,7 +156,7 @@ def test_other_numbers_of_workers_and_fsdp_read_each_others_checkpoints(train_wa
 
 
 def steps_of_a_whole_and_a_resumed_job(train, where: Path, *words: object) -> list[list[str]]:
-    """Give each one's steps from the fourth on, all that either has said of them."""
+    """Return each one's steps from the fourth on, all that either has said of them."""
     told = []
     for save in ("3", "0"):
         job = ("--num-procs", "2", *words[:-1], EACH_WORKERS, where, "6", save, *words[-1])

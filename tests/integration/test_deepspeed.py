@@ -44,7 +44,7 @@ def nothing_is_left():
 
 @pytest.fixture(scope="module")
 def alone(python) -> list[float]:
-    """Give the losses of one process that takes the whole batch, without DeepSpeed."""
+    """Return the losses of one process that takes the whole batch, without DeepSpeed."""
     return losses_in(told(python, PROGRAM))
 
 

@@ -25,7 +25,7 @@ DONE = re.compile(r"^(?:\[\d\] )?done (\d) (\d+) (\S+)$", re.MULTILINE)
 
 
 def ended_well(result) -> bool:
-    """Tell whether the launcher saw all go well; torch's gloo threads abort at a worker's end now
+    """Return whether the launcher saw all go well; torch's gloo threads abort at a worker's end now
     and then.
 
     (Under torchrun too, in 1 of 12 runs here.)

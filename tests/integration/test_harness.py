@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def sleeper(tmp_path):
-    """Give a program that holds the survivors' FIFO and sleeps."""
+    """Return a program that holds the survivors' FIFO and sleeps."""
     path = tmp_path / "sleeper.py"
     programs = os.path.join(os.path.dirname(__file__), "..", "programs")
     path.write_text(

@@ -43,7 +43,7 @@ def train(horovod_launcher):
 
 
 def told(result, workers: int) -> list[dict]:
-    """Give what each worker has told, by rank."""
+    """Return what each worker has told, by rank."""
     assert result.returncode == 0, result.stderr
     return [json.loads(result.lines_of(rank)[-1]) for rank in range(workers)]
 
@@ -122,7 +122,7 @@ def accuracy(lines: list[str]) -> float:
 
 @pytest.fixture(scope="module")
 def alone(python) -> list[str]:
-    """Give the lines of one process that takes the whole batch, without a launcher."""
+    """Return the lines of one process that takes the whole batch, without a launcher."""
     done = subprocess.run(
         [python, FRAMEWORKS / "horovod_digits.py", str(BATCH), "-", "-1"],
         capture_output=True,

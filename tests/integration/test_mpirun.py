@@ -25,7 +25,7 @@ TWO_HOSTS = ["--host", "h1:2,h2:2"]
 
 @pytest.fixture
 def mpirun(tmp_path):
-    """Give the environment of each process, by rank."""
+    """Return the environment of each process, by rank."""
     agent = tmp_path / "agent"
     agent.write_text(AGENT)
     agent.chmod(0o755)

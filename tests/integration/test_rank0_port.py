@@ -114,7 +114,7 @@ def test_a_script_that_gives_every_worker_rank_0_gets_a_notice(distlaunch):
     assert mentions(text, "hint", "rank 1", "rank 0", "RANK")
 
 
-MEETS = """
+CONNECTS_TO_ALL = """
 import os, time
 
 if MEET:
@@ -133,7 +133,7 @@ ALONE = "MASTER_PORT was never used: the 2 workers did not communicate, so each 
 )
 @pytest.mark.parametrize("meet", [True, False])
 def test_workers_that_never_communicate_cause_one_warning(distlaunch, way, meet):
-    (distlaunch.work / "t.py").write_text(MEETS.replace("MEET", str(meet)))
+    (distlaunch.work / "t.py").write_text(CONNECTS_TO_ALL.replace("MEET", str(meet)))
     train = functools.partial(distlaunch.train_warm, preload="torch") if meet else distlaunch.train
     result = train(*way, "--min-uptime", "1", "t.py", timeout=120)
     assert result.returncode == 0, result.stderr
@@ -141,6 +141,6 @@ def test_workers_that_never_communicate_cause_one_warning(distlaunch, way, meet)
 
 
 def test_workers_that_never_communicate_cause_no_warning_in_a_job_that_trains_nothing(distlaunch):
-    (distlaunch.work / "t.py").write_text(MEETS.replace("MEET", "False"))
+    (distlaunch.work / "t.py").write_text(CONNECTS_TO_ALL.replace("MEET", "False"))
     result = distlaunch.train("--num-procs", "2", "--min-uptime", "1000", "t.py", timeout=120)
     assert (result.returncode, ALONE in result.stderr) == (0, False)

@@ -111,7 +111,7 @@ def started(python: str, port: int, env: dict[str, str]) -> Cluster:
 
 @pytest.fixture
 def folder():
-    """Give a folder with a short name, since sockets of Ray's are below it."""
+    """Return a folder with a short name, since sockets of Ray's are below it."""
     made = tempfile.mkdtemp(prefix="dlr", dir="/tmp")
     yield made
     shutil.rmtree(made, ignore_errors=True)
@@ -176,7 +176,7 @@ def words_of(cmdline: Path) -> bytes:
 
 
 def told(output: str) -> list[list[str]]:
-    """Give what the workers have told, by rank: rank, attempt, sum of ranks if they reduce, sizes
+    """Return what the workers have told, by rank: rank, attempt, sum of ranks if they reduce, sizes
     and ranks, mask."""
     return sorted(
         line.partition("told ")[2].split() for line in output.splitlines() if "told " in line

@@ -95,7 +95,7 @@ def some_range(rng: random.Random) -> str:
 
 @pytest.fixture
 def scontrol(tmp_path):
-    """Give a function that has one scontrol expand many lists; nothing comes of a list that it
+    """Return a function that has one scontrol expand many lists; nothing comes of a list that it
     refuses."""
     program = shutil.which("scontrol")
     assert program, "Debian's slurm-client is needed, scripts/test installs it"

@@ -27,7 +27,7 @@ def start(distlaunch, program: str, *words: str):
 
 
 def postponed_in(running, where: str) -> bool:
-    """Tell whether the verdict has been postponed for a rank that was seen at work there."""
+    """Return whether the verdict has been postponed for a rank that was seen at work there."""
     events = [event for event in running.events if event["type"] == "hang_postponed"]
     return any(where in (event["frame"] or "") for event in events)
 

@@ -28,7 +28,7 @@ def trained(text: str) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(python) -> dict:
-    """Give what one process reaches that takes the whole batch, without any launcher."""
+    """Return what one process reaches that takes the whole batch, without any launcher."""
     words = ["env", "-u", "TF_CONFIG", "TF_USE_LEGACY_KERAS=1", python, PROGRAM]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

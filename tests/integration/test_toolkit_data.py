@@ -35,7 +35,7 @@ print("trained", context.strategy)
 
 
 def snippet(page: str) -> str:
-    """Give the first Python block of a page that imports the toolkit's init."""
+    """Return the first Python block of a page that imports the toolkit's init."""
     blocks = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
     )

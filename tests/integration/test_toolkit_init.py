@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "programs" / "toolkit" / "place.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "toolkit" / "uses_group.py"
 AGAIN = PROGRAM.with_name("again.py")
 TURNS = [
     f"turn {turn} had step {turn} and sum 3, and leaves 0 threads of gloo's" for turn in range(3)

@@ -30,7 +30,7 @@ def losses(lines: list[str]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> list[float]:
-    """Give the losses of a plain `python digits_toolkit.py`."""
+    """Return the losses of a plain `python digits_toolkit.py`."""
     done = subprocess.run(
         [sys.executable, EXAMPLE, "--batch-size", str(GLOBAL_BATCH), "--epochs", str(EPOCHS)],
         capture_output=True,
@@ -105,7 +105,7 @@ CASES_OF_AVERAGES = [
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory, horovod_python) -> dict[str, list[dict]]:
-    """Give what each worker has learnt in each case, by DDP and by Horovod."""
+    """Return what each worker has learnt in each case, by DDP and by Horovod."""
     folder = tmp_path_factory.mktemp("learnt")
     launcher = Launcher(folder, {"PATH": "/usr/bin:/bin", "HOME": str(folder)})
     launcher.python = horovod_python

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "distlaunch" / "docs" / "from-torchrun.md").
 
 @pytest.fixture(scope="module")
 def script():
-    """Give what scripts/compare-torchrun defines; it puts its folder on the path for its own
+    """Return what scripts/compare-torchrun defines; it puts its folder on the path for its own
     modules."""
     before = list(sys.path)
     names = runpy.run_path(str(SCRIPTS / "compare-torchrun"))
@@ -55,7 +55,7 @@ def test_the_page_has_every_command_line_and_every_option_as_the_tables_have_the
 
 
 def judged(script, case: str, **here: object) -> list[str]:
-    """Give what nobody has judged if torchrun did the usual and distlaunch did that too, but for
+    """Return what nobody has judged if torchrun did the usual and distlaunch did that too, but for
     ``here``."""
     seen = sys.modules["comparelib.observe"].Seen
     worker = {

@@ -60,7 +60,7 @@ def later_than_a_double() -> None:
 
 
 def state_of(pid: int) -> str | None:
-    """Give the state letter of a process, or None if there is none."""
+    """Return the state letter of a process, or None if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -204,7 +204,7 @@ class Job:
 
 @pytest.fixture
 def job(distlaunch):
-    """Give jobs whose programs sign."""
+    """Return jobs whose programs sign."""
     return Job(distlaunch)
 
 
@@ -296,7 +296,7 @@ def _read_all(descriptor: int) -> None:
 
 @pytest.fixture
 def batch(distlaunch, tmp_path):
-    """Give the environment of a batch script on two nodes, with an srun that plays them on this
+    """Return the environment of a batch script on two nodes, with an srun that plays them on this
     machine."""
     programs = tmp_path / "programs"
     programs.mkdir()

@@ -85,7 +85,7 @@ def test_a_program_that_cannot_run_is_refused(distlaunch, words, says):
 
 
 def unprivileged(*capabilities: str) -> list[str]:
-    """Give the words before a command that take these capabilities from root; other users lack them
+    """Return the words before a command that take these capabilities from root; other users lack them
     anyway."""
     if os.geteuid() != 0:
         return []

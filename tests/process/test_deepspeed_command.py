@@ -28,7 +28,7 @@ def installed(distlaunch):
 
 @pytest.fixture
 def show(distlaunch):
-    """Give a command that has each worker file its arguments and some of its variables; and what
+    """Return a command that has each worker file its arguments and some of its variables; and what
     they filed."""
     script = distlaunch.work / "show.py"
     script.write_text(SHOW)

@@ -36,7 +36,7 @@ exit $code
 
 
 def failure_in(path) -> dict:
-    """Give the inner message of an error file, which torch's own reader takes as well."""
+    """Return the inner message of an error file, which torch's own reader takes as well."""
     record = json.loads(path.read_text())
     assert record.keys() == {"message"}
     assert record["message"]["extraInfo"]["timestamp"].isdigit()

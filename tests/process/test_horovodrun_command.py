@@ -21,7 +21,7 @@ SHOW = (
 
 @pytest.fixture
 def show(distlaunch):
-    """Give a command that has each worker print its arguments and variables of Horovod's."""
+    """Return a command that has each worker print its arguments and variables of Horovod's."""
     script = distlaunch.work / "show.py"
     script.write_text(SHOW)
     distlaunch.pretend("horovod")

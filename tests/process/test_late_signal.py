@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.launcher import default_signals
-from tests.process.team import Team
+from tests.process.loopback import LoopbackLaunchers
 
 # The very end of ``launch.run_job``, with a console that tells how long it would have waited for
 # its reader.
@@ -94,13 +94,13 @@ def test_signals_after_the_verdict_change_neither_exit_code_nor_report(distlaunc
 def test_signals_after_the_verdict_change_nothing_at_any_of_several_launchers(
     distlaunch, number, signalled
 ):
-    team = Team(distlaunch)
-    team.start_all()
-    team.ready(0, 1)
+    launchers = LoopbackLaunchers(distlaunch)
+    launchers.start_all()
+    launchers.wait_ready(0, 1)
     for rank in (0, 1):
-        team.put(f"end-{rank}")
-    team.launchers[signalled].signal_to_the_end(number)
-    assert team.codes() == {0: 0, 1: 0}
+        launchers.put_sign(f"end-{rank}")
+    launchers.by_rank[signalled].signal_to_the_end(number)
+    assert launchers.exit_codes() == {0: 0, 1: 0}
 
 
 @pytest.mark.parametrize("code", [0, 7])

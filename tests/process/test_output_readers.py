@@ -18,7 +18,7 @@ from tests.process.outputs import FLOOD, LINES, PEAK_KB, log_of, numbered, scrip
 
 @pytest.fixture
 def pipe():
-    """Give a pipe's ends; what the test has not closed is closed after it."""
+    """Return a pipe's ends; what the test has not closed is closed after it."""
     ends = os.pipe()
     yield ends
     for end in ends:

@@ -129,7 +129,7 @@ def end(process) -> None:
 
 
 def says(process) -> str:
-    """Give what it has said, if it has said something."""
+    """Return what it has said, if it has said something."""
     assert process.poll() is None
     return (
         process.stdout.readline().decode().strip()
@@ -145,7 +145,7 @@ def resident() -> int:
 @pytest.mark.parametrize("token", ["", TOKEN])
 def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
     with closing(Loop(job_identity=replace(PARTY, token=token.encode() or None))) as loop:
-        callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, token)
+        callers = run("joins_as_launchers.py", "127.0.0.1", loop.port, CALLERS, token)
         loop.until(lambda: says(callers) == str(CALLERS))
         assert sorted(call.rank for call, _ in loop.links) == list(range(CALLERS))
         assert len(loop.calls) == CALLERS
@@ -164,12 +164,12 @@ def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
     ],
 )
 def test_all_launchers_join_whatever_other_connections_do(loop, run, kind, words):
-    crowds = [run("crowd.py", kind, "127.0.0.1", loop.port, 300) for _ in range(2)]
+    crowds = [run("opens_connections.py", kind, "127.0.0.1", loop.port, 300) for _ in range(2)]
     up = set()
     loop.until(
         lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds)
     )
-    callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
+    callers = run("joins_as_launchers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
     loop.until(lambda: says(callers) == str(CALLERS))
     assert len(loop.calls) == CALLERS
     assert loop.most_pending <= MOST_PENDING
@@ -180,12 +180,12 @@ def test_all_launchers_join_whatever_other_connections_do(loop, run, kind, words
 
 def test_ten_thousand_half_open_connections_cost_a_bounded_amount(loop, run):
     before = resident()
-    crowds = [run("crowd.py", "silent", "127.0.0.1", loop.port, 2500) for _ in range(4)]
+    crowds = [run("opens_connections.py", "silent", "127.0.0.1", loop.port, 2500) for _ in range(4)]
     up = set()
     loop.until(
         lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds)
     )
-    callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
+    callers = run("joins_as_launchers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
     loop.until(lambda: says(callers) == str(CALLERS))
     assert loop.most_pending <= MOST_PENDING
     assert len(os.listdir("/proc/self/fd")) < MOST_PENDING + CALLERS + 100

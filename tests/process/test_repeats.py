@@ -14,7 +14,7 @@ import pytest
 from tests.facts import mentions
 from tests.ports import free_port
 from tests.process.conftest import PROGRAMS
-from tests.process.team import Team
+from tests.process.loopback import LoopbackLaunchers
 from tests.sshd import Sshd
 
 REPEATS = PROGRAMS / "repeats.py"
@@ -32,7 +32,7 @@ class Nodes:
     """Two nodes with an sshd each, of which ``bad`` repeats messages of a type."""
 
     def __init__(self, distlaunch, tmp_path) -> None:
-        self.launcher = distlaunch
+        self.distlaunch = distlaunch
         self._tmp_path = tmp_path
         self.sign = tmp_path / "repeats"
         self._servers = []
@@ -43,9 +43,9 @@ class Nodes:
         )
         config = self._serve("good").config(host="good")
         config.write_text(config.read_text() + bad.config(host="bad").read_text())
-        (self.launcher.work / "t.py").write_text(WORKER)
+        (self.distlaunch.work / "t.py").write_text(WORKER)
         hosts = ["--hosts", "good:1,bad:1", "--ssh-config", str(config), "--device", "cpu"]
-        return self.launcher.start(
+        return self.distlaunch.start(
             ["train", *hosts, "--format", "plain", "--failure-grace", "1", *options, "t.py", *words]
         )
 
@@ -127,13 +127,13 @@ def test_a_node_of_slurm_that_repeats_a_message_is_dropped_by_name(
 
 
 @pytest.fixture
-def team(distlaunch):
-    return Team(distlaunch)
+def launchers(distlaunch):
+    return LoopbackLaunchers(distlaunch)
 
 
 @pytest.fixture
-def relayed(team, tmp_path):
-    """Have what calls the returned port reach the team's, by a relay that repeats messages of a
+def relayed(launchers, tmp_path):
+    """Have what calls the returned port reach the launchers's, by a relay that repeats messages of a
     type."""
     with ExitStack() as stack:
 
@@ -142,7 +142,7 @@ def relayed(team, tmp_path):
             process = subprocess.Popen(
                 [
                     *(sys.executable, REPEATS, "port", kind, tmp_path / "repeats"),
-                    *(str(listen), "127.0.0.1", str(team.port)),
+                    *(str(listen), "127.0.0.1", str(launchers.port)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -156,36 +156,38 @@ def relayed(team, tmp_path):
         yield start
 
 
-def start_through(team, port, rank, *words):
+def start_through(launchers, port, rank, *words):
     """Start a launcher that meets the others at another port."""
-    own, team.port = team.port, port
+    own, launchers.port = launchers.port, port
     try:
-        return team.start(rank, *words, size=3)
+        return launchers.start(rank, *words, size=3)
     finally:
-        team.port = own
+        launchers.port = own
 
 
 @pytest.mark.parametrize("kind", ["LauncherInfo", "Started", "Pong"])
-def test_a_launcher_that_repeats_a_message_is_dropped_by_name(team, relayed, kind, tmp_path):
+def test_a_launcher_that_repeats_a_message_is_dropped_by_name(launchers, relayed, kind, tmp_path):
     port = relayed(kind)
     for rank in (0, 1):
-        team.start(rank, "--join-timeout", "10", size=3)
-    start_through(team, port, 2, "--join-timeout", "10")
-    codes = team.codes()
+        launchers.start(rank, "--join-timeout", "10", size=3)
+    start_through(launchers, port, 2, "--join-timeout", "10")
+    codes = launchers.exit_codes()
     assert (tmp_path / "repeats").exists()
-    assert codes[0] == codes[1] == 69, team.said(0)
-    lost = [event for event in team.launchers[0].events if event["type"] == "node_lost"]
+    assert codes[0] == codes[1] == 69, launchers.stderr_of(0)
+    lost = [event for event in launchers.by_rank[0].events if event["type"] == "node_lost"]
     assert {event["node"] for event in lost} == {2}
     assert DROPPED in lost[0]["why"]
-    assert mentions(team.said(0), "error", "1 of 3") or "rank 2 of 3 on" in team.said(0)
+    assert mentions(
+        launchers.stderr_of(0), "error", "1 of 3"
+    ) or "rank 2 of 3 on" in launchers.stderr_of(0)
 
 
 @pytest.mark.parametrize("kind", ["Call", "Proof"])
-def test_a_call_that_repeats_itself_keeps_nobody_out(team, relayed, kind, tmp_path):
+def test_a_call_that_repeats_itself_keeps_nobody_out(launchers, relayed, kind, tmp_path):
     port = relayed(kind)
-    team.start(0, size=3)
-    start_through(team, port, 2, "--join-timeout", "60")
-    team.launchers[0].wait_for((tmp_path / "repeats").exists, f"{kind} is repeated")
-    team.start(1, size=3).wait_stderr("joined")
-    team.launchers[0].send_signal(signal.SIGTERM)
-    assert team.launchers[0].wait(60).returncode == 143
+    launchers.start(0, size=3)
+    start_through(launchers, port, 2, "--join-timeout", "60")
+    launchers.by_rank[0].wait_for((tmp_path / "repeats").exists, f"{kind} is repeated")
+    launchers.start(1, size=3).wait_stderr("joined")
+    launchers.by_rank[0].send_signal(signal.SIGTERM)
+    assert launchers.by_rank[0].wait(60).returncode == 143

@@ -413,7 +413,7 @@ def test_int_at_any_moment_of_a_jobs_start_ends_it_with_130_and_no_traceback(
 
 @pytest.mark.parametrize("name", ["TERM", "HUP", "INT", "QUIT"])
 def test_a_worker_that_signals_its_parent_ends_the_job(job, distlaunch, name):
-    running = job.start("tells_parent.py", name, "1")
+    running = job.start("signals_parent.py", name, "1")
     job.await_ready(running)
     job.put_sign("tell")
     result = running.wait()
@@ -424,7 +424,7 @@ def test_a_worker_that_signals_its_parent_ends_the_job(job, distlaunch, name):
 
 @pytest.mark.parametrize("name", ["USR1", "USR2"])
 def test_usr1_and_usr2_of_a_worker_at_its_parent_reach_all_workers(job, distlaunch, name):
-    running = job.start("tells_parent.py", name, "1")
+    running = job.start("signals_parent.py", name, "1")
     job.await_ready(running)
     job.put_sign("tell")
     job.await_signs(running, f"got-{name}-0", f"got-{name}-1")
@@ -435,7 +435,10 @@ def test_usr1_and_usr2_of_a_worker_at_its_parent_reach_all_workers(job, distlaun
 
 def test_hup_at_the_workers_parent_is_ignored_under_nohup(job, distlaunch):
     running = job.start(
-        "tells_parent.py", "HUP", "1", preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        "signals_parent.py",
+        "HUP",
+        "1",
+        preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     job.await_ready(running)
     job.put_sign("tell")

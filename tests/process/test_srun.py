@@ -149,7 +149,7 @@ def test_a_pending_srun_ends_with_a_launcher_that_is_killed(distlaunch, batch):
 
 
 def is_waiting(pid: str, calls: str) -> bool:
-    """Tell whether this is the srun of this test that waits for resources."""
+    """Return whether this is the srun of this test that waits for resources."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         return (
@@ -185,7 +185,7 @@ def test_after_a_restart_a_signal_to_an_agent_is_the_jobs_again(distlaunch, batc
 
 
 def agents(calls: str) -> dict[str, int]:
-    """Give the pids of this test's agents, by node."""
+    """Return the pids of this test's agents, by node."""
     found = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:

@@ -8,7 +8,7 @@ import pytest
 
 
 def exits(result) -> dict[int, int]:
-    """Give each rank's return code, of the last attempt."""
+    """Return each rank's return code, of the last attempt."""
     return {event["rank"]: event["returncode"] for event in result.of_type("worker_exited")}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 
 def told(job, rank: int = 0) -> dict:
-    return json.loads(job.sign(f"told-{rank}"))
+    return json.loads(job.sign(f"process-{rank}"))
 
 
 def status_of_worker(result, rank: int = 0) -> dict[str, str]:
@@ -69,7 +69,7 @@ def test_a_worker_has_the_descriptors_0_to_2_and_those_for_progress_and_its_stac
 ):
     end, other = os.pipe()
     try:
-        job.run("tells.py", procs=3, pass_fds=[other])
+        job.run("process_state.py", procs=3, pass_fds=[other])
     finally:
         os.close(end)
         os.close(other)
@@ -92,7 +92,7 @@ def test_rank_0_reads_our_stdin_and_nobody_else_does(job, tmp_path):
 
 
 def test_every_worker_leads_a_session_and_a_group_of_its_own(job):
-    job.run("tells.py", procs=3)
+    job.run("process_state.py", procs=3)
     for rank in range(3):
         assert told(job, rank)["session"] == told(job, rank)["group"] == told(job, rank)["pid"]
 
@@ -140,7 +140,7 @@ def test_words_reach_the_script_byte_for_byte(job):
         b"*",
         b"",
     ]
-    result = job.run("tells.py", *map(os.fsdecode, words))
+    result = job.run("process_state.py", *map(os.fsdecode, words))
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
         assert [bytes.fromhex(word) for word in told(job, rank)["argv"]] == words
@@ -148,7 +148,7 @@ def test_words_reach_the_script_byte_for_byte(job):
 
 
 def test_words_that_only_look_like_ours_are_the_scripts(job):
-    job.run("tells.py", "--dry-run", "--help", "-m", "--max-restarts", "3")
+    job.run("process_state.py", "--dry-run", "--help", "-m", "--max-restarts", "3")
     assert [bytes.fromhex(word) for word in told(job)["argv"]] == [
         b"--dry-run",
         b"--help",
@@ -159,18 +159,20 @@ def test_words_that_only_look_like_ours_are_the_scripts(job):
 
 
 def test_a_worker_starts_in_the_launchers_directory_or_in_the_one_given(job, tmp_path):
-    job.run("tells.py")
+    job.run("process_state.py")
     assert told(job)["cwd"] == str(job.work)
     other = tmp_path / "other\udcff directory"
     other.mkdir()
-    job.run("tells.py", options=["--workdir", str(other)])
-    assert os.fsencode(json.loads((other / "told-1").read_text())["cwd"]) == os.fsencode(str(other))
+    job.run("process_state.py", options=["--workdir", str(other)])
+    assert os.fsencode(json.loads((other / "process-1").read_text())["cwd"]) == os.fsencode(
+        str(other)
+    )
 
 
 def test_variables_of_any_bytes_reach_the_workers(job):
     value = os.fsdecode(b"\xff\n=\x01 ")
     job.run(
-        "tells.py",
+        "process_state.py",
         env={"GIVEN": value, "EMPTY": ""},
         options=["--env", "MORE=" + value, "-x", "RANKS=none"],
     )
@@ -186,7 +188,7 @@ def test_setup_runs_before_the_worker_which_keeps_its_words_and_is_its_process(j
         "--setup",
         "set -euo pipefail; export FROM_SETUP='set up'",
     ]  # as careful scripts begin
-    result = job.run("tells.py", *map(os.fsdecode, words), options=options)
+    result = job.run("process_state.py", *map(os.fsdecode, words), options=options)
     assert result.returncode == 0, result.stderr
     assert bytes.fromhex(told(job, 1)["env"]["FROM_SETUP"]) == b"set up"
     assert [bytes.fromhex(word) for word in told(job, 1)["argv"]] == words
@@ -197,7 +199,7 @@ def test_setup_runs_before_the_worker_which_keeps_its_words_and_is_its_process(j
 
 
 def test_a_setup_that_ends_the_shell_ends_the_job_with_its_code(job):
-    result = job.run("tells.py", options=["--setup", "echo no-such-module >&2; exit 9"])
+    result = job.run("process_state.py", options=["--setup", "echo no-such-module >&2; exit 9"])
     assert result.returncode == 9
     assert "no-such-module" in result.stderr
 
@@ -205,7 +207,7 @@ def test_a_setup_that_ends_the_shell_ends_the_job_with_its_code(job):
 @pytest.mark.parametrize("procs", [1, 2])
 def test_bind_cores_shares_our_processors_out(job, procs):
     ours = os.sched_getaffinity(0)
-    result = job.run("tells.py", procs=procs, options=["--bind", "cores"])
+    result = job.run("process_state.py", procs=procs, options=["--bind", "cores"])
     assert result.returncode == 0, result.stderr
     shares = [set(told(job, rank)["affinity"]) for rank in range(procs)]
     assert all(share and share <= ours for share in shares)
@@ -214,5 +216,5 @@ def test_bind_cores_shares_our_processors_out(job, procs):
 
 
 def test_without_binding_a_worker_may_use_all_our_processors(job):
-    job.run("tells.py")
+    job.run("process_state.py")
     assert set(told(job, 1)["affinity"]) == os.sched_getaffinity(0)

@@ -249,7 +249,7 @@ def test_a_link_with_another_launchers_name_stands_for_its_command(
 
 @pytest.fixture
 def other_environment(tmp_path):
-    """Give the folder of a virtual environment in which there is a module onlythere."""
+    """Return the folder of a virtual environment in which there is a module onlythere."""
     folder = tmp_path / "other"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
     (packages,) = folder.glob("lib/python3*/site-packages")

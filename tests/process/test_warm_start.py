@@ -190,7 +190,7 @@ def test_each_module_that_spoils_the_preload_is_left_out_and_where_none_is_left_
 ):
     module("threaded", THREADED)
     module("raises", "raise ValueError('no')")
-    result = warm("tells.py", modules="raises,json,threaded").wait()
+    result = warm("process_state.py", modules="raises,json,threaded").wait()
     assert result.returncode == 0, result.stderr
     [event] = result.of_type("preload")
     assert (event["modules"], event["left_out"]) == (["json"], ["raises", "threaded"])
@@ -238,7 +238,7 @@ def test_what_preloads_print_is_shown_once_and_filed(warm, module):
         "prints",
         "import os\nprint('on stdout')\nos.system('echo by a child >&2')\nprint('unfinished', end='')",
     )
-    result = warm("tells.py", modules="prints").wait()
+    result = warm("process_state.py", modules="prints").wait()
     assert result.returncode == 0, result.stderr
     for text in ("on stdout", "by a child", "unfinished"):
         assert (result.stdout + result.stderr).count(text) == 1
@@ -250,7 +250,7 @@ def test_what_preloads_print_is_shown_once_and_filed(warm, module):
 
 def test_of_much_output_the_beginning_is_shown_and_all_is_filed(warm, module):
     module("prints", "for number in range(5000): print('line', number)")
-    result = warm("tells.py", modules="prints").wait()
+    result = warm("process_state.py", modules="prints").wait()
     assert result.returncode == 0, result.stderr
     log = result.run_dir / "attempt-0" / "preload.log"
     assert len(log.read_text().splitlines()) == 5000
@@ -265,13 +265,13 @@ def test_of_much_output_the_beginning_is_shown_and_all_is_filed(warm, module):
 )
 def test_a_warning_among_it_is_shown_to_who_wants_to_see_little(warm, module, text, shown):
     module("prints", text)
-    result = warm("tells.py", modules="prints", options=["--quiet"]).wait()
+    result = warm("process_state.py", modules="prints", options=["--quiet"]).wait()
     assert result.returncode == 0, result.stderr
     assert ("while preloading" in result.stderr) is shown
 
 
 def test_where_nothing_is_printed_no_file_is_left(warm):
-    result = warm("tells.py").wait()
+    result = warm("process_state.py").wait()
     assert not (result.run_dir / "attempt-0" / "preload.log").exists()
     assert [(event["modules"], event["problem"]) for event in result.of_type("preload")] == [
         (["json"], None)
@@ -295,7 +295,7 @@ def test_variables_that_are_read_at_load_time_may_be_set_for_all_workers(warm, j
 
 def test_a_server_killed_while_it_imports_leads_to_a_cold_start(job, warm, module):
     module("slow", "import time\nopen('importing', 'w').close()\nwhile True: time.sleep(1)")
-    running = warm("tells.py", modules="slow")
+    running = warm("process_state.py", modules="slow")
     job.await_signs(running, "importing")
     os.kill(job.server_of(running), signal.SIGKILL)
     result = running.wait()
@@ -365,13 +365,13 @@ def test_a_signal_while_modules_are_imported_ends_the_job_in_order(job, warm, mo
         "stuck_import",
         f"import sys\nsys.path.insert(0, {str(PROGRAMS)!r})\nimport survivor, signal\nsurvivor.hold()\nsignal.pause()",
     )
-    running = warm("tells.py", modules="stuck_import", procs=3)
+    running = warm("process_state.py", modules="stuck_import", procs=3)
     server = job.server_of(running)
     job.until(lambda: server in job.launcher.holding(), "the import")
     running.send_signal(number)
     result = running.wait(20)
     assert result.returncode == code, result.stderr
-    assert not job.has_sign("told-0")
+    assert not job.has_sign("process-0")
     assert mentions(result.stderr, signal.Signals(number).name, "starting")
     assert mentions(result.stderr, "stopped", "no worker")
     job.launcher.assert_no_survivors()
@@ -411,7 +411,7 @@ def test_what_a_preload_has_started_goes_with_the_job(job, warm, module):
         subprocess.Popen(["sleep", "100"], pass_fds=[survivor.hold()])
         """,
     )
-    result = warm("tells.py", modules="starts").wait()
+    result = warm("process_state.py", modules="starts").wait()
     assert result.returncode == 0, result.stderr
     job.launcher.assert_no_survivors()
 
@@ -431,7 +431,9 @@ def test_what_a_preload_has_started_goes_with_the_job(job, warm, module):
 def test_a_module_that_is_not_there_is_refused_before_anything_starts(
     distlaunch, modules, message, hint
 ):
-    result = distlaunch.train("--num-procs", "1", "--preload", modules, PROGRAMS / "tells.py")
+    result = distlaunch.train(
+        "--num-procs", "1", "--preload", modules, PROGRAMS / "process_state.py"
+    )
     assert result.returncode == 2
     assert message in result.stderr
     assert hint is None or hint in result.stderr

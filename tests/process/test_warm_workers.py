@@ -245,9 +245,9 @@ def test_what_a_preload_changes_by_being_imported_is_changed_in_the_workers(warm
 
 def test_workers_that_are_bound_get_their_cpus(warm, job):
     cpus = sorted(os.sched_getaffinity(0))
-    result = warm("tells.py", options=["--bind", "cores"]).wait()
+    result = warm("process_state.py", options=["--bind", "cores"]).wait()
     assert result.returncode == 0, result.stderr
-    bound = [json.loads(job.sign(f"told-{rank}"))["affinity"] for rank in (0, 1)]
+    bound = [json.loads(job.sign(f"process-{rank}"))["affinity"] for rank in (0, 1)]
     assert sorted({*bound[0], *bound[1]}) == cpus
 
 
@@ -384,9 +384,9 @@ def test_one_worker_has_the_terminal_with_a_debugger(job, distlaunch, preload):
 
 
 def test_sixty_workers_come_up(job, warm):
-    result = warm("tells.py", procs=60).wait()
+    result = warm("process_state.py", procs=60).wait()
     assert result.returncode == 0, result.stderr
-    told = [json.loads(job.sign(f"told-{rank}")) for rank in range(60)]
+    told = [json.loads(job.sign(f"process-{rank}")) for rank in range(60)]
     assert len({each["pid"] for each in told}) == 60
     assert {len(each["descriptors"]) for each in told} == {len(told[0]["descriptors"])}
 
@@ -396,12 +396,14 @@ def test_a_small_limit_of_open_files_is_enough(job, warm):
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     running = warm(
-        "tells.py", procs=12, preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, hard))
+        "process_state.py",
+        procs=12,
+        preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, hard)),
     )
     result = running.wait()
     assert result.returncode == 0, result.stderr
     assert COLD not in result.stderr
-    assert json.loads(job.sign("told-11"))["nofile"] == [24, hard]
+    assert json.loads(job.sign("process-11"))["nofile"] == [24, hard]
 
 
 def test_the_launchers_stdin_is_rank_0s(job, warm):
@@ -419,9 +421,9 @@ def test_the_launchers_stdin_is_rank_0s(job, warm):
 
 
 def test_pipes_of_a_worker_are_its_own(job, warm):
-    result = warm("tells.py", procs=3).wait()
+    result = warm("process_state.py", procs=3).wait()
     assert result.returncode == 0
-    seen = [json.loads(job.sign(f"told-{rank}"))["descriptors"] for rank in range(3)]
+    seen = [json.loads(job.sign(f"process-{rank}"))["descriptors"] for rank in range(3)]
     for number in ("1", "2"):
         assert len({each[number] for each in seen}) == 3
 

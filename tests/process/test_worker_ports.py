@@ -12,7 +12,7 @@ from tests.facts import mentions
 from tests.ports import free_port, is_free
 from tests.process.conftest import PROGRAMS, until
 
-MEETS = PROGRAMS / "meets.py"
+CONNECTS_TO_ALL = PROGRAMS / "connects_to_all.py"
 TENSORFLOW = ("--backend", "tensorflow", "--python", sys.executable)
 
 
@@ -22,7 +22,7 @@ def installed(distlaunch):
 
 
 def told(text: str) -> list[dict]:
-    """Give what the workers have said, by attempt and rank."""
+    """Return what the workers have said, by attempt and rank."""
     said = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
     return sorted(said, key=lambda each: (each["attempt"], each["rank"]))
 
@@ -37,7 +37,7 @@ def ports_of(said: dict) -> list[int]:
 
 def test_every_worker_has_a_port_that_is_held_for_it(distlaunch):
     result = distlaunch.train(
-        *TENSORFLOW, "--num-procs", "3", MEETS, "local", env={"TF_CONFIG": "stale"}
+        *TENSORFLOW, "--num-procs", "3", CONNECTS_TO_ALL, "local", env={"TF_CONFIG": "stale"}
     )
     assert result.returncode == 0, result.stderr
     said = told(result.stdout)
@@ -54,7 +54,9 @@ def test_every_worker_has_a_port_that_is_held_for_it(distlaunch):
 
 @pytest.mark.parametrize("fmt", ["table", "json"])
 def test_a_plan_says_when_the_ports_are_settled_and_which_variable_has_them(distlaunch, fmt):
-    result = distlaunch.run(["plan", "--format", fmt, *TENSORFLOW, "--num-procs", "2", MEETS])
+    result = distlaunch.run(
+        ["plan", "--format", fmt, *TENSORFLOW, "--num-procs", "2", CONNECTS_TO_ALL]
+    )
     assert mentions(" ".join(result.stdout.split()), "the ports", "TF_CONFIG")
 
 
@@ -67,7 +69,7 @@ def test_a_restart_has_new_ports(distlaunch):
         "1",
         "--min-uptime",
         "0",
-        MEETS,
+        CONNECTS_TO_ALL,
         "fail",
     )
     result = distlaunch.train(*words)
@@ -87,7 +89,7 @@ def test_a_restart_has_new_ports(distlaunch):
 
 
 def test_chief_and_evaluator_are_ranks_of_their_own(distlaunch):
-    words = (*TENSORFLOW, "-o", "chief", "-o", "evaluator", "--num-procs", "4", MEETS)
+    words = (*TENSORFLOW, "-o", "chief", "-o", "evaluator", "--num-procs", "4", CONNECTS_TO_ALL)
     result = distlaunch.train(*words)
     assert result.returncode == 0, result.stderr
     said = told(result.stdout)
@@ -115,7 +117,7 @@ def test_launchers_of_one_job_tell_all_workers_the_same(distlaunch, slots):
                     "--node-rank",
                     str(rank),
                 ),
-                *("--procs-per-node", str(slots), *TENSORFLOW, MEETS, "local"),
+                *("--procs-per-node", str(slots), *TENSORFLOW, CONNECTS_TO_ALL, "local"),
             ]
         )
         for rank in (1, 0)
@@ -210,7 +212,15 @@ def test_launchers_of_one_job_all_say_so(distlaunch, wordy):
 
 @pytest.mark.parametrize("command", [("plan",), ("train", "--dry-run")], ids=" ".join)
 def test_a_plan_says_that_no_address_is_short_enough(distlaunch, command):
-    words = ("--backend", "tensorflow", "--hosts", "n[1-2000]:6", "--python", "python3", MEETS)
+    words = (
+        "--backend",
+        "tensorflow",
+        "--hosts",
+        "n[1-2000]:6",
+        "--python",
+        "python3",
+        CONNECTS_TO_ALL,
+    )
     result = distlaunch.run([*command, *words])
     assert (result.returncode, result.stdout) == (2, "")
     assert mentions(result.stderr, "TF_CONFIG", "12,000 workers", "156")

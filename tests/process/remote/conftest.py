@@ -156,7 +156,7 @@ class Coordinator:
         return sum(map(len, self.taken.values()))
 
     def give_credit_until(self, kind: type) -> None:
-        """Give credit for what has come, as it comes, until a message of a kind has come."""
+        """Return credit for what has come, as it comes, until a message of a kind has come."""
         given = 0
         while not self.of(kind):
             self.send(m.Credit(size=self.size_taken - given))

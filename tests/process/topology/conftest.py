@@ -32,14 +32,14 @@ SAYS = "import os; print('is', *(os.environ[name] for name in ('RANK', 'WORLD_SI
 
 
 def slurm(name: str) -> dict[str, str]:
-    """Give what a process of a Slurm job saw."""
+    """Return what a process of a Slurm job saw."""
     lines = (CAPTURES / f"{name}.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
 @pytest.fixture
 def plan(distlaunch):
-    """Give the plan that a command line makes, as data."""
+    """Return the plan that a command line makes, as data."""
     (distlaunch.work / "t.py").write_text(SAYS)
 
     def make(*words: str, env=None) -> dict:
@@ -52,7 +52,7 @@ def plan(distlaunch):
 
 @pytest.fixture
 def refused(distlaunch):
-    """Give what is said of a command line that is refused: nothing is printed, made or started."""
+    """Return what is said of a command line that is refused: nothing is printed, made or started."""
     (distlaunch.work / "t.py").write_text(SAYS)
 
     def say(*words: str, env=None, command: str = "plan") -> str:

@@ -11,7 +11,7 @@ from tests.process.topology.conftest import slurm
 
 
 def placed(record: dict) -> list[tuple[str, int | None, list[int]]]:
-    """Give each node's host and slots, and its workers' local ranks."""
+    """Return each node's host and slots, and its workers' local ranks."""
     nodes = record["nodes"]
     assert [node["node_rank"] for node in nodes] == list(range(len(nodes)))
     workers = [worker for node in nodes for worker in node["workers"] or ()]

@@ -42,7 +42,7 @@ VALUES = {
 
 
 def spellings():
-    """Give command lines of ``train`` in which anything may be set, and the environment of them."""
+    """Return command lines of ``train`` in which anything may be set, and the environment of them."""
 
     def of(option):
         if option.kind == "flag":

@@ -333,7 +333,7 @@ class NodesJob(Job):
         return self.step(p.Lost(node=node, why=why))
 
     def asked(self, node: int) -> int:
-        """Give the serial of the newest survey that a node was asked for."""
+        """Return the serial of the newest survey that a node was asked for."""
         return max(
             (question.serial for to, question in self.sent(m.Survey) if to == node), default=0
         )

@@ -200,7 +200,7 @@ class Nodes:
 
 @pytest.fixture(name="nodes")
 def remote_agents():
-    """Give what makes remote agents of so many nodes."""
+    """Return what makes remote agents of so many nodes."""
     made: list[Nodes] = []
 
     def make(count: int = 1, **options) -> Nodes:

@@ -19,7 +19,7 @@ from tests.unit.planning.joined_planners import by_hand, from_source  # noqa: F4
 
 
 def facts(*, environ=None, gpus=None, paths=None, texts=None, programs=None, **changed) -> Facts:
-    """Give a machine of 16 CPUs; ``/w/train.py`` is there, and nothing else unless ``paths`` says
+    """Return a machine of 16 CPUs; ``/w/train.py`` is there, and nothing else unless ``paths`` says
     so."""
     known = defaultdict(
         lambda: "missing", {"/w": "directory", "/w/train.py": "file", **(paths or {})}
@@ -47,7 +47,7 @@ def make_facts():
 
 
 def gpus(count: int, *, node: object = "", **changed) -> GpuInventory:
-    """Give ``count`` GPUs whose UUIDs are their node's own."""
+    """Return ``count`` GPUs whose UUIDs are their node's own."""
     each = (
         Gpu(index=index, uuid=f"GPU-{node}-{index}", name="H100", numa_node=index // 4)
         for index in range(count)
@@ -56,7 +56,7 @@ def gpus(count: int, *, node: object = "", **changed) -> GpuInventory:
 
 
 def surveyed(host: str, **changed) -> Surveyed:
-    """Give what a node of 16 CPUs without GPUs tells, whose one address stands for its name.
+    """Return what a node of 16 CPUs without GPUs tells, whose one address stands for its name.
 
     ``address`` is short for one on eth0; ``seen`` for so many GPUs.
     """
@@ -82,7 +82,7 @@ def surveyed(host: str, **changed) -> Surveyed:
 def planner(
     *, environ=None, identity="laptop", facts_=None, discovered=None, texts=None, **options
 ) -> SurveyedPlanner:
-    """Give the planner of a job whose launcher is on ``identity``; a host of this name is this
+    """Return the planner of a job whose launcher is on ``identity``; a host of this name is this
     machine."""
     chosen = TrainOptions(**{"script": "train.py", **options})
     own = Identity(hostname=identity, fqdn=None, addresses=(), aliases=())

@@ -17,7 +17,7 @@ EXAMPLES = examples(60)
 
 
 def brief(hosts: tuple[Host, ...]) -> list[tuple]:
-    """Give what is set of each host."""
+    """Return what is set of each host."""
     return [
         tuple(v for v in (host.name, host.slots, host.user, host.port) if v is not None)
         for host in hosts

@@ -44,7 +44,7 @@ def sizes(topology: Topology) -> dict[str, int | None]:
 
 
 def slotted(unit: str, *counts: int | None, **more) -> dict[str, object]:
-    """Give hosts a, b, ... of a scheduler that counts ``unit``."""
+    """Return hosts a, b, ... of a scheduler that counts ``unit``."""
     hosts = tuple(
         Host(name="abc"[at], slots=count, unit=unit, **more) for at, count in enumerate(counts)
     )

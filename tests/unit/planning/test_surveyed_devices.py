@@ -22,7 +22,7 @@ def composed(make_planner, make_surveys, changed=None, **options):
 
 
 def masks(plan) -> list[str]:
-    """Give the mask of each node's first worker."""
+    """Return the mask of each node's first worker."""
     first = {worker.node_rank: worker.env.get(CUDA, "-") for worker in reversed(plan.workers)}
     return [first[rank] for rank in sorted(first)]
 

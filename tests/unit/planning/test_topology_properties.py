@@ -126,7 +126,7 @@ def test_what_is_planned_is_what_was_asked_for(
 
 
 def _left(place, include, exclude):
-    """Give the slots that the filters name on a host (None: all but those that are gone), and those
+    """Return the slots that the filters name on a host (None: all but those that are gone), and those
     that are gone."""
     picked = None if include is None else include.get(place, frozenset())
     gone = (exclude or {}).get(place, frozenset())

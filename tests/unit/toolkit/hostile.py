@@ -59,7 +59,7 @@ def change_manifest(folder, **fields) -> None:
 
 @contextmanager
 def changed_metadata(folder):
-    """Give the metadata to be changed, and write it and the seal."""
+    """Return the metadata to be changed, and write it and the seal."""
     path = folder / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     yield metadata

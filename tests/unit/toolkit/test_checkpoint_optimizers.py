@@ -203,7 +203,7 @@ def test_a_fused_optimizer_has_its_counts_of_steps_as_it_needs_them(tmp_path):
 
 
 def groups_of(model, numbers, rates):
-    """Give a group for each tuple of numbers of parameters."""
+    """Return a group for each tuple of numbers of parameters."""
     parameters = list(model.parameters())
     return [
         {"params": [parameters[n] for n in each], "lr": lr}
@@ -212,7 +212,7 @@ def groups_of(model, numbers, rates):
 
 
 def rates(model, optimizers):
-    """Give the learning rate of each parameter by its name."""
+    """Return the learning rate of each parameter by its name."""
     of = {
         id(each): group["lr"]
         for one in optimizers

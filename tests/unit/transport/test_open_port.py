@@ -35,7 +35,7 @@ def opened():
 
 @pytest.fixture
 def taken():
-    """Give a port that somebody listens on, in the friendliest way."""
+    """Return a port that somebody listens on, in the friendliest way."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield other.getsockname()[1]
 

@@ -34,7 +34,7 @@ call = ask()["call"]
 
 @pytest.fixture
 def driver(monkeypatch):
-    """Give places whose driver runs this instead, once it has been asked for them."""
+    """Return places whose driver runs this instead, once it has been asked for them."""
     made = []
 
     def start(script):
@@ -48,7 +48,7 @@ def driver(monkeypatch):
 
 
 def until_end(link) -> bytes:
-    """Give all that a link has, once it has ended."""
+    """Return all that a link has, once it has ended."""
     said = b""
     while (data := link.receive()) is not None:
         said += data

@@ -40,7 +40,7 @@ def refusing():
 
 @pytest.fixture
 def black_hole():
-    """Give a listener whose queue is full: the kernel drops what else wants to connect."""
+    """Return a listener whose queue is full: the kernel drops what else wants to connect."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):

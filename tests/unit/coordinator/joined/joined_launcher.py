@@ -328,7 +328,7 @@ class JoinedLauncherBed:
 
 @pytest.fixture
 def joined_launcher(tmp_path):
-    """Give what makes a launcher that has joined."""
+    """Return what makes a launcher that has joined."""
     joiner = planner(tmp_path)
     made: list[JoinedLauncherBed] = []
 

@@ -76,7 +76,7 @@ class Watched:
         return actions
 
     def asked(self) -> int:
-        """Give the serial of the last question."""
+        """Return the serial of the last question."""
         return max((question.serial for _, question in self.job.sent(m.CollectStacks)), default=0)
 
     def hang(self) -> list:
@@ -127,7 +127,7 @@ def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends
 
 
 def at_work(number: int, *, busy: bool = True) -> m.Stack:
-    """Give the sample of a worker that is in another function each time, or computes."""
+    """Return the sample of a worker that is in another function each time, or computes."""
     function = "load" if number % 2 else "step"
     text = DUMP.format(line=5).replace("in step", f"in {function}")
     return m.Stack(

@@ -144,7 +144,7 @@ def test_a_launcher_that_slept_does_not_lose_all_its_nodes(nodes):
 
 
 def starting(nodes, *messages):
-    """Give remote agents whose one node answers, is to start two workers, and has said this."""
+    """Return remote agents whose one node answers, is to start two workers, and has said this."""
     agents = nodes(1)
     agents.agents.silence_s = 1e9
     agents.join(0)

@@ -17,7 +17,7 @@ from tests.unit.coordinator.remote_agents import Kept, Nodes
 
 @pytest.fixture
 def filed(tmp_path):
-    """Give remote agents of two nodes whose output is filed, and what its console was told."""
+    """Return remote agents of two nodes whose output is filed, and what its console was told."""
     shown = Kept()
     picked = {1: LineFilter([b"attempt"], {0: b"[0] ", 1: b"[1] "})}
     for attempt in (0, 1):

@@ -46,7 +46,7 @@ class SrunConnector:
 
 @pytest.fixture
 def steps(nodes):
-    """Give remote agents of two nodes that have joined, and its srun as ``srun``."""
+    """Return remote agents of two nodes that have joined, and its srun as ``srun``."""
 
     def make(*, signals_all: bool = False):
         def agents(targets, *, open_connection, **more):

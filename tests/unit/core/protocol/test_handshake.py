@@ -12,16 +12,16 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
 from distlaunch.core.protocol.handshake import HandshakeError, RefusalReason
 from tests.facts import mentions
-from tests.unit.core.protocol.handshaking import (
+from tests.unit.core.protocol.handshake_pair import (
     CALL,
     OPEN,
     SECRET,
     WEAK,
     WELCOME,
     WRONG_TOKEN,
-    Meeting,
+    HandshakePair,
     answered,
-    caller,
+    connecting,
     listener,
     messages,
 )
@@ -32,35 +32,35 @@ from tests.unit.core.protocol.handshaking import (
 )
 @pytest.mark.parametrize("size", [1, 2, 7, 9, 100, 1 << 20])
 def test_a_handshake_succeeds_however_the_bytes_arrive(job_identity, size):
-    meeting = Meeting(job_identity, job_identity).run(size)
-    assert meeting.caller.outcome == meeting.listener.outcome == WELCOME
-    assert meeting.caller.is_final
-    [call] = meeting.admitted
+    pair = HandshakePair(job_identity, job_identity).run(size)
+    assert pair.connecting.outcome == pair.listener.outcome == WELCOME
+    assert pair.connecting.is_final
+    [call] = pair.admitted
     assert (call.rank, call.host, call.instance, call.job_key) == (3, "n3", "i", "77")
 
 
 @pytest.mark.parametrize("job_identity", [SECRET, WEAK])
 def test_the_token_itself_is_never_sent(job_identity):
-    meeting = Meeting(job_identity, job_identity).run()
-    assert job_identity.token not in b"".join(meeting.sent + meeting.answers)
+    pair = HandshakePair(job_identity, job_identity).run()
+    assert job_identity.token not in b"".join(pair.sent + pair.answers)
 
 
 def test_the_caller_reads_no_byte_after_its_welcome():
-    meeting = Meeting(OPEN, OPEN)
-    challenge = meeting.listener.feed(meeting.caller.begin())
+    pair = HandshakePair(OPEN, OPEN)
+    challenge = pair.listener.feed(pair.connecting.begin())
     stream = bytearray(
-        meeting.listener.feed(answered(meeting.caller, challenge)) + b"what comes next"
+        pair.listener.feed(answered(pair.connecting, challenge)) + b"what comes next"
     )
-    while meeting.caller.outcome is None:
-        taken = meeting.caller.missing
+    while pair.connecting.outcome is None:
+        taken = pair.connecting.missing
         assert taken > 0
-        meeting.caller.feed(bytes(stream[:taken]))
+        pair.connecting.feed(bytes(stream[:taken]))
         del stream[:taken]
     assert stream == b"what comes next"
 
 
 @pytest.mark.parametrize(
-    ("caller", "listener"),
+    ("connecting", "listener"),
     [
         (SECRET, replace(OPEN, token=b"fedcba9876543210" * 2)),
         (WEAK, replace(OPEN, token=b"another phrase")),
@@ -74,18 +74,18 @@ def test_the_caller_reads_no_byte_after_its_welcome():
         "another phrase",
         "a phrase",
         "no phrase",
-        "only the caller",
+        "only the connecting",
         "only the listener",
     ],
 )
-def test_a_wrong_token_is_reported_to_both_sides_and_nothing_else(caller, listener):
-    meeting = Meeting(caller, listener).run()
-    for turned in (meeting.caller.outcome, meeting.listener.outcome):
+def test_a_wrong_token_is_reported_to_both_sides_and_nothing_else(connecting, listener):
+    pair = HandshakePair(connecting, listener).run()
+    for turned in (pair.connecting.outcome, pair.listener.outcome):
         assert isinstance(turned, p.Rejected)
         assert turned.text == WRONG_TOKEN
-    assert not meeting.caller.is_final
-    assert meeting.listener.rejected_for is RefusalReason.TOKEN
-    assert not meeting.admitted
+    assert not pair.connecting.is_final
+    assert pair.listener.rejected_for is RefusalReason.TOKEN
+    assert not pair.admitted
 
 
 def test_the_listener_sends_no_proof_to_an_unproven_caller():
@@ -99,31 +99,31 @@ def test_the_listener_sends_no_proof_to_an_unproven_caller():
 @pytest.mark.parametrize("job_identity", [OPEN, SECRET])
 @pytest.mark.parametrize("change", [{"release": "1.2.4"}, {"job_key": "78"}, {"job_key": ""}])
 def test_another_release_or_job_is_rejected(job_identity, change):
-    meeting = Meeting(replace(job_identity, **change), job_identity).run()
-    assert isinstance(meeting.caller.outcome, p.Rejected)
-    assert meeting.caller.outcome.hint
-    assert not meeting.caller.is_final
-    assert meeting.listener.rejected_for in (RefusalReason.OTHER_RELEASE, RefusalReason.OTHER_JOB)
-    assert not meeting.admitted
+    pair = HandshakePair(replace(job_identity, **change), job_identity).run()
+    assert isinstance(pair.connecting.outcome, p.Rejected)
+    assert pair.connecting.outcome.hint
+    assert not pair.connecting.is_final
+    assert pair.listener.rejected_for in (RefusalReason.OTHER_RELEASE, RefusalReason.OTHER_JOB)
+    assert not pair.admitted
 
 
 def test_without_a_secret_both_jobs_are_named():
-    meeting = Meeting(replace(OPEN, job_key="78"), OPEN).run()
-    assert meeting.listener.rejected_for is RefusalReason.OTHER_JOB
-    assert meeting.caller.outcome.text == meeting.listener.rejection
-    assert mentions(meeting.listener.rejection, "'77'", "n3", "'78'")
+    pair = HandshakePair(replace(OPEN, job_key="78"), OPEN).run()
+    assert pair.listener.rejected_for is RefusalReason.OTHER_JOB
+    assert pair.connecting.outcome.text == pair.listener.rejection
+    assert mentions(pair.listener.rejection, "'77'", "n3", "'78'")
 
 
 def test_with_a_secret_the_caller_does_not_learn_the_job():
-    meeting = Meeting(replace(SECRET, job_key="78"), SECRET).run()
-    assert mentions(meeting.caller.outcome.text, "'78'")
-    assert mentions(meeting.listener.rejection, "'77'", "n3", "'78'")
-    assert b"77" not in b"".join(meeting.answers)
+    pair = HandshakePair(replace(SECRET, job_key="78"), SECRET).run()
+    assert mentions(pair.connecting.outcome.text, "'78'")
+    assert mentions(pair.listener.rejection, "'77'", "n3", "'78'")
+    assert b"77" not in b"".join(pair.answers)
 
 
 def test_both_releases_are_named():
-    meeting = Meeting(replace(OPEN, release="1.2.4"), OPEN).run()
-    assert mentions(meeting.caller.outcome.text, "1.2.3", "n3", "1.2.4")
+    pair = HandshakePair(replace(OPEN, release="1.2.4"), OPEN).run()
+    assert mentions(pair.connecting.outcome.text, "1.2.3", "n3", "1.2.4")
 
 
 def test_another_protocol_version_is_another_release():
@@ -158,13 +158,13 @@ def test_another_job_is_reported_before_another_release(known):
 )
 def test_job_keys_of_any_length_are_compared_completely(key):
     ours = replace(OPEN, job_key=key)
-    assert Meeting(ours, ours).run().caller.outcome == WELCOME
-    other = Meeting(replace(OPEN, job_key=key + "x"), ours).run()
+    assert HandshakePair(ours, ours).run().connecting.outcome == WELCOME
+    other = HandshakePair(replace(OPEN, job_key=key + "x"), ours).run()
     assert other.listener.rejected_for is RefusalReason.OTHER_JOB
 
 
 def test_another_frame_version_is_another_release_on_both_sides():
-    for side in (listener(), caller()):
+    for side in (listener(), connecting()):
         side.feed(b"\x02whatever")
         assert mentions(side.outcome.text, "another release")
 
@@ -172,14 +172,14 @@ def test_another_frame_version_is_another_release_on_both_sides():
 @pytest.mark.parametrize("job_identity", [OPEN, SECRET, WEAK])
 def test_a_proven_rejection_is_final(job_identity):
     turned = p.Rejected(text="node 3 is here already", hint=None, exit_code=2, again=True)
-    meeting = Meeting(job_identity, job_identity, answer=turned).run()
-    assert meeting.caller.outcome == turned
-    assert meeting.caller.is_final
-    assert meeting.listener.rejected_for is None
+    pair = HandshakePair(job_identity, job_identity, answer=turned).run()
+    assert pair.connecting.outcome == turned
+    assert pair.connecting.is_final
+    assert pair.listener.rejected_for is None
 
 
 def test_a_listeners_text_and_exit_code_are_sanitized():
-    side = caller()
+    side = connecting()
     side_says = p.Rejected(text="\x1b]0;x\x07" + "y" * 9000, hint="a\nb", exit_code=0, again=False)
     answered(side, encode(side_says))
     assert side.outcome.text.startswith(r"\x1b]0;x\x07y")
@@ -220,9 +220,9 @@ def test_a_token_is_never_shown_and_never_empty():
 )
 def test_a_welcome_with_a_path_or_an_impossible_rank_is_refused(welcome):
     with pytest.raises(HandshakeError):
-        Meeting(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()
+        HandshakePair(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()
 
 
 def test_a_job_with_any_id_may_name_its_run_directory():
     answer = replace(WELCOME, job_id="run/7 of é\u00a0\udcff", folder="run-7_ab12")
-    assert Meeting(OPEN, OPEN, answer=answer).run().caller.outcome == answer
+    assert HandshakePair(OPEN, OPEN, answer=answer).run().connecting.outcome == answer

@@ -12,15 +12,15 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
 from distlaunch.core.protocol.handshake import MOST_FROM_CALLER, HandshakeError
-from tests.unit.core.protocol.handshaking import (
+from tests.unit.core.protocol.handshake_pair import (
     CALL,
     OPEN,
     SECRET,
     WELCOME,
     WRONG_TOKEN,
-    Meeting,
+    HandshakePair,
     answered,
-    caller,
+    connecting,
     listener,
     messages,
 )
@@ -29,7 +29,7 @@ from tests.unit.core.protocol.handshaking import (
 
 
 def test_a_replayed_call_and_proof_are_rejected():
-    recorded = Meeting(SECRET, SECRET).run()
+    recorded = HandshakePair(SECRET, SECRET).run()
     admitted = []
     side = listener(SECRET, nonce="2" * 64, admitted=admitted)
     for data in recorded.sent:
@@ -39,8 +39,8 @@ def test_a_replayed_call_and_proof_are_rejected():
 
 
 def test_a_replayed_challenge_and_welcome_are_refused():
-    recorded = Meeting(SECRET, SECRET).run()
-    side = caller(SECRET, nonce="d" * 64)
+    recorded = HandshakePair(SECRET, SECRET).run()
+    side = connecting(SECRET, nonce="d" * 64)
     asked, welcome = recorded.answers
     answered_until_outcome(side, asked)
     with pytest.raises(HandshakeError, match="secret"):
@@ -70,25 +70,25 @@ def test_a_listener_is_no_oracle_for_another_one():
 
 
 def test_a_reflected_proof_is_refused():
-    side = caller(SECRET)
+    side = connecting(SECRET)
     [proof] = messages(answered_until_outcome(side, encode(challenge())))
     with pytest.raises(HandshakeError, match="secret"):
         answered(side, encode(replace(WELCOME, proof=proof.proof)))
 
 
 def test_a_caller_refuses_its_own_nonce_as_challenge():
-    side = caller(SECRET)
+    side = connecting(SECRET)
     with pytest.raises(HandshakeError):
         answered(side, encode(challenge(nonce="c" * 64)))
 
 
 def test_a_welcome_without_a_challenge_is_refused():
     with pytest.raises(HandshakeError):
-        answered(caller(SECRET), encode(WELCOME))
+        answered(connecting(SECRET), encode(WELCOME))
 
 
 def test_a_listener_without_a_secret_gets_no_proof():
-    side = caller(SECRET)
+    side = connecting(SECRET)
     [proof] = messages(answered_until_outcome(side, encode(challenge(key_method="none"))))
     assert proof == p.Proof(proof="unproven")
     assert (side.outcome.text, side.is_final) == (WRONG_TOKEN, False)
@@ -96,13 +96,13 @@ def test_a_listener_without_a_secret_gets_no_proof():
 
 @pytest.mark.parametrize("job_identity", [OPEN, SECRET])
 def test_a_refusal_before_any_proof_is_not_final(job_identity):
-    side = caller(job_identity)
+    side = connecting(job_identity)
     answered(side, encode(TURNED))
     assert not side.is_final
 
 
 def test_a_refusal_without_a_proof_is_not_final():
-    side = caller(SECRET)
+    side = connecting(SECRET)
     answered_until_outcome(side, encode(challenge()))
     answered(side, encode(TURNED))
     assert not side.is_final
@@ -162,7 +162,7 @@ def test_other_protocols_are_recognised_and_get_no_answer(data, kind):
     ],
 )
 def test_a_caller_names_the_protocol_of_another_listener(data, words):
-    side = caller()
+    side = connecting()
     with pytest.raises(HandshakeError, match=words):
         side.feed(data[: side.missing])
 
@@ -217,7 +217,7 @@ def test_nobody_without_the_token_is_admitted_whatever_they_send(parts):
 
 @given(st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=6))
 def test_no_listener_without_the_token_is_trusted_whatever_it_sends(parts):
-    side = caller(SECRET)
+    side = connecting(SECRET)
     try:
         for part in parts:
             answered_until_outcome(side, part)

@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.core.protocol import token_keys
 from distlaunch.core.protocol.token_keys import CallerSecret, ListenerSecret, NoKeyError, is_strong
-from tests.unit.core.protocol.handshaking import WEAK, WELCOME, Meeting, messages
+from tests.unit.core.protocol.handshake_pair import WEAK, WELCOME, HandshakePair, messages
 
 PHRASE = b"correct horse battery"
 RANDOM = b"8f14e45fceea167a5a36dedd4bea2543"
@@ -66,7 +66,7 @@ def test_a_token_of_128_bits_is_never_derived(derived):
     assert derived == []
 
 
-@pytest.mark.parametrize("lacks", ["the caller", "the listener"])
+@pytest.mark.parametrize("lacks", ["the connecting", "the listener"])
 def test_without_scrypt_on_one_side_both_use_pbkdf2(monkeypatch, lacks):
     listener = ListenerSecret(PHRASE, None)
     if lacks == "the listener":
@@ -91,9 +91,9 @@ def fips(monkeypatch):
 
 
 def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
-    meeting = Meeting(WEAK, WEAK).run()
-    assert messages(meeting.answers[0])[0].key_method == "pbkdf2"
-    assert meeting.caller.outcome == WELCOME
+    pair = HandshakePair(WEAK, WEAK).run()
+    assert messages(pair.answers[0])[0].key_method == "pbkdf2"
+    assert pair.connecting.outcome == WELCOME
     assert ListenerSecret(PHRASE, None).offer(scrypt=True)[0] == "pbkdf2"
 
 

@@ -189,7 +189,7 @@ def test_a_contradiction_quotes_both_variables(environ, both):
 
 
 def refusal(environ):
-    """Give the hint with which this process is refused, or None."""
+    """Return the hint with which this process is refused, or None."""
     try:
         mpi.find(environ, {}, "openmpi")
     except ConfigError as error:

@@ -1,6 +1,6 @@
 """Says in PLACE/ready-ATTEMPT-RANK, as JSON, where it is, and goes on until PLACE/end-ATTEMPT or PLACE/fail-ATTEMPT-RANK.
 
-It has a child, and a daemon that has cut all ties. ``deaf`` workers do not obey TERM and INT; each USR1 adds a byte to
+It has a child, and a daemon that has cut all ties. ``ignore-signals`` workers do not obey TERM and INT; each USR1 adds a byte to
 PLACE/usr1-RANK.
 """
 
@@ -21,7 +21,7 @@ def note(_signum, _frame):
 
 signal.signal(signal.SIGUSR1, note)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-if "deaf" in sys.argv:
+if "ignore-signals" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess.Popen(["sleep", "1000"])

@@ -1,4 +1,4 @@
-"""A caller and a listener on the rendezvous port, and everything sent between them."""
+"""Both sides of a handshake, and everything sent between them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ WELCOME = p.Welcome(job_id="job", rank=3)
 WRONG_TOKEN = "the token is not the same"
 
 
-class Meeting:
-    """A caller and a listener, and everything sent between them."""
+class HandshakePair:
+    """Both sides of a handshake, and everything sent between them."""
 
     def __init__(
         self,
-        caller: JobIdentity,
+        connecting: JobIdentity,
         listener: JobIdentity,
         *,
         answer=WELCOME,
@@ -44,17 +44,17 @@ class Meeting:
             self.admitted.append(call)
             return answer
 
-        secret = CallerSecret(caller.token, caller.munge)
-        self.caller = CallerHandshake(
-            caller, secret=secret, nonce=nonces[0], rank=3, host="n3", instance="i"
+        secret = CallerSecret(connecting.token, connecting.munge)
+        self.connecting = CallerHandshake(
+            connecting, secret=secret, nonce=nonces[0], rank=3, host="n3", instance="i"
         )
         self.secret = ListenerSecret(listener.token, listener.munge)
         self.listener = ListenerHandshake(
             listener, secret=self.secret, nonce=nonces[1], admit=admit
         )
 
-    def run(self, size: int = 1 << 20) -> Meeting:
-        out = self.caller.begin()
+    def run(self, size: int = 1 << 20) -> HandshakePair:
+        out = self.connecting.begin()
         while out:
             self.sent.append(out)
             answer = b"".join(
@@ -62,13 +62,13 @@ class Meeting:
             )
             self.answers.append(answer)
             out = b""
-            while answer and not self.caller.outcome:
+            while answer and not self.connecting.outcome:
                 part, answer = (
-                    answer[: min(size, self.caller.missing)],
-                    answer[min(size, self.caller.missing) :],
+                    answer[: min(size, self.connecting.missing)],
+                    answer[min(size, self.connecting.missing) :],
                 )
-                out += self.caller.feed(part)
-            assert not answer or self.caller.outcome
+                out += self.connecting.feed(part)
+            assert not answer or self.connecting.outcome
         return self
 
 
@@ -76,11 +76,11 @@ def messages(data: bytes) -> list:
     return list(Decoder((p.Call, p.Challenge, p.Proof, p.Welcome, p.Rejected)).feed(data))
 
 
-def answered(caller: CallerHandshake, data: bytes) -> bytes:
+def answered(connecting: CallerHandshake, data: bytes) -> bytes:
     out = b""
     while data:
-        taken = caller.missing
-        out += caller.feed(data[:taken])
+        taken = connecting.missing
+        out += connecting.feed(data[:taken])
         data = data[taken:]
     return out
 
@@ -101,7 +101,7 @@ def listener(
     )
 
 
-def caller(job_identity: JobIdentity = OPEN, *, nonce: str = "c" * 64) -> CallerHandshake:
+def connecting(job_identity: JobIdentity = OPEN, *, nonce: str = "c" * 64) -> CallerHandshake:
     secret = CallerSecret(job_identity.token, job_identity.munge)
     return CallerHandshake(
         job_identity, secret=secret, nonce=nonce, rank=None, host="n1", instance="i"

@@ -12,14 +12,14 @@ from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
 from tests.facts import mentions
 from tests.ports import free_port
-from tests.process.reception import (
+from tests.process.listener import (
     BOUND_S,
-    PARTY,
-    Reception,
-    call,
+    IDENTITY,
+    ListenerThread,
+    connect_to,
     own_locks,  # noqa: F401 - for every test here
     server,
-    stopping_at,
+    stop_when_waiting_for,
 )
 
 # --- other jobs
@@ -27,22 +27,22 @@ from tests.process.reception import (
 
 def test_of_a_series_of_ports_the_one_of_our_job_is_found():
     with (
-        closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
-        closing(Reception()) as ours,
+        closing(ListenerThread(job_identity=replace(IDENTITY, job_key="76"))) as other,
+        closing(ListenerThread()) as ours,
     ):
-        connection, _ = call("127.0.0.1", [other.port, free_port(), ours.port])
+        connection, _ = connect_to("127.0.0.1", [other.port, free_port(), ours.port])
         connection.close()
-        assert len(ours.calls) == 1
-        assert not other.calls
+        assert len(ours.requests) == 1
+        assert not other.requests
 
 
 def test_of_a_series_of_ports_that_others_have_each_is_reported():
     with (
-        closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
-        stopping_at("another job") as call_until,
+        closing(ListenerThread(job_identity=replace(IDENTITY, job_key="76"))) as other,
+        stop_when_waiting_for("another job") as connect_until,
     ):
         ports = [other.port, free_port()]
-        why = call_until("127.0.0.1", ports)[-1]
+        why = connect_until("127.0.0.1", ports)[-1]
     assert mentions(why, f"127.0.0.1:{ports[0]}", "job '76'")
     assert f"127.0.0.1:{ports[1]}: connection refused" in why
 
@@ -53,66 +53,66 @@ def test_of_a_series_of_ports_all_are_named_at_the_deadline():
         NodesError,
         match=f"at 127.0.0.1, ports {ports[0]}, {ports[1]} within 0 s: connection refused",
     ):
-        call("127.0.0.1", ports, within_s=0.3)
+        connect_to("127.0.0.1", ports, within_s=0.3)
 
 
 def test_another_job_on_the_one_port_that_was_named_may_go_away_until_the_deadline():
     with (
-        closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
+        closing(ListenerThread(job_identity=replace(IDENTITY, job_key="76"))) as other,
         pytest.raises(
             NodesError,
             match=r"'76', .* n3 .* '77'",
         ),
     ):
-        call("127.0.0.1", [other.port], within_s=1.0)
+        connect_to("127.0.0.1", [other.port], within_s=1.0)
 
 
 # --- listeners that say nothing
 
 
-def silent(count):
+def silent_listeners(count):
     """Ports on which somebody listens who never says a word."""
     stack = ExitStack()
     return stack, [stack.enter_context(server(lambda _: None)) for _ in range(count)]
 
 
 @pytest.fixture
-def patient(monkeypatch):
+def long_answer_wait(monkeypatch):
     """Have callers wait for an answer for longer than they have in all."""
     monkeypatch.setattr(connect, "ANSWER_S", 2 * BOUND_S)
 
 
-def test_listeners_that_say_nothing_hide_no_later_port(patient):
-    stack, ports = silent(3)
-    with stack, closing(Reception()) as reception:
-        connection, _ = call("127.0.0.1", [*ports, reception.port])
+def test_listeners_that_say_nothing_hide_no_later_port(long_answer_wait):
+    stack, ports = silent_listeners(3)
+    with stack, closing(ListenerThread()) as listener:
+        connection, _ = connect_to("127.0.0.1", [*ports, listener.port])
         connection.close()
-        assert len(reception.calls) == 1
+        assert len(listener.requests) == 1
 
 
-def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again(patient):
-    stack, ports = silent(1)
+def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again(long_answer_wait):
+    stack, ports = silent_listeners(1)
     port = free_port()
-    receptions = []
+    listeners = []
 
     def progress(_, why):
-        if not receptions and "connection refused" in why:
-            receptions.append(Reception(ports=[port]))
+        if not listeners and "connection refused" in why:
+            listeners.append(ListenerThread(ports=[port]))
 
     try:
         with stack:
-            connection, _ = call("127.0.0.1", [*ports, port], progress=progress)
+            connection, _ = connect_to("127.0.0.1", [*ports, port], progress=progress)
             connection.close()
     finally:
-        for one in receptions:
+        for one in listeners:
             one.close()
 
 
 def test_listeners_that_say_nothing_are_named_at_the_deadline():
-    stack, ports = silent(2)
+    stack, ports = silent_listeners(2)
     free = free_port()
     with stack, pytest.raises(NodesError) as error:
-        call("127.0.0.1", [free, *ports], within_s=3.0)
+        connect_to("127.0.0.1", [free, *ports], within_s=3.0)
     assert f"127.0.0.1:{free}: connection refused" in error.value.message
     places = ", ".join(f"127.0.0.1:{port}" for port in ports)
     assert mentions(error.value.message, places, "no launcher")
@@ -128,19 +128,19 @@ def old_listener(connection):
 
 
 def test_of_a_series_of_ports_one_of_another_release_is_not_ours():
-    port, receptions = free_port(), []
+    port, listeners = free_port(), []
 
     def progress(_, why):
-        if not receptions and "another release" in why:
-            receptions.append(Reception(ports=[port]))
+        if not listeners and "another release" in why:
+            listeners.append(ListenerThread(ports=[port]))
 
     try:
         with server(old_listener) as other:
-            connection, _ = call("127.0.0.1", [other, port], progress=progress)
+            connection, _ = connect_to("127.0.0.1", [other, port], progress=progress)
             connection.close()
-        assert len(receptions[0].calls) == 1
+        assert len(listeners[0].requests) == 1
     finally:
-        for one in receptions:
+        for one in listeners:
             one.close()
 
 
@@ -149,13 +149,13 @@ def test_another_release_on_the_one_port_that_was_named_may_go_away_until_the_de
         server(old_listener) as port,
         pytest.raises(NodesError, match="another release"),
     ):
-        call("127.0.0.1", [port], within_s=1.0)
+        connect_to("127.0.0.1", [port], within_s=1.0)
 
 
 def test_another_release_of_our_own_job_in_a_series_of_ports_is_named_at_the_deadline():
     text = r"the listening launcher is distlaunch 2\.0"
     with (
-        closing(Reception(job_identity=replace(PARTY, release="2.0"))) as reception,
+        closing(ListenerThread(job_identity=replace(IDENTITY, release="2.0"))) as listener,
         pytest.raises(NodesError, match=text),
     ):
-        call("127.0.0.1", [reception.port, free_port()], within_s=1.0)
+        connect_to("127.0.0.1", [listener.port, free_port()], within_s=1.0)

@@ -21,47 +21,47 @@ from distlaunch.core.protocol.launcher_messages import Rejected, Welcome
 from tests.facts import mentions
 from tests.ports import free_port
 from tests.process.conftest import until
-from tests.process.reception import (
+from tests.process.listener import (
     BOUND_S,
     FIND,
-    PARTY,
-    Reception,
-    call,
-    names,
+    IDENTITY,
+    ListenerThread,
+    connect_to,
     own_locks,  # noqa: F401 - for every test here
+    resolve_with,
     server,
-    stopping_at,
+    stop_when_waiting_for,
 )
 
 
 def test_a_caller_is_welcome_and_reads_what_follows_itself():
-    with closing(Reception(greet=b"what comes next")) as reception:
-        connection, welcome = call("127.0.0.1", [reception.port])
+    with closing(ListenerThread(greet=b"what comes next")) as listener:
+        connection, welcome = connect_to("127.0.0.1", [listener.port])
         with connection:
             assert welcome == Welcome(job_id="job", rank=3)
             assert connection.recv(100) == b"what comes next"
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert connection.getblocking()
-        assert [(one.rank, one.host) for one in reception.calls] == [(3, "n3")]
+        assert [(one.rank, one.host) for one in listener.requests] == [(3, "n3")]
 
 
 def test_a_listener_that_comes_late_is_called_until_it_is_there():
     port = free_port()
-    receptions, told = [], []
+    listeners, reasons = [], []
 
     def progress(elapsed_s, why):
-        told.append((elapsed_s, why))
-        if len(told) == 3:
-            receptions.append(Reception(ports=[port]))
+        reasons.append((elapsed_s, why))
+        if len(reasons) == 3:
+            listeners.append(ListenerThread(ports=[port]))
 
     try:
-        connection, _ = call("127.0.0.1", [port], progress=progress)
+        connection, _ = connect_to("127.0.0.1", [port], progress=progress)
         connection.close()
     finally:
-        for one in receptions:
+        for one in listeners:
             one.close()
-    assert [why for _, why in told] == ["connection refused"] * 3
-    assert [elapsed_s for elapsed_s, _ in told] == sorted(elapsed_s for elapsed_s, _ in told)
+    assert [why for _, why in reasons] == ["connection refused"] * 3
+    assert [elapsed_s for elapsed_s, _ in reasons] == sorted(elapsed_s for elapsed_s, _ in reasons)
 
 
 def test_a_name_that_is_known_late_is_looked_up_until_it_is(monkeypatch):
@@ -73,15 +73,15 @@ def test_a_name_that_is_known_late_is_looked_up_until_it_is(monkeypatch):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return ["127.0.0.1"]
 
-    names(monkeypatch, find)
-    told = []
-    with closing(Reception()) as reception:
-        connection, _ = call(
-            "train-0.train", [reception.port], progress=lambda _, why: told.append(why)
+    resolve_with(monkeypatch, find)
+    reasons = []
+    with closing(ListenerThread()) as listener:
+        connection, _ = connect_to(
+            "train-0.train", [listener.port], progress=lambda _, why: reasons.append(why)
         )
         connection.close()
-    assert len(set(told)) == 1
-    assert mentions(told[0], "cannot be resolved: Name or service not known")
+    assert len(set(reasons)) == 1
+    assert mentions(reasons[0], "cannot be resolved: Name or service not known")
 
 
 def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeypatch):
@@ -97,19 +97,19 @@ def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeyp
         return FIND(host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
-    with closing(Reception()) as reception:
-        connection, _ = call("n1", [reception.port], other_addresses=other_addresses)
+    with closing(ListenerThread()) as listener:
+        connection, _ = connect_to("n1", [listener.port], other_addresses=other_addresses)
         connection.close()
         assert asked
         asked.clear()
-        connection, _ = call("localhost", [reception.port], other_addresses=other_addresses)
+        connection, _ = connect_to("localhost", [listener.port], other_addresses=other_addresses)
         connection.close()
         assert not asked
 
 
 def test_a_name_that_nobody_can_resolve_leads_to_the_option_for_an_address():
     with pytest.raises(NodesError) as error:
-        call("a..b", [29400], within_s=0.3, other_addresses=lambda: ())
+        connect_to("a..b", [29400], within_s=0.3, other_addresses=lambda: ())
     assert mentions(error.value.message, "a..b", "resolved")
     assert error.value.hint.startswith("--rendezvous ADDRESS:PORT")
 
@@ -121,26 +121,26 @@ def test_a_host_that_got_another_address_is_found_there(monkeypatch):
         times.append(1)
         return ["127.0.0.9"] if len(times) < 2 else ["127.0.0.1"]
 
-    names(monkeypatch, find)
-    with closing(Reception()) as reception:
-        connection, _ = call("train-0.train", [reception.port])
+    resolve_with(monkeypatch, find)
+    with closing(ListenerThread()) as listener:
+        connection, _ = connect_to("train-0.train", [listener.port])
         connection.close()
 
 
 def test_all_addresses_of_a_name_are_tried(monkeypatch):
-    names(monkeypatch, lambda: ["::1", "127.0.0.7", "127.0.0.1"])
-    with closing(Reception()) as reception:
-        connection, _ = call("both", [reception.port], within_s=BOUND_S)
+    resolve_with(monkeypatch, lambda: ["::1", "127.0.0.7", "127.0.0.1"])
+    with closing(ListenerThread()) as listener:
+        connection, _ = connect_to("both", [listener.port], within_s=BOUND_S)
         connection.close()
-        assert len(reception.calls) == 1
+        assert len(listener.requests) == 1
 
 
 def test_a_listener_with_several_addresses_is_called_once(monkeypatch):
-    names(monkeypatch, lambda: ["::1", "127.0.0.1", "127.0.0.2"])
-    with closing(Reception("")) as reception:
-        connection, _ = call("all", [reception.port])
+    resolve_with(monkeypatch, lambda: ["::1", "127.0.0.1", "127.0.0.2"])
+    with closing(ListenerThread("")) as listener:
+        connection, _ = connect_to("all", [listener.port])
         connection.close()
-        assert len(reception.calls) == 1
+        assert len(listener.requests) == 1
 
 
 def test_a_resolver_that_hangs_is_not_asked_again_and_ends_no_later_than_the_deadline(monkeypatch):
@@ -151,10 +151,10 @@ def test_a_resolver_that_hangs_is_not_asked_again_and_ends_no_later_than_the_dea
         hang.wait(BOUND_S)
         return ["127.0.0.1"]
 
-    names(monkeypatch, find)
+    resolve_with(monkeypatch, find)
     try:
         with pytest.raises(NodesError, match="not been resolved"):
-            call("slow", [1], within_s=1.0)
+            connect_to("slow", [1], within_s=1.0)
         assert len(asked) == 1
     finally:
         hang.set()
@@ -163,7 +163,7 @@ def test_a_resolver_that_hangs_is_not_asked_again_and_ends_no_later_than_the_dea
 def test_nobody_there_until_the_deadline_is_reported_with_the_reason():
     port = free_port()
     with pytest.raises(NodesError) as error:
-        call("127.0.0.1", [port], within_s=0.3)
+        connect_to("127.0.0.1", [port], within_s=0.3)
     assert mentions(error.value.message, "node 0", f"127.0.0.1:{port}", "0 s", "connection refused")
     assert error.value.exit_code == 69
     assert "--rendezvous" in error.value.hint
@@ -171,7 +171,7 @@ def test_nobody_there_until_the_deadline_is_reported_with_the_reason():
 
 def test_a_name_that_cannot_be_resolved_is_reported_as_unknown(monkeypatch):
     with pytest.raises(NodesError, match=r"a\.\.b:29400 .* 0 s.* resolved"):
-        call("a..b", [29400], within_s=0.3)
+        connect_to("a..b", [29400], within_s=0.3)
 
 
 class _Web(BaseHTTPRequestHandler):
@@ -184,10 +184,10 @@ def test_a_web_server_is_named():
     thread = threading.Thread(target=web.serve_forever)
     thread.start()
     try:
-        with stopping_at(
+        with stop_when_waiting_for(
             "what listens there is no launcher of distlaunch: it speaks HTTP"
-        ) as call_until:
-            call_until("127.0.0.1", [web.server_address[1]])
+        ) as connect_until:
+            connect_until("127.0.0.1", [web.server_address[1]])
     finally:
         web.shutdown()
         thread.join()
@@ -211,8 +211,8 @@ def test_a_web_server_is_named():
 def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
     if words == "it sends nothing":
         monkeypatch.setattr(connect, "ANSWER_S", 0.5)
-    with server(answer) as port, stopping_at(words) as call_until:
-        call_until("127.0.0.1", [port])
+    with server(answer) as port, stop_when_waiting_for(words) as connect_until:
+        connect_until("127.0.0.1", [port])
 
 
 def test_a_launcher_that_is_asked_to_connect_again_does():
@@ -220,15 +220,15 @@ def test_a_launcher_that_is_asked_to_connect_again_does():
         Rejected(text="not yet", hint=None, exit_code=2, again=True),
         Welcome(job_id="job", rank=0),
     ]
-    told = []
-    with closing(Reception(admit=lambda _: answers.pop(0))) as reception:
-        connection, _ = call(
-            "127.0.0.1", [reception.port], progress=lambda _, why: told.append(why)
+    reasons = []
+    with closing(ListenerThread(admit=lambda _: answers.pop(0))) as listener:
+        connection, _ = connect_to(
+            "127.0.0.1", [listener.port], progress=lambda _, why: reasons.append(why)
         )
         connection.close()
-        assert len({one.nonce for one in reception.calls}) == 2
-        assert {one.instance for one in reception.calls} == {"i"}
-    assert told == ["not yet"]
+        assert len({one.nonce for one in listener.requests}) == 2
+        assert {one.instance for one in listener.requests} == {"i"}
+    assert reasons == ["not yet"]
 
 
 def test_one_who_is_turned_away_for_good_does_not_call_again():
@@ -238,19 +238,17 @@ def test_one_who_is_turned_away_for_good_does_not_call_again():
         exit_code=2,
         again=False,
     )
-    with closing(Reception(admit=lambda _: turned)) as reception:
+    with closing(ListenerThread(admit=lambda _: turned)) as listener:
         with pytest.raises(RejectedError) as error:
-            call("127.0.0.1", [reception.port])
-        assert len(reception.calls) == 1
-        assert reception.lines == []
-    assert (
-        error.value.message == f"node 0 at 127.0.0.1:{reception.port}: node rank 3 is taken by n7"
-    )
+            connect_to("127.0.0.1", [listener.port])
+        assert len(listener.requests) == 1
+        assert listener.lines == []
+    assert error.value.message == f"node 0 at 127.0.0.1:{listener.port}: node rank 3 is taken by n7"
     assert (error.value.hint, error.value.exit_code) == (turned.hint, 2)
 
 
 def test_a_stranger_who_refuses_us_is_outlasted():
-    port, receptions = free_port(), []
+    port, listeners = free_port(), []
 
     def refuse(connection):
         connection.recv(4096)
@@ -258,64 +256,64 @@ def test_a_stranger_who_refuses_us_is_outlasted():
         connection.close()
 
     def progress(_, why):
-        if not receptions and "go away" in why:
-            receptions.append(Reception(ports=[port]))
+        if not listeners and "go away" in why:
+            listeners.append(ListenerThread(ports=[port]))
 
     try:
         with server(refuse) as other:
-            connection, _ = call("127.0.0.1", [other, port], progress=progress)
+            connection, _ = connect_to("127.0.0.1", [other, port], progress=progress)
             connection.close()
     finally:
-        for one in receptions:
+        for one in listeners:
             one.close()
 
 
 def test_a_wrong_token_is_reported_at_both_ends():
-    with closing(Reception(job_identity=replace(PARTY, token=b"one"))) as reception:
-        for job_identity in (replace(PARTY, token=b"two"), PARTY):
+    with closing(ListenerThread(job_identity=replace(IDENTITY, token=b"one"))) as listener:
+        for job_identity in (replace(IDENTITY, token=b"two"), IDENTITY):
             with pytest.raises(NodesError) as error:
-                call("127.0.0.1", [reception.port], job_identity=job_identity, within_s=1.0)
+                connect_to("127.0.0.1", [listener.port], job_identity=job_identity, within_s=1.0)
             assert mentions(error.value.message, "token")
             assert "same token" in error.value.hint
             assert error.value.exit_code == 69
-        until(lambda: reception.lines, "a line of the listener")
-        [line] = reception.lines
-        assert not reception.calls
-    assert mentions(line, "(n3)", f"port {reception.port}", "closed", "token")
+        until(lambda: listener.lines, "a line of the listener")
+        [line] = listener.lines
+        assert not listener.requests
+    assert mentions(line, "(n3)", f"port {listener.port}", "closed", "token")
 
 
 def test_another_release_is_reported_at_both_ends():
-    with closing(Reception()) as reception:
+    with closing(ListenerThread()) as listener:
         with pytest.raises(NodesError, match=r"distlaunch 1\.2\.3, n3 is distlaunch 2\.0"):
-            call(
+            connect_to(
                 "127.0.0.1",
-                [reception.port],
-                job_identity=replace(PARTY, release="2.0"),
+                [listener.port],
+                job_identity=replace(IDENTITY, release="2.0"),
                 within_s=1.0,
             )
-        until(lambda: reception.lines, "a line of the listener")
-        assert mentions(reception.lines[0], "1.2.3", "n3", "2.0")
+        until(lambda: listener.lines, "a line of the listener")
+        assert mentions(listener.lines[0], "1.2.3", "n3", "2.0")
 
 
 @pytest.mark.parametrize(
-    "silent", [False, True], ids=["while nobody listens", "while nobody answers"]
+    "somebody_listens", [False, True], ids=["while nobody listens", "while nobody answers"]
 )
-def test_whoever_watches_something_else_is_stopped_by_it(silent):
+def test_whoever_watches_something_else_is_stopped_by_it(somebody_listens):
     reading, writing = os.pipe()
-    told = []
+    reasons = []
 
     def progress(_, why):
-        told.append(why)
-        if len(told) == 1:
+        reasons.append(why)
+        if len(reasons) == 1:
             os.write(writing, b"\0")
 
     try:
-        if silent:
+        if somebody_listens:
             with server(lambda _: None) as port, pytest.raises(ConnectInterrupted):
-                call("127.0.0.1", [port], progress=progress, watched=reading)
+                connect_to("127.0.0.1", [port], progress=progress, watched=reading)
         else:
             with pytest.raises(ConnectInterrupted):
-                call("127.0.0.1", [free_port()], progress=progress, watched=reading)
+                connect_to("127.0.0.1", [free_port()], progress=progress, watched=reading)
     finally:
         os.close(reading)
         os.close(writing)
@@ -335,23 +333,23 @@ def test_a_connection_with_itself_counts_as_refused():
 
 def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch):
     """Both are called, as the first does not answer soon, but only one gets a proof."""
-    names(monkeypatch, lambda: ["127.0.0.1", "127.0.0.2"])
+    resolve_with(monkeypatch, lambda: ["127.0.0.1", "127.0.0.2"])
     monkeypatch.setattr(connect, "_ACCEPTED_STAGGER_S", 0.0)
     gate, proofs = threading.Event(), []
 
-    def admit(call):
-        pending = reception._listener._pending.values()
+    def admit(request):
+        pending = listener._listener._pending.values()
         others = [
             one.connection
             for one in pending
-            if not (one.side.call and one.side.call.nonce == call.nonce)
+            if not (one.side.call and one.side.call.nonce == request.nonce)
         ]
         proofs.append((len(others), select.select(others, [], [], 0.5)[0]))
         return Welcome(job_id="job", rank=3)
 
-    with closing(Reception("", gate=gate, admit=admit)) as reception:
-        connection, _ = call("both", [reception.port], progress=lambda *_: gate.set())
+    with closing(ListenerThread("", gate=gate, admit=admit)) as listener:
+        connection, _ = connect_to("both", [listener.port], progress=lambda *_: gate.set())
         connection.close()
         assert proofs == [(1, [])]
-        until(lambda: not reception._listener._pending, "the end of the other connection")
-        assert reception.lines == []
+        until(lambda: not listener._listener._pending, "the end of the other connection")
+        assert listener.lines == []

@@ -1,4 +1,4 @@
-"""Signal the parent: ``tells_parent.py NAME RANK``. All ranks put up ``got-<name>-<rank>`` at TERM, USR1 and USR2.
+"""Signal the parent: ``signals_parent.py NAME RANK``. All ranks put up ``got-<name>-<rank>`` at TERM, USR1 and USR2.
 
 At USR1 and USR2 they go on, at TERM they end with 0. ``ready-<rank>`` is put up before; the rank then waits for the
 sign ``tell``.

@@ -68,7 +68,7 @@ def test_a_launcher_of_another_job_is_refused_with_the_options_that_it_has(
     distlaunch, port, words, hint
 ):
     distlaunch.pretend("deepspeed")
-    program = str(PROGRAMS / "member.py")
+    program = str(PROGRAMS / "waits_for_signs.py")
     distlaunch.start([*words(port, 0, "7"), program])
     until(lambda: is_open(port), "the first launcher has the port")
     first, *others = words(port, 1, "8")
@@ -88,7 +88,7 @@ def test_a_second_node_0_of_a_static_rendezvous_gets_a_hint_how_to_be_another(di
         "2",
         "--rdzv-endpoint",
         f"127.0.0.1:{port}",
-        str(PROGRAMS / "member.py"),
+        str(PROGRAMS / "waits_for_signs.py"),
     ]
     distlaunch.start(words)
     until(lambda: is_open(port), "the first launcher has the port")
@@ -111,7 +111,9 @@ def test_a_second_node_0_of_a_static_rendezvous_gets_a_hint_how_to_be_another(di
 )
 def test_a_static_launcher_that_cannot_be_node_0_ends_at_once(distlaunch, port, words, option):
     place = [word.format(port=port) for word in words]
-    ended = distlaunch.run(["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "member.py")])
+    ended = distlaunch.run(
+        ["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "waits_for_signs.py")]
+    )
     assert ended.returncode == 2
     said = (
         f"{option}: 192.0.2.1 is another machine, but without --node-rank this launcher is node 0"

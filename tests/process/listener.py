@@ -1,4 +1,4 @@
-"""Who listens on the rendezvous port, launchers and others, and a way to call them."""
+"""Listeners on a rendezvous port, ours and foreign ones, and functions that connect to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.launcher_messages import Welcome
 from distlaunch.transport.tcp_listener import Listener
 
-PARTY = JobIdentity(release="1.2.3", job_key="77")
+IDENTITY = JobIdentity(release="1.2.3", job_key="77")
 BOUND_S = 60.0
 FIND = socket.getaddrinfo
 
@@ -28,24 +28,31 @@ def own_locks(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-class Reception:
-    """A listener with a main loop, in a thread."""
+class ListenerThread:
+    """A listener whose main loop runs in a thread. It records admission requests and its notices."""
 
     def __init__(
-        self, host="127.0.0.1", ports=(0,), *, job_identity=PARTY, admit=None, greet=b"", gate=None
+        self,
+        host="127.0.0.1",
+        ports=(0,),
+        *,
+        job_identity=IDENTITY,
+        admit=None,
+        greet=b"",
+        gate=None,
     ) -> None:
         self.lines = []
-        self.calls = []
-        self.links = []
+        self.requests = []
+        self.connections = []
         self._greet = greet
         self._gate = gate
-        self._admit = admit or (lambda call: Welcome(job_id="job", rank=call.rank))
+        self._admit = admit or (lambda request: Welcome(job_id="job", rank=request.rank))
         self._listener = Listener(
             host,
             ports,
             job_identity=job_identity,
             owner="ours",
-            admit=self._asked,
+            admit=self._on_request,
             log=self.lines.append,
         )
         self.port = self._listener.port
@@ -53,9 +60,9 @@ class Reception:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _asked(self, call):
-        self.calls.append(call)
-        return self._admit(call)
+    def _on_request(self, request):
+        self.requests.append(request)
+        return self._admit(request)
 
     def _run(self) -> None:
         if self._gate is not None:
@@ -69,10 +76,10 @@ class Reception:
             left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
             if self._end in [number for number, _ in poll.poll(left_ms)]:
                 return
-            for call, link in self._listener.ready():
+            for request, connection in self._listener.ready():
                 if self._greet:
-                    link.send(self._greet)
-                self.links.append((call, link))
+                    connection.send(self._greet)
+                self.connections.append((request, connection))
 
     def close(self) -> None:
         os.write(self._ending, b"\0")
@@ -80,15 +87,15 @@ class Reception:
         os.close(self._end)
         os.close(self._ending)
         self._listener.close()
-        for _, link in self.links:
-            link.close()
+        for _, connection in self.connections:
+            connection.close()
 
 
-def call(
+def connect_to(
     host,
     ports,
     *,
-    job_identity=PARTY,
+    job_identity=IDENTITY,
     rank=3,
     within_s=BOUND_S,
     progress=None,
@@ -111,7 +118,7 @@ def call(
 
 @contextmanager
 def server(answer):
-    """Somebody else who listens: ``answer`` gets each connection, in a thread."""
+    """Listen as a foreign program would, in a thread; ``answer`` gets each connection."""
     kept = []
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -136,8 +143,8 @@ def server(answer):
             connection.close()
 
 
-def names(monkeypatch, find):
-    """Have names looked up by ``find``; numeric addresses are as ever."""
+def resolve_with(monkeypatch, find):
+    """Resolve each host name to the addresses that ``find`` returns. Numeric addresses stay as they are."""
 
     def looked_up(host, *args, flags=0, **kwargs):
         if flags & socket.AI_NUMERICHOST:
@@ -148,24 +155,26 @@ def names(monkeypatch, find):
 
 
 @contextmanager
-def stopping_at(words):
-    """Give a way to call that is stopped once ``words`` are why it still waits; what was told is
-    kept."""
+def stop_when_waiting_for(pattern):
+    """Yield a function that connects until ``pattern`` matches the reason why it still waits.
+
+    The function returns all reasons.
+    """
     reading, writing = os.pipe()
-    told = []
+    reasons = []
 
     def progress(_, why):
-        told.append(why)
-        if re.search(words, why):
+        reasons.append(why)
+        if re.search(pattern, why):
             os.write(writing, b"\0")
 
-    def call_until(host, ports):
+    def connect_until(host, ports):
         with pytest.raises(ConnectInterrupted):
-            call(host, ports, progress=progress, watched=reading)
-        return told
+            connect_to(host, ports, progress=progress, watched=reading)
+        return reasons
 
     try:
-        yield call_until
+        yield connect_until
     finally:
         os.close(reading)
         os.close(writing)

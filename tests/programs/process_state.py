@@ -36,4 +36,4 @@ told = {
     "umask": os.umask(0o22),
     "env": {name: os.fsencode(value).hex() for name, value in os.environ.items()},
 }
-sign(f"told-{os.environ['RANK']}", json.dumps(told))
+sign(f"process-{os.environ['RANK']}", json.dumps(told))

@@ -1,5 +1,5 @@
 """Launchers on the test bed's hosts that meet without SSH: one on each, of a job of
-``programs/nodes/crew.py``."""
+``programs/nodes/waits_for_files.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.cluster.hosts import Cluster, RunningOnHost, until
 
-CREW = Path(__file__).parents[1] / "programs" / "nodes" / "crew.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "nodes" / "waits_for_files.py"
 PORT = 29400
 LONG_S = 90.0
 LISTENS = """
@@ -25,12 +25,12 @@ while len(kept) < int(sys.argv[2]):
 """
 
 
-class Meeting:
+class HostLaunchers:
     """Launchers by node rank; rank 0 is on n1, rank 1 on n2, and so on, unless told otherwise."""
 
     def __init__(self, hosts: Cluster) -> None:
         self.hosts = hosts
-        self.launchers: dict[Any, RunningOnHost] = {}
+        self.by_rank: dict[Any, RunningOnHost] = {}
 
     def start(
         self,
@@ -40,7 +40,7 @@ class Meeting:
         host: str | None = None,
         at: str = f"n1:{PORT}",
         slots: int = 1,
-        program: str | os.PathLike[str] = CREW,
+        program: str | os.PathLike[str] = PROGRAM,
         words: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         **popen: Any,
@@ -62,7 +62,7 @@ class Meeting:
             env={"PLACE": str(self.hosts.work), **(env or {})},
             **popen,
         )
-        self.launchers[rank] = running
+        self.by_rank[rank] = running
         return running
 
     def start_all(
@@ -71,20 +71,20 @@ class Meeting:
         for rank in order:
             self.start(rank, *options, **more)
 
-    def wait_for_calls(self, count: int) -> None:
+    def wait_for_connections(self, count: int) -> None:
         """Wait until launchers on so many hosts call node 0, which has not been started, and hang
         up."""
         listening = self.hosts.popen("n1", [sys.executable, "-c", LISTENS, str(PORT), str(count)])
         assert listening.wait(LONG_S) == 0
 
-    def ready(self, *ranks: int, attempt: int = 0) -> list[dict[str, Any]]:
+    def wait_ready(self, *ranks: int, attempt: int = 0) -> list[dict[str, Any]]:
         """Wait for workers, and give what each was told."""
         paths = [self.hosts.work / f"ready-{attempt}-{rank}" for rank in ranks]
 
         def there() -> bool:
             ended = {
                 rank: each.stderr
-                for rank, each in self.launchers.items()
+                for rank, each in self.by_rank.items()
                 if (each.process.poll() or 0) > 0
             }
             assert not ended, ended
@@ -93,19 +93,19 @@ class Meeting:
         try:
             until(there, f"workers {ranks} of attempt {attempt}", within_s=LONG_S)
         except AssertionError as exc:
-            said = "\n".join(f"--- {rank}\n{each.stderr}" for rank, each in self.launchers.items())
+            said = "\n".join(f"--- {rank}\n{each.stderr}" for rank, each in self.by_rank.items())
             raise AssertionError(f"{exc}\n{said}") from None
         return [json.loads(path.read_text()) for path in paths]
 
-    def put(self, sign: str) -> None:
+    def put_sign(self, sign: str) -> None:
         (self.hosts.work / sign).touch()
 
-    def codes(self, within_s: float = LONG_S) -> dict[Any, int]:
+    def exit_codes(self, within_s: float = LONG_S) -> dict[Any, int]:
         """Wait for the end of all launchers; give their exit codes."""
-        codes = {rank: each.wait(within_s).returncode for rank, each in self.launchers.items()}
-        for rank, each in self.launchers.items():
+        codes = {rank: each.wait(within_s).returncode for rank, each in self.by_rank.items()}
+        for rank, each in self.by_rank.items():
             assert "Traceback" not in each.stderr, (rank, each.stderr)
         return codes
 
-    def said(self, rank: Any) -> str:
-        return self.launchers[rank].stderr
+    def stderr_of(self, rank: Any) -> str:
+        return self.by_rank[rank].stderr
