@@ -1,5 +1,4 @@
-"""The launcher as a user runs it: started as a process of its own, awaited by what it has told, and
-ended."""
+"""The launcher as a user runs it: a process of its own, which tests start, wait for and end."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ class Result:
         return [event for event in self.events if event.get("type") == kind]
 
     def lines_of(self, rank: int) -> list[str]:
-        """Return what a rank has written in attempt 0: on the console equal lines of several ranks
-        may be folded."""
+        """Return the output of a rank in attempt 0, from its file: the console may fold equal
+        lines."""
         assert self.run_dir is not None
         return (self.run_dir / "attempt-0" / f"rank-{rank}.log").read_text().splitlines()
 
@@ -236,7 +235,7 @@ class Launcher:
         self._started: list[Running] = []
 
     def pretend(self, *modules: str) -> None:
-        """Have an empty module of each of these names where workers look, as if a framework were
+        """Put an empty module of each of these names where workers look, as if a framework were
         installed."""
         folder = self.tmp_path / "pretended"
         folder.mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ server.stop()
 
 @dataclass
 class Fault:
-    """What the proxy answers instead of the server."""
+    """An answer that the proxy gives in place of the server."""
 
     method: str
     part: str
@@ -52,7 +52,7 @@ class S3:
     """``METHOD path`` of all requests, in order."""
 
     def fault_of(self, method: str, path: str, headers: http.client.HTTPMessage) -> Fault | None:
-        """Take the fault of a request, if it is to have one."""
+        """Remove and return the fault of a request, if it has one."""
         for fault in self.faults:
             fits = (
                 method == fault.method

@@ -1,5 +1,4 @@
-"""What the workers of the benchmark share: when they started, who they are, and a place to write it
-down."""
+"""Common parts of the benchmark's workers: start time, rank, and a directory for results."""
 
 import os
 import time

@@ -1,5 +1,4 @@
-"""Say when the first instruction ran, and sleep until told to stop (by the default action of
-SIGTERM)."""
+"""Write the time of the first instruction, and sleep until SIGTERM ends the process."""
 
 import os
 import signal

@@ -108,11 +108,11 @@ class Replay:
                     self.exit_code = action.exit_code
 
     def say(self, messages: Iterable[tuple[int, object]]) -> None:
-        """Have nodes say something."""
+        """Make nodes send a message."""
         self.play(a.FromNode(node=node, message=message) for node, message in messages)
 
     def survey(self) -> None:
-        """Have all nodes answer the survey."""
+        """Answer the survey for all nodes."""
         cpus, gpus = CpuInventory(allowed=tuple(range(64)), online=64), GpuInventory()
 
         def answer(node: int) -> m.Surveyed:
@@ -136,7 +136,7 @@ class Replay:
         self.say((node, answer(node)) for node in range(self.nodes))
 
     def come_up(self) -> None:
-        """Let an attempt come up, from its preparation to the last worker's start."""
+        """Play an attempt from its preparation to the start of the last worker."""
         at, per_node = self.policy.attempt, self.per_node
         prepared = m.Prepared(attempt=at, port=29500, problem=None, hint=None, warning=None)
         self.say(
@@ -161,7 +161,7 @@ class Replay:
     def exit(
         self, ranks: Iterable[int], returncode: int, *, told: bool = False, tail: bytes = b""
     ) -> None:
-        """Let workers end."""
+        """End workers."""
         at = self.policy.attempt
         self.say(
             (
@@ -183,7 +183,7 @@ class Replay:
         )
 
     def all_gone(self) -> None:
-        """Let all nodes have nothing left of the attempt."""
+        """Report for all nodes that nothing of the attempt is left."""
         gone = m.AttemptEnded(attempt=self.policy.attempt, left=())
         self.say((node, gone) for node in range(self.nodes))
 

@@ -1,4 +1,4 @@
-"""Say when the first instruction ran, and end."""
+"""Write the time of the first instruction, and end."""
 
 import common
 

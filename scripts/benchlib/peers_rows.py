@@ -307,8 +307,8 @@ def lost(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def joining(launcher: Launcher, scale: Scale) -> Sample:
-    """Have many launchers join one coordinator, in any order: what does each cost it? One more then
-    starts the job."""
+    """Measure what each of many launchers costs a coordinator that they join in any order. One more
+    then starts the job."""
     size = MANY + 2
     with here(launcher) as team:
         team.start(0, size, "start.py")

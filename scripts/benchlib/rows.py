@@ -1,5 +1,4 @@
-"""What is measured: one function per measurement, each for any launcher; a measurement may feed
-several rows."""
+"""Measurements: one function for each, for any launcher. A measurement may feed several rows."""
 
 from __future__ import annotations
 

@@ -176,8 +176,8 @@ def await_end(reader: int, fifo: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Who is killed when: ``delay_s`` after its own start, or (not in the phase "starting") the
-    first worker's."""
+    """Which process is killed and when: ``delay_s`` after its start, or (except in the phase
+    "starting") after the first worker's start."""
 
     kind: str
     phase: str

@@ -71,7 +71,7 @@ class Neighbour:
         return Job(None, self.launcher, self.place, frozenset()).step  # type: ignore[arg-type]  # of no host
 
     def check(self, hosts: Hosts) -> None:
-        """See that every process is still there, and that it goes on. Raises Miss."""
+        """Check that every process is still there and that the job makes progress. Raises Miss."""
         missing = self.pids - {process.pid for process in hosts.processes(self.host)}
         if missing:
             raise Miss(f"of the job beside, on {self.host}, {len(missing)} processes are gone")

@@ -166,7 +166,7 @@ def _signal(pids: Sequence[int], number: int) -> None:
 
 
 def harm(job: Job, chosen: Round, dice: random.Random) -> Callable[[], None]:
-    """Have the fault happen; give what mends it."""
+    """Cause the fault. Return what undoes it."""
     hosts, host, words = job.hosts, chosen.host, chosen.fault.name.split()
     if words[0] == "STOP" and words[1] != "host":
         pids = [job.launcher.pid] if words[1] == "launcher" else job.find(host, words[1])
@@ -340,7 +340,7 @@ class Trial:
         self._heal()
 
     def _await_silent_end(self) -> None:
-        """See that a host that is cut off has ended all by itself."""
+        """Wait until a host that is cut off has ended all its processes by itself."""
         job, chosen = self.job, self.chosen
         until = self._harmed + chosen.bound_s + SLACK_S
         while left := job.processes(chosen.host):
@@ -357,7 +357,7 @@ class Trial:
             self.note("mended")
 
     def _finish(self, outcome: str) -> None:
-        """Have a job that goes on do so, and end well."""
+        """Check that a job that goes on makes progress, and let it end with 0."""
         job, chosen = self.job, self.chosen
         if job.launcher.poll() is not None or outcome != "went on":
             return

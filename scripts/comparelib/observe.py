@@ -25,8 +25,8 @@ _OURS = re.compile(r"^(?:\[\w+\]:|<[^>]*> )?(?:out|err) \d")
 
 
 class Seen(NamedTuple):
-    """What one command did: ``workers`` by ``attempt-rank``, ``files`` by place in the job's
-    folder."""
+    """The observed results of one command: ``workers`` by ``attempt-rank``, ``files`` by path in
+    the job's folder."""
 
     exit_code: int
     workers: dict[str, dict[str, Any]]

@@ -1,5 +1,4 @@
-"""What the programs of the GPU check train: a small network, and data like the digits that need no
-package."""
+"""The training of the GPU check: a small network, and data like the digits that need no package."""
 
 import torch
 from torch import nn
@@ -42,7 +41,7 @@ class Network(nn.Module):
 
 
 def network() -> Network:
-    """Make the network, the same on all ranks and in every run."""
+    """Return the network, the same on all ranks and in every run."""
     torch.manual_seed(7)
     return Network()
 

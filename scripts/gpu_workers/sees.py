@@ -1,4 +1,4 @@
-"""Tell which GPUs this worker sees."""
+"""Print the GPUs that this worker sees."""
 
 import os
 

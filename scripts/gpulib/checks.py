@@ -73,7 +73,7 @@ CHECKS = (
 
 
 def make(check: Check, gpu: Gpu, *, until: float, environ: Mapping[str, str] = os.environ) -> Row:
-    """Make a check, within its limit and before ``until`` (monotonic); what it started has ended
+    """Run a check within its limit and before ``until`` (monotonic). All that it started has ended
     then."""
     began = time.monotonic()
     limit_s = min(check.limit_s, until - began)

@@ -42,7 +42,7 @@ def _diagnosis(job: Job) -> dict[str, Any]:
 
 
 def judge_report(diagnosis: Mapping[str, Any], kind: str, message: str, *, hint: str) -> str:
-    """Hold a diagnosis against the cause; return a line about it. Raises CheckError."""
+    """Compare a diagnosis with the cause. Return a line about it. Raises CheckError."""
     said = {
         name: str(diagnosis.get(name)) for name in ("exception_type", "message", "hint", "frame")
     }

@@ -38,7 +38,7 @@ def deepspeed(ground: Ground) -> str:
 
 
 def judge_learnt(told: Mapping[str, Any]) -> str:
-    """Hold the losses that accelerated.py tells; return a line about it. Raises CheckError."""
+    """Check the losses that accelerated.py reports. Return a line about it. Raises CheckError."""
     losses = told["losses"]
     if not losses[-1] < losses[0] / 2:  # also where one is no number
         raise CheckError(f"the loss goes from {losses[0]} to {losses[-1]}")
@@ -50,7 +50,7 @@ def judge_learnt(told: Mapping[str, Any]) -> str:
 
 
 def ray(ground: Ground) -> str:
-    """Have a Ray that is started here place a worker with the GPU."""
+    """Start a Ray here that places a worker with the GPU."""
     _need("ray")
     told = (
         ground.train("reduces.py", "--backend", "ray", "-o", "address=local", "--num-gpus", "1")

@@ -1,4 +1,5 @@
-"""What a check stands on: the GPU, a deadline, and jobs of the real launcher that end with it."""
+"""The environment of a check: the GPU, a deadline, and jobs of the real launcher that end with
+it."""
 
 from __future__ import annotations
 
@@ -40,12 +41,12 @@ class Job:
 
     @property
     def stderr(self) -> str:
-        """What the launcher wrote there."""
+        """The launcher's output on stderr."""
         return self.command.errors()
 
     @property
     def stdout(self) -> str:
-        """What the launcher wrote there until it ended."""
+        """The launcher's output until it ended."""
         return self.command.output.decode(errors="replace")
 
     def end(self, *codes: int) -> Job:
@@ -90,7 +91,7 @@ class Job:
         raise CheckError(f"rank {rank} of attempt {attempt} told nothing: {self.said()}")
 
     def has_told(self) -> bool:
-        """Return whether rank 0 has told what it saw."""
+        """Return whether rank 0 has printed its observations."""
         return any(line.startswith("told ") for line in self.log())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
@@ -188,7 +189,7 @@ class Ground:
         return done.stdout
 
     def folder(self) -> str:
-        """Make a folder that goes with the check."""
+        """Return a new folder that is removed with the check."""
         import tempfile
 
         return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="distlaunch-gpu-"))

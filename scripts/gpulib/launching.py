@@ -113,7 +113,7 @@ def preload_cuda(ground: Ground) -> str:
 
 
 def judge_fork(told: Mapping[str, Any], *, attempt: int, warm: bool) -> None:
-    """Hold what forks.py tells against how it was to start. Raises CheckError."""
+    """Check that forks.py was started as expected. Raises CheckError."""
     expect(told, attempt=attempt, warm=warm, sum=1000.0)
 
 

@@ -1,4 +1,4 @@
-"""What the check prints, and its exit code."""
+"""The printed result of the check and its exit code."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def nccl(ground: Ground) -> str:
 
 
 def check_group(told: Mapping[str, Any]) -> None:
-    """Hold what reduces.py tells of one worker against what a GPU has it tell."""
+    """Check the observations of one worker of reduces.py against those of a GPU."""
     expect(
         told,
         device="cuda:0",
@@ -123,7 +123,7 @@ def _sharded(
 def judge_sharded(
     told: Mapping[str, Any], computed_in: str, *, kept_on: str, times: int = 1
 ) -> str:
-    """Hold what shards.py tells against what was asked for; return a line about it. Raises
+    """Check the observations of shards.py against the request. Return a line about it. Raises
     CheckError."""
     losses = told["losses"]
     expect(
@@ -158,8 +158,7 @@ def checkpoint(ground: Ground) -> str:
 
 
 def judge_resumed(straight: Mapping[str, Any], resumed: Mapping[str, Any]) -> str:
-    """Hold two endings of goes_on.py against each other; return a line about it. Raises
-    CheckError."""
+    """Compare two endings of goes_on.py. Return a line about it. Raises CheckError."""
     expect(resumed, attempt=1, first=5)
     expect_that(
         straight["digest"] == resumed["digest"],

@@ -1,4 +1,4 @@
-"""What distlaunch answers: its own commands are run, and what they print or start is read."""
+"""The answers of distlaunch: its own commands run, and their output or their workers are read."""
 
 from __future__ import annotations
 

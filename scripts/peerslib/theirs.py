@@ -1,7 +1,7 @@
-"""What a peer itself answers. Runs in the interpreter that has the peer: cases as JSON on stdin,
+"""The answers of another launcher. Runs in the interpreter that has it: cases as JSON on stdin,
 answers on stdout.
 
-Calls the peer's own functions, each of which decides what its command does with that input.
+Calls the launcher's own functions, each of which decides what its command does with that input.
 """
 
 from __future__ import annotations

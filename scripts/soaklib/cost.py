@@ -1,4 +1,4 @@
-"""What a save in the background costs rank 0: the time until it returns, and the memory until it is
+"""Cost of a background save for rank 0: the time until it returns, and the memory until it is
 done."""
 
 from __future__ import annotations

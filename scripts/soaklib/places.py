@@ -1,4 +1,4 @@
-"""A place for checkpoints that holds what other tools have written, too: none of that may ever
+"""A directory or bucket for checkpoints that also holds files of other tools, which must never
 change."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOREIGN = {
 
 
 class Place(ABC):
-    """What the soak does to a place, or sees of it, from outside the training."""
+    """The soak's view of a place for checkpoints, from outside the training."""
 
     where: str
     """What the workers give a Checkpoint."""
@@ -42,13 +42,13 @@ class Place(ABC):
         """Write a file."""
 
     def begin_round(self, choose: random.Random) -> bool:
-        """Make the faults of a round; return whether a start may fail of them."""
+        """Set up the faults of a round. Return whether a start may fail because of them."""
         del choose
         return False
 
     @abstractmethod
     def end_round(self) -> None:
-        """Take the faults away."""
+        """Remove the faults."""
 
     def add_foreign(self) -> None:
         """Write what other tools have."""
@@ -75,7 +75,7 @@ class Directory(Place):
         self.where = f"local://{path}" if url else path
 
     def end_round(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: a directory has no faults."""
 
     def files(self) -> dict[str, bytes]:
         """Read all of them."""
@@ -133,8 +133,7 @@ class Bucket(Place):
         self._client.put_object(Bucket="bucket", Key=f"run/{path}", Body=data)
 
     def begin_round(self, choose: random.Random) -> bool:
-        """Have one to three kinds of requests fail: a few times, which clients try again, or many
-        times."""
+        """Make one to three kinds of requests fail: a few times, so that clients try again, or often."""
         lasting = False
         for method, part in choose.sample(self._FAULTS, choose.randint(1, 3)):
             times = choose.choice([1, 2, 3, 200])

@@ -1,2 +1,2 @@
-"""What scripts/testbed is made of: real systems on one machine, in namespaces of their own, gone
-without a trace."""
+"""Modules of ``scripts/testbed``: real systems on one machine, in namespaces of their own, that
+leave nothing behind."""

@@ -22,7 +22,7 @@ _RELAY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "relay.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """What is wrong with a host's cables."""
+    """The faults of a host's cables."""
 
     cut: bool = False
     isolated: bool = False

@@ -198,8 +198,8 @@ class Hosts:
         return self.popen(host, [python, "-m", "distlaunch", *args], cwd=cwd, env=env, **popen)
 
     def socket(self, host: str, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
-        """Make a socket in a host's network, for code that runs in this process; it wants
-        addresses, not names."""
+        """Return a socket in a host's network, for code in this process. It needs addresses, not
+        names."""
         back, there = (
             os.open(path, os.O_RDONLY)
             for path in ("/proc/thread-self/ns/net", self._namespaces[host]["net"])

@@ -1,5 +1,4 @@
-"""What can go wrong with a host of a test bed: ``cut(hosts, "n2")``. All of it is undone by
-``mend``."""
+"""Faults of a host of a test bed: ``cut(hosts, "n2")``. ``mend`` undoes all of them."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _LEAST_BURST_BYTES = 16384
 
 
 def cut(hosts: Hosts, host: str, *, on: bool = True) -> None:
-    """Have the switch drop all that comes from and goes to a host; its carrier stays, so nobody is
-    told."""
+    """Make the switch drop all packets from and to a host. The carrier stays up, so no program
+    notices."""
     cable.change(hosts, host, cut=on)
 
 
@@ -125,7 +124,7 @@ def kill_all(hosts: Hosts, host: str) -> None:
 
 
 def power_off(hosts: Hosts, host: str) -> None:
-    """Have a host vanish: silent first, then all its processes are gone."""
+    """Cut a host off, then kill all its processes."""
     cut(hosts, host)
     kill_all(hosts, host)
 

@@ -29,8 +29,8 @@ _TMPFS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
 def be(host: Host, wanted: Wanted, directory: str, control: socket.socket) -> None:
-    """Be the first process of a host: tell the switch by ``control`` how far we are, then never
-    return."""
+    """Run as the first process of a host. Report progress to the switch through ``control``, and
+    never return."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC)

@@ -46,7 +46,7 @@ def setns(fd: int) -> None:
 
 
 def children_into_own_pids() -> None:
-    """Have this process's next children begin in its own pid namespace again, after an ``unshare``
+    """Start the next children of this process in its own pid namespace again, after an ``unshare``
     of pids."""
     fd = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -69,7 +69,7 @@ def bind(source: str, target: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """Take a mount from one place to another."""
+    """Move a mount to another path."""
     mount(source, target, "none", MS_MOVE)
 
 
@@ -86,7 +86,7 @@ def unmount(target: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends, in whatever way."""
+    """Make the kernel kill this process when its parent ends."""
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 

@@ -1,5 +1,4 @@
-"""What the hosts of a test bed are: their names, networks and addresses, and the texts of the files
-that say so."""
+"""The hosts of a test bed: names, networks, addresses, and the files that describe them."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ UsePAM no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a test bed of hosts shall be like."""
+    """Settings of a test bed of hosts."""
 
     count: int = 4
     names: tuple[str, ...] = ()

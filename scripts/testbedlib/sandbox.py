@@ -1,14 +1,13 @@
-"""A place on this machine for a real system: a directory, pids, mounts and cgroups of its own; it
-goes without a trace.
+"""A sandbox on this machine for a real system: a directory, pids, mounts and cgroups of its own.
+Nothing of it stays.
 
-Three processes have part in it. The *user* (a test, `up`, `run`) starts the *keeper*
-(`scripts/testbed KIND hold`) with a pipe as its stdin. The keeper makes the directory and forks the
-*init* of a new pid namespace, which starts the system. When the pipe closes before the word
-``keep`` came through it, however the user ended, the keeper takes everything down; so it does on
-TERM. The kernel kills a pid namespace whole when its init is killed, and the init when the keeper
-is: no process of the system can escape that. Mounts go with the namespaces. If the keeper was
-killed, its directory and cgroups stay until ``take_down`` finds them (a lock tells whether a keeper
-lives: no recycled pid can hold it).
+Three processes take part. The *user* (a test, `up`, `run`) starts the *keeper* (`scripts/testbed
+KIND hold`) with a pipe as its stdin. The keeper makes the directory and forks the *init* of a new
+pid namespace, which starts the system. When the pipe closes before ``keep`` has come through it, or
+on TERM, the keeper takes everything down. The kernel kills a pid namespace whole when its init is
+killed, and the init when the keeper is: no process of the system can escape that. Mounts end with
+the namespaces. If the keeper was killed, its directory and cgroups stay until ``take_down`` finds
+them. A lock shows whether a keeper lives: no recycled pid can hold it.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ def enter_words(directory: str, init: int) -> list[str]:
 def keep(
     kind: str, bring_up: BringUp, hierarchies: Sequence[str] = (), enter: Enter = enter_words
 ) -> int:
-    """Be the keeper: bring a system up, say so in one line of JSON on stdout, and take it down when
-    told to.
+    """Run as the keeper: start a system, report it in one line of JSON on stdout, and take it down
+    on request.
 
     ``hierarchies`` are cgroup v1 hierarchies to be mounted as ``DIR/cgroup/NAME``, with a group of
     the sandbox's own as their root. Returns an exit code. Raises TestbedError when the system does
@@ -110,7 +109,7 @@ def keep(
 
 
 def _lock(directory: str) -> None:
-    """Hold the lock as long as this process lives: it is close-on-exec, and the init closes its
+    """Take a lock for the life of this process. It is close-on-exec, and the init closes its
     copy."""
     fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +251,8 @@ def _kill_init(directory: str, init: int | None, hierarchies: Sequence[str]) -> 
 
 
 def _thaw(group: str) -> None:
-    """Let frozen processes die: proctrack/cgroup freezes a step while it signals it.
+    """Thaw frozen groups so that their processes can die: proctrack/cgroup freezes a step while it
+    signals it.
 
     Groups may vanish meanwhile: their owner removes them as long as it lives.
     """
@@ -334,8 +334,8 @@ def is_kept(directory: str) -> bool:
 
 
 def state(directory: str) -> str:
-    """Say how a sandbox is: ``dead`` (its keeper was killed), ``up`` (it stays), ``held`` (it ends
-    with its user)."""
+    """Return the state of a sandbox: ``dead`` (its keeper was killed), ``up`` (it stays), ``held``
+    (it ends with its user)."""
     if not is_kept(directory):
         return "dead"
     return "up" if os.path.exists(f"{directory}/{_STAYS}") else "held"

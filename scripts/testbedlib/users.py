@@ -95,8 +95,8 @@ def _databases(directory: str, ours: dict[str, str]) -> dict[str, tuple[str, int
 
 
 def _open_the_way_to(path: str, directory: str) -> None:
-    """Have directories on the way that are closed to others, as /root is, seem open; what is in
-    them keeps its mode."""
+    """Make directories on the path that are closed to others, such as /root, passable; their
+    contents keep their modes."""
     parent = os.path.dirname(os.path.realpath(path))
     while parent != "/":
         if not os.stat(parent).st_mode & stat.S_IXOTH:

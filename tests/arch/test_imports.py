@@ -59,8 +59,7 @@ def test_a_local_train_loads_neither_the_command_line_framework_nor_anything_hea
 
 
 def test_a_local_train_stays_within_its_budget_of_modules(distlaunch):
-    """What a bare interpreter loads (about 40, with its site directory) is not ours to save, so it
-    is subtracted."""
+    """The modules of a bare interpreter (about 40, with its site directory) are subtracted."""
     bare = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "this"],
         env=distlaunch.env,

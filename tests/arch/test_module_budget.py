@@ -1,5 +1,4 @@
-"""What each command may load: the start-up promise as sets of modules, read from ``sys.modules`` at
-the end."""
+"""The sets of modules that each command may load, read from ``sys.modules`` at the end."""
 
 from __future__ import annotations
 

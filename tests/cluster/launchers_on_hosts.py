@@ -1,4 +1,4 @@
-"""Launchers on the test bed's hosts that meet without SSH: one on each, of a job of
+"""Jobs with one launcher on each of the test bed's hosts, without SSH. Workers run
 ``programs/nodes/waits_for_files.py``."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ while len(kept) < int(sys.argv[2]):
 
 
 class HostLaunchers:
-    """Launchers by node rank; rank 0 is on n1, rank 1 on n2, and so on, unless told otherwise."""
+    """Launchers of one job by node rank. By default rank 0 runs on n1, rank 1 on n2, and so on."""
 
     def __init__(self, hosts: Cluster) -> None:
         self.hosts = hosts
@@ -72,13 +72,13 @@ class HostLaunchers:
             self.start(rank, *options, **more)
 
     def wait_for_connections(self, count: int) -> None:
-        """Wait until launchers on so many hosts call node 0, which has not been started, and hang
-        up."""
+        """Listen in place of node 0, wait until launchers of ``count`` hosts have connected, and
+        hang up."""
         listening = self.hosts.popen("n1", [sys.executable, "-c", LISTENS, str(PORT), str(count)])
         assert listening.wait(LONG_S) == 0
 
     def wait_ready(self, *ranks: int, attempt: int = 0) -> list[dict[str, Any]]:
-        """Wait for workers, and give what each was told."""
+        """Wait until these workers run. Return what each of them reports."""
         paths = [self.hosts.work / f"ready-{attempt}-{rank}" for rank in ranks]
 
         def there() -> bool:
@@ -101,7 +101,7 @@ class HostLaunchers:
         (self.hosts.work / sign).touch()
 
     def exit_codes(self, within_s: float = LONG_S) -> dict[Any, int]:
-        """Wait for the end of all launchers; give their exit codes."""
+        """Wait until all launchers have ended. Return their exit codes by node rank."""
         codes = {rank: each.wait(within_s).returncode for rank, each in self.by_rank.items()}
         for rank, each in self.by_rank.items():
             assert "Traceback" not in each.stderr, (rank, each.stderr)

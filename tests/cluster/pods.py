@@ -74,7 +74,7 @@ class Pods(HostLaunchers):
         return running
 
     def name(self, *indices: int) -> None:
-        """Have DNS know the present addresses of these pods, in all pods."""
+        """Make DNS in all pods know the present addresses of these pods."""
         known = {index: "\t".join(self._names(index)) for index in indices}
         lines = [
             f"{self.hosts.address(self._places[index])}\t{names}\n"

@@ -1,5 +1,4 @@
-"""A job of ``programs/nodes/logs_signals.py`` in a batch script of the test bed's Slurm, as tests look at
-it."""
+"""A job of ``programs/nodes/logs_signals.py`` in a batch script of the test bed's Slurm."""
 
 from __future__ import annotations
 
@@ -135,8 +134,8 @@ class Job:
         (self.place / f"fail-{attempt}-{rank}").touch()
 
     def next_turn(self, count: int) -> None:
-        """Have Slurm begin the next turn of a job that was requeued now, not in two minutes; see
-        that it counts on."""
+        """Make Slurm start the next turn of a requeued job now, not in two minutes, and check the
+        restart count."""
         # In the second in which a job was ended, its nodes refuse it.
         self.slurm.run("scontrol", "update", f"JobId={self.id}", "StartTime=now+2")
         assert {each["TORCHELASTIC_RESTART_COUNT"] for each in self.up(count, attempt=1)} == {"1"}
@@ -197,8 +196,7 @@ class Job:
         return process.job == self.id and process.words[0].startswith("dl-agent")
 
     def assert_clean(self, within_s: float = 30.0) -> None:
-        """Nothing is left of it, but a daemon that cut its ties on a system that Slurm cannot look
-        into: it is ours."""
+        """Check that no process of the job is left, not even a daemon that left its session."""
 
         def left() -> list[Process]:
             return [each for each in processes(self.slurm) if each.job == self.id]
@@ -208,8 +206,8 @@ class Job:
 
 @contextlib.contextmanager
 def node_killed(slurm, node: str) -> Iterator[None]:
-    """Kill all of a node at once: its slurmd, its steps' slurmstepd, and what these have started;
-    then have it back."""
+    """Kill all processes of a node at once: slurmd, slurmstepd, and what these have started.
+    Restart slurmd at the end."""
     there = processes(slurm)
     by_pid = {each.pid: each for each in there}
     doomed = {each.pid for each in there if each.node == node}

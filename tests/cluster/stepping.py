@@ -1,4 +1,4 @@
-"""A job of ``programs/nodes/steps.py`` on the test bed's hosts, as tests of losses look at it."""
+"""A job of ``programs/nodes/steps.py`` on the test bed's hosts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stepping:
     # --- how it goes
 
     def up(self, attempt: int = 0, *, timeout: float = 60.0) -> list[dict[str, Any]]:
-        """Wait until all workers of an attempt are there; give what each was told, by rank."""
+        """Wait until all workers of an attempt run. Return what each of them reports, by rank."""
         folder = self.place / f"attempt-{attempt}"
 
         def found() -> list[dict[str, Any]] | None:
@@ -68,8 +68,8 @@ class Stepping:
     def wait_attempt(
         self, composition: Sequence[str], *, after: int = 0, timeout: float = 60.0
     ) -> int:
-        """Wait until workers are up on just these hosts (one each), in an attempt after this one;
-        give its number."""
+        """Wait until workers run on just these hosts (one each), in an attempt after ``after``.
+        Return its number."""
 
         def found() -> int:
             numbers = sorted(int(path.name[8:]) for path in self.place.glob("attempt-*"))
@@ -92,7 +92,7 @@ class Stepping:
         return int(path.read_text()) if path.exists() else 0
 
     def goes_on(self, *, by: int = 5, timeout: float = 30.0) -> None:
-        """Wait until it has gone some steps further."""
+        """Wait until the job has made some more steps."""
         before = self.step
         self.running.wait_for(
             lambda: self.step >= before + by, f"steps beyond {before}", timeout=timeout
@@ -101,11 +101,11 @@ class Stepping:
     # --- what it is told
 
     def fail(self) -> None:
-        """Have rank 0 fail."""
+        """Make rank 0 fail."""
         (self.place / "fail").touch()
 
     def enough(self, timeout: float = 60.0) -> Result:
-        """Have it end well."""
+        """Let the job end with 0."""
         (self.place / "enough").touch()
         result = self.running.wait(timeout)
         assert result.returncode == 0, result.stderr
@@ -114,11 +114,10 @@ class Stepping:
     # --- its processes
 
     def pids(self) -> set[int]:
-        """Return the pids of that."""
         return {process.pid for process in self.processes()}
 
     def processes(self) -> list[Process]:
-        """Return what runs on all hosts, the launcher included."""
+        """Return all processes of the job on all hosts, the launcher included."""
         return [process for name in self.hosts.layout for process in self.hosts.processes(name)]
 
     def find(self, host: str, what: str) -> Process:
@@ -148,8 +147,8 @@ def wait_empty(
 
 @contextlib.contextmanager
 def beside(hosts: Cluster, nodes: str) -> Iterator[set[int]]:
-    """Have another job on these hosts, of which every process is still there in the end; give their
-    pids."""
+    """Run another job on these hosts and yield its pids. Check at the end that all of them are
+    still there."""
     other = Stepping(hosts, nodes, name="beside")
     workers = len(other.up())
     other.goes_on()

@@ -1,4 +1,4 @@
-"""What workers on other hosts leave: it has the same time to end as on one machine."""
+"""Processes that workers on other hosts leave have the same time to end as on one machine."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Held:
         self.env = {"PATH": os.environ["PATH"], "HOME": "/", **answer["environment"]}
 
     def leave_a_daemon(self) -> int:
-        """Have a job leave a process that no signal but KILL ends, in a session of its own; return
-        its pid here."""
+        """Make a job leave a process in a session of its own that only KILL ends. Return its pid on
+        this machine."""
         daemon = Path(self.directory, "daemon.sh")
         daemon.write_text("trap '' TERM HUP INT; echo >$0.ready; while :; do sleep 60; done")
         job = "trap '' TERM HUP INT; setsid sh $0 & sleep 60"

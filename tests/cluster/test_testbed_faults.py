@@ -1,5 +1,5 @@
-"""What goes wrong on the test bed of hosts does so where and when it is told to, and is over when
-it is mended."""
+"""Faults of the test bed of hosts begin where and when they are asked for, and end when they are
+mended."""
 
 from __future__ import annotations
 

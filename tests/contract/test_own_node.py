@@ -1,5 +1,4 @@
-"""What a coordinator's own node does beside what every transport's agent does: it looks around, and
-tries addresses."""
+"""The coordinator's own node: surveys and attempts to reach addresses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""What workers leave in shared memory is removed by their node, in whatever way they and it end."""
-
 from __future__ import annotations
 
 import os

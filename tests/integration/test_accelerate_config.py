@@ -1,5 +1,4 @@
-"""What a configuration sets, compared with what Accelerate's own launcher sets for the same
-file."""
+"""The variables that a configuration sets, compared with those of Accelerate's own launcher."""
 
 from __future__ import annotations
 

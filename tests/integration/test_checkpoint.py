@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(autouse=True)
 def this_tree(distlaunch) -> None:
-    """Make launcher and workers import the package beside these tests, whatever is installed."""
+    """Make launcher and workers import the package beside these tests."""
     distlaunch.env["PYTHONPATH"] = str(ROOT)
 
 
@@ -217,7 +217,7 @@ def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_
 
 
 def test_a_part_that_fails_on_one_worker_alone_fails_the_resume_on_all(train_warm, tmp_path):
-    """What is read of it is read together: the others would wait for this worker there."""
+    """All workers read the part together, so the others would wait for this one."""
     job = ("--num-procs", "2", "--backend", "fsdp", PART_FAILS, tmp_path / "c")
     result = train_warm(*job, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 @pytest.fixture(autouse=True)
 def this_tree(distlaunch) -> None:
-    """Make launcher and workers import the package beside these tests, whatever is installed."""
+    """Make launcher and workers import the package beside these tests."""
     distlaunch.env["PYTHONPATH"] = str(ROOT)
 
 

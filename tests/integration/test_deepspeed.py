@@ -32,8 +32,8 @@ def python(deepspeed_python) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Hold every job to leave none of the buffers, 69 MB for each worker, of DeepSpeed's
-    collectives on CPUs."""
+    """Check after each job that DeepSpeed's CPU collectives left no shared memory (69 MB for each
+    worker)."""
     before = {*BUFFERS.glob("deepspeed_*")}
     yield
     left = {*BUFFERS.glob("deepspeed_*")} - before

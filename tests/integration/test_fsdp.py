@@ -1,4 +1,4 @@
-"""What the fsdp backend sets, read by the real Accelerate and Transformers."""
+"""The variables of the fsdp backend, read by the real Accelerate and Transformers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What Open MPI's own mpirun tells its processes, on one host and on several; Debian's
-``openmpi-bin`` has it."""
+"""The environment that Open MPI's mpirun gives its processes, on one host and on several. Needs
+Debian's ``openmpi-bin``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What `init` finds under launchers and without one, and how the group ends: together, alone, or
-not at all."""
+"""`init` under launchers and without one, and the end of the group: together, alone, or never."""
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) ->
 
 
 def later_than_a_double() -> None:
-    """Let so much time pass that a signal counts as a second one after another that has taken
-    effect."""
+    """Wait until the next signal counts as a second one."""
     began = time.monotonic()
     until(lambda: time.monotonic() > began + 1.1 * SECOND_S, "nobody takes both for one")
 
@@ -204,7 +203,7 @@ class Job:
 
 @pytest.fixture
 def job(distlaunch):
-    """Return jobs whose programs sign."""
+    """Return a ``Job``, whose programs report by signs."""
     return Job(distlaunch)
 
 

@@ -1,5 +1,4 @@
-"""Launchers of one job on this machine, which meet on loopback: what tests of several launchers
-start and ask."""
+"""Jobs with several launchers on this machine, which connect to each other on loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ LONG_S = 60.0
 
 
 class LoopbackLaunchers:
-    """Launchers of one job. Their workers are ``waits_for_signs.py``, which go by signs in the common
+    """Launchers of one job by node rank. Their workers run ``waits_for_signs.py`` in the common
     directory."""
 
     def __init__(self, launcher) -> None:
@@ -50,7 +49,7 @@ class LoopbackLaunchers:
         return running
 
     def start_all(self, *words: str, size: int = 2, **more) -> list:
-        """Start all of them, in any order."""
+        """Start all launchers in random order."""
         ranks = list(range(size))
         random.Random(self.port).shuffle(ranks)
         for rank in ranks:
@@ -58,7 +57,7 @@ class LoopbackLaunchers:
         return [self.by_rank[rank] for rank in range(size)]
 
     def wait_for_connections(self, count: int) -> None:
-        """Wait until so many launchers call node 0, which has not been started, and hang up."""
+        """Listen in place of node 0, wait until ``count`` launchers have connected, and hang up."""
         with ExitStack() as stack:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", self.port)))
             listener.settimeout(LONG_S)
@@ -66,7 +65,7 @@ class LoopbackLaunchers:
                 stack.enter_context(listener.accept()[0])  # kept meanwhile: nobody calls twice
 
     def wait_ready(self, *ranks: int, attempt: int = 0) -> list[dict]:
-        """Wait for workers, and give what they were told."""
+        """Wait until these workers run. Return what each of them reports."""
         paths = [self.distlaunch.work / f"ready-{attempt}-{rank}" for rank in ranks]
 
         def there() -> bool:

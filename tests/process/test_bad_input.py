@@ -1,4 +1,4 @@
-"""What cannot be done as asked: one or two lines, the design's exit code, nothing started, nothing
+"""Requests that cannot be met: one or two lines, the right exit code, nothing started, nothing
 left."""
 
 from __future__ import annotations

@@ -71,14 +71,14 @@ def test_another_job_on_the_one_port_that_was_named_may_go_away_until_the_deadli
 
 
 def silent_listeners(count):
-    """Ports on which somebody listens who never says a word."""
+    """Return ports whose listeners accept connections and send nothing."""
     stack = ExitStack()
     return stack, [stack.enter_context(server(lambda _: None)) for _ in range(count)]
 
 
 @pytest.fixture
 def long_answer_wait(monkeypatch):
-    """Have callers wait for an answer for longer than they have in all."""
+    """Make the wait for an answer longer than all the time that a launcher has."""
     monkeypatch.setattr(connect, "ANSWER_S", 2 * BOUND_S)
 
 

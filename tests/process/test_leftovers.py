@@ -37,7 +37,7 @@ GRACE = ("--grace", "60", "--failure-grace", "60")
 
 
 def let_save(job, running, *ranks: int) -> None:
-    """Let programs save that have got TERM, after their wrappers have ended."""
+    """Let programs save after TERM, when their wrappers have ended."""
     job.until(
         lambda: all(job.has_sign(f"got-TERM-{rank}") for rank in ranks),
         "the programs were asked to end",

@@ -1,5 +1,4 @@
-"""Whatever a worker leaves behind, and however the job ends: nothing of it stays. Proven by a FIFO
-that all inherit."""
+"""No descendant of a worker stays, however the job ends. A FIFO that all inherit proves it."""
 
 from __future__ import annotations
 

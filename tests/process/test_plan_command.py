@@ -288,8 +288,8 @@ def test_secrets_are_in_no_plan_no_event_no_table_and_no_argument_list(distlaunc
 
 
 def test_a_value_on_our_own_command_line_goes_no_further(distlaunch):
-    """What a user types there is in the launcher's own argument list; no worker's has it, no file,
-    no event."""
+    """A value of --env is in the launcher's own argument list, but in no worker's, no file and no
+    event."""
     source = (
         "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
     )

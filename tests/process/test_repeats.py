@@ -133,8 +133,8 @@ def launchers(distlaunch):
 
 @pytest.fixture
 def relayed(launchers, tmp_path):
-    """Have what calls the returned port reach the launchers's, by a relay that repeats messages of a
-    type."""
+    """Return a port whose connections are relayed to the coordinator. The relay repeats messages of
+    one type."""
     with ExitStack() as stack:
 
         def start(kind):

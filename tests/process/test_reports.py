@@ -1,4 +1,4 @@
-"""What the last report says of workers that left nothing, or that had to be killed."""
+"""The last report on workers that wrote nothing, or that had to be killed."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def old_runs(jobs, count: int) -> None:
 
 
 def last_event(directory, when: float) -> None:
-    """Have the last event of a job filed then; its folder was made before that of any other."""
+    """Write the last event of a job at this time, in a folder that is older than all others."""
     os.utime(directory / "events.jsonl", (when, when))
     os.utime(directory, (1, 1))
 

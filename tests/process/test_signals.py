@@ -1,4 +1,4 @@
-"""What the launcher does when it is told to stop, to pass something on, or to pause."""
+"""Signals to the launcher: stop, pass on, pause."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a worker finds when it begins: signals, descriptors, session, limits, words, variables,
-processors."""
+"""The state in which a worker starts: signals, descriptors, session, limits, arguments, variables,
+CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker finds in its environment (design, section 4), whatever was in the launcher's."""
+"""The environment of a worker, for any environment of the launcher."""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ COUNTS = "import os, sys; sys.stdout.write(f'{len(os.environ[\"PEERS\"])}\\n')"
 
 @pytest.fixture
 def wordy(distlaunch, tmp_path):
-    """Have a backend of another package's whose variable is as long as WORDY says, but only once
-    ports are settled."""
+    """Install a backend of another package whose variable is as long as WORDY says, once ports are
+    known."""
     folder = tmp_path / "wordy"
     about = folder / "wordy-1.dist-info"
     about.mkdir(parents=True)

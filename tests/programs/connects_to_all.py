@@ -1,6 +1,6 @@
-"""A worker that TF_CONFIG tells of others: listens on its own port, and greets all others on theirs.
+"""A worker with TF_CONFIG: listens on its own port, and connects to the ports of all others.
 
-It says what it was told, and which of these ports a stranger on this machine could have had meanwhile.
+It prints its configuration, and which of these ports another process on this machine could have taken meanwhile.
 """
 
 import json

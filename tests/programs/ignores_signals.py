@@ -1,4 +1,4 @@
-"""A worker as ``waits_for_signs.py`` that no signal but KILL ends."""
+"""A worker like ``waits_for_signs.py`` that only KILL ends."""
 
 import os
 import runpy

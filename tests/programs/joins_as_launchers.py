@@ -1,4 +1,4 @@
-"""Call HOST PORT as so many launchers, in any order; say how many were welcome, then keep the connections until stdin ends."""
+"""Join HOST PORT as COUNT launchers, in any order. Print how many were admitted, then keep the connections until stdin ends."""
 
 import os
 import random

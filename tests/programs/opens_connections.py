@@ -1,6 +1,6 @@
 """Open COUNT connections to HOST PORT and behave in a way: silent, drip, garbage, http, tls, token, stays.
 
-Says "up" when all have been opened once; opens those that are closed again, until stdin ends.
+Prints "up" when each has been opened once; opens those again that are closed, until stdin ends.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Put up ``told-<rank>``: what this worker was given (descriptors, signals, session, limits, words), as JSON; then end with 0."""
+"""Put up ``process-<rank>``: descriptors, signals, session, limits and arguments of this worker, as JSON. Then end with 0."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def c_variables():
 
 
 def initial_variables():
-    """What ``ps e`` shows of this process, without what is for our own bootstrap."""
+    """Return the environment that ``ps e`` shows of this process, without our bootstrap's variables."""
     with open("/proc/self/environ", "rb") as file:
         items = [os.fsdecode(item).partition("=")[::2] for item in file.read().split(b"\0") if item]
     return {

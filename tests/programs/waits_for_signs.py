@@ -1,7 +1,7 @@
-"""A worker of a job with several launchers: says who it is by a sign, then waits for one that says how to end.
+"""A worker of a job with several launchers: reports by a sign, then waits for a sign to end or to fail.
 
-Signs are files in the working directory: ``ready-<attempt>-<rank>`` (JSON) is its own, ``end-<attempt>`` and
-``fail-<attempt>-<rank>`` the test's; each USR1 adds a byte to ``usr1-<rank>``.
+Signs are files in the working directory. The worker writes ``ready-<attempt>-<rank>`` (JSON), the test ``end-<attempt>`` or
+``fail-<attempt>-<rank>``; each USR1 adds a byte to ``usr1-<rank>``.
 """
 
 import json

@@ -114,7 +114,7 @@ class Coordinator:
         self._write(data)
 
     def read(self, wait_s: float) -> bool:
-        """Take what comes within this time; False if nothing came."""
+        """Return what comes within this time, or False if nothing came."""
         if self.ended or not select.select([self.reading], [], [], wait_s)[0]:
             return False
         try:

@@ -1,4 +1,4 @@
-"""What needs our code in the workers' interpreters, where the agent itself has it in a zip only."""
+"""Features that need our code in the workers' interpreters, while the agent runs from a zip."""
 
 from __future__ import annotations
 

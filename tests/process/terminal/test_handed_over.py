@@ -1,5 +1,4 @@
-"""Who has the terminal: one worker alone, with its keys and signals, stopped and continued with
-it."""
+"""One worker has the terminal: its keys and signals, and stopping and continuing with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal shows, and terminals that stop, close or hang up."""
+"""Output on a terminal, and terminals that stop, close or hang up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the failing programs share: their rank, a gloo group with a short timeout, one step of work in it."""
+"""Common parts of the failing programs: rank, a gloo group with a short timeout, one step of work."""
 
 from __future__ import annotations
 

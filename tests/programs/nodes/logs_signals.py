@@ -1,7 +1,7 @@
-"""Says in PLACE/ATTEMPT-RANK, as JSON, where it is, then writes there a line for each signal that it gets, and for its end.
+"""Write variables to PLACE/ATTEMPT-RANK as JSON, then a line for each signal and for the end.
 
-PLACE/enough ends it well, PLACE/fail-ATTEMPT-RANK with 7; TERM after a moment for saving. With ``leaves`` USR1 ends it well, too.
-It has a child, and a daemon that has cut all ties.
+PLACE/enough ends the worker with 0, PLACE/fail-ATTEMPT-RANK with 7, TERM after a moment for saving. With ``leaves`` USR1 also ends it with 0.
+It has a child, and a daemon in a session of its own.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Says what a worker got, as one line of JSON: what is named on its command line, else its place."""
+"""Print host, directory, arguments and variables as one line of JSON; the variables of $ASK, too."""
 
 import json
 import os

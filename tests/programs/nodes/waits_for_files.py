@@ -1,6 +1,6 @@
-"""Says in PLACE/ready-ATTEMPT-RANK, as JSON, where it is, and goes on until PLACE/end-ATTEMPT or PLACE/fail-ATTEMPT-RANK.
+"""Write variables to PLACE/ready-ATTEMPT-RANK as JSON, and run until PLACE/end-ATTEMPT or PLACE/fail-ATTEMPT-RANK exists.
 
-It has a child, and a daemon that has cut all ties. ``ignore-signals`` workers do not obey TERM and INT; each USR1 adds a byte to
+The worker has a child, and a daemon in a session of its own. With ``ignore-signals`` it ignores TERM and INT; each USR1 adds a byte to
 PLACE/usr1-RANK.
 """
 

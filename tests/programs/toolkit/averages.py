@@ -144,7 +144,7 @@ def sparse(rank):
 
 
 class Kinds(nn.Module):
-    """What tensors there are: of many types and shapes, in another order in memory, and none at all."""
+    """Tensors of many types, shapes and memory orders, and an empty one."""
 
     def __init__(self, rank):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Make the mistakes that a script can make, one after the other, and print what the toolkit says."""
+"""Make mistakes of scripts, one after the other, and print the messages of the toolkit."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Say what init() found, use the group, and end as asked: `end`, `raise`, `exit`, `late` (a rank), `leave` or `hang`.
+"""Print the context of init(), use the group, and end as asked: `end`, `raise`, `exit`, `late` (a rank), `leave` or `hang`.
 
 The backend may follow.
 """

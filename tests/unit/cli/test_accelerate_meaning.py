@@ -1,4 +1,4 @@
-"""What the words of ``accelerate launch`` mean here."""
+"""Translation of the options of ``accelerate launch``."""
 
 from __future__ import annotations
 

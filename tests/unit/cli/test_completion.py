@@ -1,5 +1,3 @@
-"""What a word on the command line may be completed to."""
-
 from __future__ import annotations
 
 from importlib import import_module

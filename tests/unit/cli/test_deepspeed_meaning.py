@@ -1,4 +1,4 @@
-"""What the words of DeepSpeed's launcher mean here."""
+"""Translation of the options of DeepSpeed's launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share that take another launcher's words."""
+"""Common parts of the commands that take another launcher's options."""
 
 from __future__ import annotations
 

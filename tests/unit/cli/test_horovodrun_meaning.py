@@ -1,4 +1,4 @@
-"""What horovodrun's words mean here."""
+"""Translation of horovodrun's options."""
 
 from __future__ import annotations
 

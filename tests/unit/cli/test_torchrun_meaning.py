@@ -1,4 +1,4 @@
-"""What torchrun's options mean here: ours, the console's, and what is said."""
+"""Translation of torchrun's options: to ours, to the console's, and the notices about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``distlaunch torchrun`` shows, stream by stream. tests/contract/test_sinks.py has the
+"""Output of ``distlaunch torchrun``, stream by stream. tests/contract/test_sinks.py has the
 contract."""
 
 from __future__ import annotations

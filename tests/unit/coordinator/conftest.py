@@ -167,7 +167,7 @@ class Job:
     def fail(
         self, *, tail: bytes = RAISED, returncode: int = 1, uptime_s: float = 1.0
     ) -> list[p.Action]:
-        """Let rank 0 fail and the others obey."""
+        """Make rank 0 fail and all others stop."""
         self.exited(0, returncode, tail=tail, uptime_s=uptime_s)
         for rank in self.ranks[1:]:
             self.exited(rank, -15, told=True)
@@ -365,13 +365,13 @@ class NodesJob(Job):
     # --- whole turns
 
     def gather(self, *nodes: int) -> None:
-        """Let these join and be surveyed; all where none is named."""
+        """Connect and survey these nodes; all nodes by default."""
         for node in nodes or range(len(self.names)):
             self.joined(node)
             self.surveyed(node)
 
     def pass_time(self, seconds: float) -> list[p.Action]:
-        """Let time go by, with every deadline kept."""
+        """Move the clock forward and handle every deadline on the way."""
         actions: list[p.Action] = []
         until = self.now + seconds
         while (
@@ -404,7 +404,7 @@ class NodesJob(Job):
         return self.come_up()
 
     def survey_all(self) -> None:
-        """Let all answer that were asked for a survey and have not answered: those that are up."""
+        """Answer all open requests for a survey, of nodes that are up."""
         for node in range(len(self.names)):
             if self.policy._attempt_start._node_setup.nodes[node].serial:
                 self.surveyed(node)
@@ -419,7 +419,7 @@ class NodesJob(Job):
         ]
 
     def stop_others(self, *lost: int) -> list[p.Action]:
-        """Let the workers obey that are not on lost nodes."""
+        """Let the workers end that are not on lost nodes."""
         for rank in self.ranks:
             if self.member_of(rank) not in lost:
                 self.exited(rank, -15, told=True)

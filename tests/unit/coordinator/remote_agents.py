@@ -144,8 +144,8 @@ class Nodes:
             self.links[host].theirs.sendall(encode(message))
 
     def say_much(self, host: str, *messages) -> None:
-        """Say more than fits in the socket, while the agents' messages are read, and has not closed the
-        link."""
+        """Send more than fits in the socket while the remote agents read, and check that the
+        connection stays open."""
 
         def say() -> None:
             with suppress(OSError):

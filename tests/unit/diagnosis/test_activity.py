@@ -52,8 +52,8 @@ def sample(
 
 
 def why(first: str, second: str, *, state="S", share=0.0, children=0.0, gpu=False) -> str | None:
-    """Tell what two samples of one worker show that are 2 s apart; ``share``: of a processor that
-    it used."""
+    """Return the verdict on two samples of one worker, 2 s apart; ``share``: of a processor that it
+    used."""
     before = sample(first, state=state, gpu=gpu)
     after = sample(
         second, at_s=2.0, state=state, cpu_s=2 * share, children_cpu_s=2 * children, gpu=gpu

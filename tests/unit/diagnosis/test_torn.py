@@ -379,7 +379,8 @@ def test_markers_under_the_last_words_are_no_message(end_of):
 
 
 def test_what_an_interpreter_leaves_whose_printing_breaks_off(end_of, tmp_path):
-    """Let writing fail after every number of writes, as a signal handler's exception does."""
+    """Writing fails after each possible number of writes, as if a signal handler raised an
+    exception."""
     program = tmp_path / "torn.py"
     program.write_text(
         textwrap.dedent("""\

@@ -1,4 +1,4 @@
-"""What is read of the world around: host files, the systems' own files, names of this machine."""
+"""Facts read from the machine: host files, files of clusters, names of this machine."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def planner(
 
 
 def survey_all(made: SurveyedPlanner, **changed) -> dict[int, Surveyed]:
-    """Have all hosts tell the same, but for their names and addresses."""
+    """Give all hosts the same survey, but for names and addresses."""
     return {
         number: surveyed(node.host, **{"address": f"10.0.0.{number + 1}", **changed})
         for number, node in enumerate(made.hosts)

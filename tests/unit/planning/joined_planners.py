@@ -27,7 +27,7 @@ class Plain(Backend):
 
 @pytest.fixture
 def by_hand(make_facts):
-    """Make a launcher that the user has started with these options."""
+    """Return the plan of a launcher that a user has started with these options."""
 
     def make(hostname: str = "n0", **options) -> JoinedPlanner:
         identity = Identity(hostname=hostname, addresses=("10.0.0.7",))
@@ -50,7 +50,7 @@ def by_hand(make_facts):
 
 @pytest.fixture
 def from_source(make_facts):
-    """Make a launcher that a system has started as one of several."""
+    """Return the plan of a launcher that a cluster has started as one of several."""
 
     def make(allocation: Allocation, **options) -> JoinedPlanner:
         facts = make_facts()

@@ -1,4 +1,4 @@
-"""What is said in the words of those who come from another launcher."""
+"""Messages in the words of another launcher's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher plans of its own workers as the coordinator tells it, and what it refuses."""
+"""The plan of a joined launcher for its own workers, and the orders that it refuses."""
 
 from __future__ import annotations
 

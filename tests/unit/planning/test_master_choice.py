@@ -34,7 +34,7 @@ def test_the_first_address_that_all_have_reached_is_taken(make_surveyed):
 
 
 def two(make_surveyed, first, second, answer, **more):
-    """Have two nodes meet at the first's first address."""
+    """Return the choice for two nodes, at the first address of the first node."""
     surveys = [
         node(make_surveyed, "a", *first.pop("written"), **first),
         node(make_surveyed, "b", *second.pop("written"), **second),

@@ -1,5 +1,5 @@
-"""Who names the nodes, which of them is this machine, and what is explained; whatever is around,
-only our errors come."""
+"""The system that names the nodes, this machine among them, and the notices. Any environment leads
+to our errors only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan has workers run, and in which directory."""
+"""The commands of workers and their working directory."""
 
 from __future__ import annotations
 

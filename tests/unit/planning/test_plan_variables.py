@@ -1,5 +1,4 @@
-"""What variables workers get: the launcher's own, the backend's, the user's, and which of them
-wins."""
+"""Variables of workers from the launcher, the backend and the user, and their precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What slots count, which of them filters and --gpus leave, and what of it is said."""
+"""Slots that count, those that filters and --gpus leave, and the notices about them."""
 
 from __future__ import annotations
 

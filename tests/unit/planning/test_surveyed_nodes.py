@@ -1,4 +1,4 @@
-"""Who takes part in an attempt, and what plan that makes, from what the nodes have told."""
+"""The nodes of an attempt and its plan, from the surveys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every composition, whoever is there."""
+"""Properties of every plan from surveys."""
 
 from __future__ import annotations
 

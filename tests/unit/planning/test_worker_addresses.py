@@ -115,7 +115,7 @@ def test_the_plans_record_has_the_cluster_once_and_each_workers_place_beside_it(
 
 
 class Shared(PlannedBackend):
-    """Tells all workers the same."""
+    """Gives all workers the same value."""
 
     name = "shared"
     worker_ports = 2
@@ -144,7 +144,7 @@ MOST = 131_071
 
 
 class Filling(PlannedBackend):
-    """Tells each worker so many bytes, of which the last worker's end is the longest."""
+    """Gives each worker so many bytes; the last worker's ending is the longest."""
 
     name = "filling"
     worker_ports = 1

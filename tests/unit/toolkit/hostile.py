@@ -42,7 +42,7 @@ class Part:
 
 
 def seal(folder) -> None:
-    """Have the manifest fit the files again, as whoever changes them can."""
+    """Make the manifest match the changed files, as an attacker can."""
     files = {}
     for path in folder.iterdir():
         if path.name != "manifest.json":
@@ -79,7 +79,7 @@ def loaded_bytes(data):
 
 
 def put_entry(folder, key: str, data: bytes, *, as_bytes: bool = False) -> None:
-    """Have an entry be other data, at the end of the file that it was in."""
+    """Replace an entry by other data, at the end of its file."""
     with changed_metadata(folder) as metadata:
         index, info = next(
             (index, info) for index, info in metadata.storage_data.items() if index.fqn == key
@@ -94,7 +94,7 @@ def put_entry(folder, key: str, data: bytes, *, as_bytes: bool = False) -> None:
 
 
 def put_worker(folder, own) -> None:
-    """Have rank 0's own entry be another one."""
+    """Replace rank 0's own entry."""
     entry = torch_saved(own)
     put_entry(
         folder, "worker-0", torch_saved(torch.frombuffer(bytearray(entry), dtype=torch.uint8))

@@ -32,7 +32,7 @@ def empty():
 
 
 def train(steps, **options):
-    """Have the weight be the number of steps."""
+    """Set the weight to the number of steps."""
     model = nn.Linear(2, 1)
     checkpoint = Checkpoint(ROOT, model=model, every=1, **options)
     try:

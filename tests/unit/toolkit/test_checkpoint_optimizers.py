@@ -1,4 +1,4 @@
-"""What a save and a resume do to optimizers: nothing, and everything."""
+"""Optimizers over a save and a resume."""
 
 from __future__ import annotations
 

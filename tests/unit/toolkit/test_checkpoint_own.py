@@ -1,4 +1,4 @@
-"""What each worker has for itself, and what of it is another's."""
+"""State that each worker has for itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.toolkit.hostile import loaded_bytes
 
 
 def statistics(value: float) -> nn.Module:
-    """Make a model of a frozen parameter and of statistics."""
+    """Return a model of a frozen parameter and of statistics."""
     model = nn.BatchNorm1d(2)
     model.requires_grad_(False)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from distlaunch.toolkit.checkpoint.checkpoint import ASK_S, MOST_STEPS_BETWEEN, 
 
 
 def trained(asking, first, last, step_s, now_s=0.0):
-    """Take steps; return those after which a question was asked."""
+    """Make steps. Return those after which a request was read."""
     asked = []
     for steps in range(first, last):
         now_s += step_s

@@ -16,7 +16,7 @@ from tests.unit.toolkit.training import names
 
 @pytest.fixture
 def made(tmp_path):
-    """Make Checkpoints in one place, one after the other."""
+    """Return several Checkpoints of one directory, made one after the other."""
     opened = []
 
     def make(**options):

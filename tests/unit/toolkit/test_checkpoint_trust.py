@@ -869,7 +869,7 @@ def test_an_attribute_does_not_make_a_tensor_a_sharded_one():
 
 
 def test_many_tensors_that_share_their_numbers_are_refused_at_the_save_and_at_the_load():
-    """Whoever takes them may copy each of them, as optimizers do."""
+    """The reader may copy each of them, as optimizers do."""
     tensor = torch.ones(1 << 20)
     check_saved([tensor] * 15, "a")
     assert len(loaded_bytes(torch_saved([tensor] * 15))) == 15

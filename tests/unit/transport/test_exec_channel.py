@@ -1,4 +1,4 @@
-"""What has come on a channel: levels, order, ends, and how much is kept."""
+"""Data of a channel: levels, order, ends, and how much is kept."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""What known_hosts says of a key."""
-
 from __future__ import annotations
 
 import subprocess

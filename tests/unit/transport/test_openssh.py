@@ -1,4 +1,4 @@
-"""What we tell ssh, and what its words mean."""
+"""The options of ssh, and the meaning of its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an actor of Ray's does for an agent, outside of Ray."""
+"""The Ray actor that runs an agent, outside of Ray."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What starts the agents of a Slurm job, with a made-up srun: whoever waits for one that has ended
-is told so."""
+"""Agents of a Slurm job with a fake srun. A caller that waits for an ended step gets an error."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class Ending:
 
 @pytest.fixture
 def make():
-    """Make one for two nodes, whose steps end when they are asked for the ``at``th time."""
+    """Return an object for two nodes whose steps end at the ``at``-th request."""
     made: list[SrunConnector] = []
 
     def making(at: int) -> SrunConnector:

@@ -200,7 +200,7 @@ class MasterChoice:
 
 
 def answers(meet, peer, rank) -> None:
-    """Have a launcher say something, a little later than all that was before."""
+    """Send messages of a launcher, a little later than all earlier ones."""
     meet.now += 0.5
     peer.say(m.Pong(serial=99, clock=7.0))
     meet.pump(lambda: meet.joined_launchers._node_connections[rank].received_at == meet.now)

@@ -220,7 +220,7 @@ class Filed:
 
 
 class Records:
-    """What the user, and the record of the job, are told."""
+    """Records the notices for the user and the events of the job."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []

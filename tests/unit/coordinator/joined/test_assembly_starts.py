@@ -19,7 +19,7 @@ from tests.unit.coordinator.remote_agents import GONE, WITHIN_S, exited
 
 
 def commenced(meet, workers: int = 2) -> Peer:
-    """Have a member that is told to start so many workers."""
+    """Return a joined launcher that was asked to start so many workers."""
     meet.joined_launchers.connect(1, 0.0)
     peer = meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
@@ -40,7 +40,7 @@ def commenced(meet, workers: int = 2) -> Peer:
 
 
 def says(meet, peer, *messages) -> None:
-    """Have a launcher say this, and the policy hear it."""
+    """Send these messages of a launcher and pass the events to the policy."""
     before = len(meet.of(a.FromNode))
     peer.say(*messages)
     meet.pump(lambda: len(meet.of(a.FromNode)) == before + len(messages))

@@ -1,4 +1,4 @@
-"""What the consoles of a job's other launchers hear of what is said at the coordinator."""
+"""Notices of the coordinator on the consoles of joined launchers."""
 
 from __future__ import annotations
 

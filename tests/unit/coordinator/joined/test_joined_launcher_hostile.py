@@ -100,8 +100,8 @@ def joiner(tmp_path_factory):
 
 
 def check(launcher: JoinedLauncherBed) -> None:
-    """See that nothing but the launcher's own command was started, and no attempt over another, or
-    again."""
+    """Check that only the launcher's own command was started, and one attempt at a time, once
+    each."""
     code = launcher.run()
     assert 0 <= code <= 255
     runs: int | None = None

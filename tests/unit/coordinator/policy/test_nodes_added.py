@@ -94,7 +94,7 @@ def test_hosts_are_looked_for_at_each_re_forming_and_new_ones_take_part(found):
 
 
 def without_its_third(job):
-    """Have a job run, and lose a node: the others are asked again what they have."""
+    """Start a job and lose a node. The others are surveyed again."""
     job.begin()
     job.gather()
     job.come_up()

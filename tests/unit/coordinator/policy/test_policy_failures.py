@@ -346,7 +346,7 @@ OTHER = b'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g
 
 
 def failed_thrice(job, *, uptime_s=12.0, last=None, steps=()) -> str:
-    """Have a job with two restarts fail three times; give what its report says of them."""
+    """Make a job with two restarts fail three times. Return the restarts of its report."""
     job.run()
     for attempt in range(3):
         if steps:

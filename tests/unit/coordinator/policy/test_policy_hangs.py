@@ -36,7 +36,7 @@ class Watched:
         )
 
     def pass_time(self, seconds: float) -> list:
-        """Let time go by, with every deadline kept."""
+        """Move the clock forward and handle every deadline on the way."""
         actions = []
         until = self.job.now + seconds
         while (due := self.job.policy.deadline()) is not None and due <= until:

@@ -30,7 +30,7 @@ def budget():
 
 
 def take(budget, message, count, now=100.0) -> int:
-    """Take a message so often, or until it is refused; return how often it was taken."""
+    """Pass a message ``count`` times, or until it is refused. Return how often it was accepted."""
     for taken in range(count):
         try:
             budget.charge(message, now)

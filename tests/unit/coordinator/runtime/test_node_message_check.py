@@ -1,4 +1,4 @@
-"""What a node, or another launcher, may say of the attempts of a job."""
+"""Messages about attempts that a node or another launcher may send."""
 
 from __future__ import annotations
 

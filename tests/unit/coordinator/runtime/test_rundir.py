@@ -11,7 +11,7 @@ from distlaunch.coordinator.runtime.run_directory import join_run_dir, make_run_
 
 @pytest.fixture
 def joined(tmp_path):
-    """Have launcher 1 of job ``j`` join a folder of this name; give its path."""
+    """Make launcher 1 of job ``j`` join a folder of this name. Return its path."""
 
     def join(folder: str) -> str:
         run_dir = join_run_dir(str(tmp_path), folder, {}, node=1, job_id="j")

@@ -17,7 +17,7 @@ TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
 
 
 class SrunConnector:
-    """What the remote agents have of srun: all agents are of one step, until ``anew``."""
+    """A connector of agents that all belong to one step, until ``anew``."""
 
     def __init__(self, open_connection) -> None:
         self.open = open_connection

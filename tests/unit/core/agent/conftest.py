@@ -94,7 +94,7 @@ class Node:
         return self
 
     def finish(self) -> list[t.Action]:
-        """Let the leftovers end, and answer the sweep."""
+        """End the left processes and answer the sweep."""
         for rank in list(self.table.running):
             self.ended(rank)
         for rank in list(self.table.workers):

@@ -13,7 +13,7 @@ SIZE = 60_000  # less than any pipe holds
 
 
 class OneByOne:
-    """Has room for one chunk whenever it is told to."""
+    """Has room for one more chunk each time it is told to."""
 
     def __init__(self) -> None:
         self.took: list[tuple[int, int]] = []

@@ -67,7 +67,7 @@ class Hands:
         return self.warm
 
     def ready(self, *ranks: int) -> WarmStart:
-        """Make the server ready, with these orders sent."""
+        """Return a server that is ready and has these orders."""
         warm = self.start()
         self.say("importing json", "imported", "ready")
         for rank in ranks:

@@ -286,7 +286,7 @@ def linger(node, *, linger_s: float = 4.0, grace_s: float = 2.0):
 
 @pytest.fixture
 def leaving(make_node):
-    """Make a node whose workers have all ended with 0 and left a process."""
+    """Return a node whose workers have all ended with 0, and one of which left a process."""
     node = make_node().up(1)
     node.ended(0)
     assert node.of(w.Sweep, node.drained(0)) == [w.Sweep()]

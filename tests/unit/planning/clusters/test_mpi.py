@@ -8,7 +8,7 @@ from distlaunch.planning.clusters.environment_reader import IncompleteError
 
 
 def openmpi(rank, size, local_rank, local_size, nodes, **more):
-    """Make the variables of a process as ``mpirun -n 2 env`` of Open MPI 4.1.4 prints them."""
+    """Return the variables that ``mpirun -n 2 env`` of Open MPI 4.1.4 prints for a process."""
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),
@@ -23,8 +23,8 @@ def openmpi(rank, size, local_rank, local_size, nodes, **more):
 
 
 def hydra(rank, size, local_rank, local_size, host="a"):
-    """Make the variables of a process as ``mpiexec.hydra -hosts a,b env`` of MPICH 4.0.2 prints
-    them."""
+    """Return the variables that ``mpiexec.hydra -hosts a,b env`` of MPICH 4.0.2 prints for a
+    process."""
     return {
         "HYDI_CONTROL_FD": "7",
         "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": host,

@@ -1,5 +1,5 @@
-"""What shells and tasks saw in the test bed's Slurm (tests/data/slurm; tests/cluster captures and
-checks them against Slurm)."""
+"""Environments of shells and tasks in the test bed's Slurm (tests/data/slurm; tests/cluster
+captures and checks them)."""
 
 from __future__ import annotations
 
