@@ -114,15 +114,15 @@ class Running:
 
         return self.wait_for(found, f"{count} workers", timeout=timeout)
 
-    def wait_said(self, text: str, ranks: int, *, timeout: float = 30.0) -> None:
+    def wait_rank_logs(self, text: str, ranks: int, *, timeout: float = 30.0) -> None:
         """Wait until so many ranks have said it, by their files: the console may fold equal lines
         of several."""
 
-        def said() -> bool:
+        def written() -> bool:
             logs = [] if self.run_dir is None else self.run_dir.glob("attempt-0/rank-*.log")
             return sum(text.encode() in log.read_bytes() for log in logs) == ranks
 
-        self.wait_for(said, f"{text!r} of {ranks} ranks", timeout=timeout)
+        self.wait_for(written, f"{text!r} of {ranks} ranks", timeout=timeout)
 
     def wait_stdout(self, text: str, *, timeout: float = 30.0) -> None:
         self.wait_for(lambda: text in self.stdout, f"{text!r} on stdout", timeout=timeout)

@@ -159,7 +159,7 @@ class Replay:
         )
 
     def exit(
-        self, ranks: Iterable[int], returncode: int, *, told: bool = False, tail: bytes = b""
+        self, ranks: Iterable[int], returncode: int, *, reported: bool = False, tail: bytes = b""
     ) -> None:
         """End workers."""
         at = self.policy.attempt
@@ -173,7 +173,7 @@ class Replay:
                     returncode=returncode,
                     uptime_s=60.0,
                     ended=self.now,
-                    told_to_stop=told,
+                    told_to_stop=reported,
                     oom_kills=0,
                     error_file=None,
                     stderr_tail=tail,
@@ -198,7 +198,7 @@ class Replay:
         self.exit([failing], 1, tail=RAISED)
         self.now += 1.0
         self.play([a.Tick()])
-        self.exit((rank for rank in ranks if rank != failing), -15, told=True)
+        self.exit((rank for rank in ranks if rank != failing), -15, reported=True)
         self.all_gone()
         self.survey()
         self.come_up()

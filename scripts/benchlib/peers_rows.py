@@ -115,13 +115,13 @@ class Team:
 
     def errors(self) -> str:
         """Return the last that each launcher wrote to stderr, those of some."""
-        said = []
+        message = []
         for rank in sorted(self.launchers)[:NODES]:
             with open(
                 f"{self.directory}/stderr-{rank}", encoding="utf-8", errors="replace"
             ) as file:
-                said.append(f"launcher {rank}: {file.read()[-800:]}")
-        return "\n".join(said)
+                message.append(f"launcher {rank}: {file.read()[-800:]}")
+        return "\n".join(message)
 
     def until(self, condition: Callable[[], bool], what: str, *, within_s: float = LONG_S) -> None:
         """Wait for a condition. Raises BenchError with what the launchers said."""

@@ -25,15 +25,15 @@ def _plan(launcher: Launcher, key: str, *words: str) -> Sample:
             pass
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": directory, "LANG": "C.UTF-8"}
         argv = [f"{launcher.bin}/distlaunch", "plan", *words, script]
-        with open(os.devnull, "wb") as nothing, open(errors, "wb") as said:
+        with open(os.devnull, "wb") as nothing, open(errors, "wb") as message:
             began = time.monotonic()
-            process = subprocess.Popen(argv, env=env, cwd=directory, stdout=nothing, stderr=said)
+            process = subprocess.Popen(argv, env=env, cwd=directory, stdout=nothing, stderr=message)
             _, status, usage = os.wait4(process.pid, 0)
             seconds = time.monotonic() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            with open(errors, encoding="utf-8") as said_text:
-                raise BenchError(said_text.read()[-1500:])
+            with open(errors, encoding="utf-8") as message_text:
+                raise BenchError(message_text.read()[-1500:])
     return {
         key: seconds,
         f"{key}_memory": usage.ru_maxrss * 1024 / 1e6,

@@ -147,12 +147,12 @@ def sigterm(launcher: Launcher, scale: Scale) -> Sample:
     with running(lambda directory: launcher.command(4, ["idle.py"], directory)) as command:
         command.stamps("start", 0, 4, within_s=60)
         time.sleep(0.5)
-        told = time.monotonic_ns()
+        reported = time.monotonic_ns()
         os.kill(command.pid, signal.SIGTERM)
         code = command.wait(within_s=60)
         left = len(command.related())
         return {
-            "sigterm": (command.ended_ns - told) / 1e9,
+            "sigterm": (command.ended_ns - reported) / 1e9,
             "sigterm_code": code,
             "sigterm_left": left,
         }

@@ -101,27 +101,27 @@ class Bed:
         place = f"{self.hosts.shared}/round-{number}"
         job = start(self.hosts, chosen, place, self.innocent)
         trial = Trial(job, chosen, dice)
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "round": number,
             "what": str(chosen),
             "fault": chosen.fault.name,
             "miss": None,
         }
-        told["kind"] = _kind(chosen)
+        reported["kind"] = _kind(chosen)
         try:
-            told["outcome"] = trial.run()
+            reported["outcome"] = trial.run()
             for host, neighbour in self.neighbours.items():
                 if not (chosen.fault.wipes and host == chosen.host):
                     neighbour.check(self.hosts)
         except (Miss, AssertionError, OSError, TestbedError) as miss:
-            told["outcome"] = "missed"
-            told["miss"] = f"{type(miss).__name__}: {miss}"
-            told["transcript"] = self._transcript(trial)
-        told["settled_s"] = trial.settled_s
+            reported["outcome"] = "missed"
+            reported["miss"] = f"{type(miss).__name__}: {miss}"
+            reported["transcript"] = self._transcript(trial)
+        reported["settled_s"] = trial.settled_s
         clear(job)
-        if told["miss"] is None and chosen.fault.wipes:
+        if reported["miss"] is None and chosen.fault.wipes:
             self.neighbours[chosen.host] = Neighbour.begun(self.hosts, chosen.host)
-        return told
+        return reported
 
     @staticmethod
     def _transcript(trial: Trial) -> str:
@@ -157,7 +157,9 @@ class Bed:
         )
 
 
-def _play_all(options: argparse.Namespace, seed: int, numbers: Sequence[int], told: Any) -> None:
+def _play_all(
+    options: argparse.Namespace, seed: int, numbers: Sequence[int], reported: Any
+) -> None:
     """Play these rounds, in a process of its own; a bed that a round has missed on is replaced."""
     bed: Bed | None = None
     try:
@@ -166,12 +168,12 @@ def _play_all(options: argparse.Namespace, seed: int, numbers: Sequence[int], to
             dice = random.Random(f"{seed}/{number}")
             chosen = Round.draw(dice, bed.hosts.names, options.only)
             result = bed.play(chosen, dice, number)
-            told.put(result)
+            reported.put(result)
             if result["miss"] is not None:
                 bed.hosts.close()
                 bed = None
     except BaseException as exc:
-        told.put({"broken": f"{type(exc).__name__}: {exc}"})
+        reported.put({"broken": f"{type(exc).__name__}: {exc}"})
         raise
     finally:
         if bed is not None:
@@ -182,10 +184,10 @@ def play(options: argparse.Namespace, seed: int) -> int:
     """Play all rounds; 0 if all ended in the state that is promised, and nothing stayed."""
     numbers = [options.round] if options.round is not None else list(range(options.faults))
     context = multiprocessing.get_context("fork")
-    told: Any = context.Queue()
+    reported: Any = context.Queue()
     beds = [
         context.Process(
-            target=_play_all, args=(options, seed, numbers[index :: options.beds], told)
+            target=_play_all, args=(options, seed, numbers[index :: options.beds], reported)
         )
         for index in range(min(options.beds, len(numbers)))
     ]
@@ -194,7 +196,7 @@ def play(options: argparse.Namespace, seed: int) -> int:
     results: list[dict[str, Any]] = []
     broken = 0
     while len(results) < len(numbers) and broken < len(beds):
-        result = told.get()
+        result = reported.get()
         if "broken" in result:
             broken += 1
             print(f"chaos: a test bed broke: {result['broken']}", flush=True)

@@ -61,12 +61,12 @@ class Job:
         """Return the newest attempt of which all workers have come up; -1 if there is none."""
         numbers = [int(name[8:]) for name in os.listdir(self.place) if name.startswith("attempt-")]
         for number in sorted(numbers, reverse=True):
-            told = self.told(number)
-            if told and len(told) == int(told[0]["WORLD_SIZE"]):
+            reported = self.reported(number)
+            if reported and len(reported) == int(reported[0]["WORLD_SIZE"]):
                 return number
         return -1
 
-    def told(self, attempt: int) -> list[dict[str, str]]:
+    def reported(self, attempt: int) -> list[dict[str, str]]:
         """Return what the workers of an attempt were told that have come up."""
         found = []
         with suppress(OSError):
@@ -317,11 +317,11 @@ class Trial:
 
     def _judge_code(self, code: int) -> None:
         chosen, screen = self.chosen, self.job.screen()
-        told_enough = chosen.moment == "ending"
+        has_reported = chosen.moment == "ending"
         allowed = chosen.may_end_with() | (
-            {0} if told_enough and not chosen.kills_launcher else set()
+            {0} if has_reported and not chosen.kills_launcher else set()
         )
-        if told_enough and chosen.kills_launcher:
+        if has_reported and chosen.kills_launcher:
             allowed |= {0}
         if code not in allowed:
             raise Miss(
@@ -366,7 +366,7 @@ class Trial:
             job.say("fail")
             self._wait(lambda: job.attempt() > before, "another attempt after a failure", UP_S)
             self.note(
-                f"failed, attempt {job.attempt()} is up on {len(job.told(job.attempt()))} hosts"
+                f"failed, attempt {job.attempt()} is up on {len(job.reported(job.attempt()))} hosts"
             )
         step = job.step
         self._wait(lambda: job.step > step + 3, "steps after all is mended", UP_S)

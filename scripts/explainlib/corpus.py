@@ -265,8 +265,8 @@ def count(scores: dict[str, dict[str, object]]) -> dict[str, object]:
     for name in ("rank", "cause", "both", "misled"):
         found[name] = sum(bool(score[name]) for score in scores.values())
     for name in ("frame", "hint", "exit"):
-        said = [score[name] for score in scores.values() if score[name] is not None]
-        found[name] = f"{sum(map(bool, said))} of {len(said)}"
+        message = [score[name] for score in scores.values() if score[name] is not None]
+        found[name] = f"{sum(map(bool, message))} of {len(message)}"
     beside = [score["torchrun"] for score in scores.values()]
     if measured := [score for score in beside if isinstance(score, dict)]:
         for name in ("rank", "cause"):
@@ -295,7 +295,9 @@ def score_folder(
         if torchrun and not program.hangs:
             score.torchrun = explain_by_torchrun(program)
         scores[program.name] = asdict(score) | {"both": score.both}
-        words = ["-" if said is None else "yes" if said else "NO" for said in _columns(score)]
+        words = [
+            "-" if message is None else "yes" if message else "NO" for message in _columns(score)
+        ]
         print(
             f"{program.name:32} {words[0]:5} {words[1]:5} {words[2]:5} {words[3]:5} "
             f"{'MISLED' if score.misled else '':7} {words[4] + '/' + words[5]:10} "

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from learning import Block, network, samples
-from tells import tell
+from observations import report
 from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS = 4
@@ -24,7 +24,7 @@ for _ in range(EPOCHS):
         optimizer.step()
         losses.append(loss.item())
 stage = getattr(model, "zero_optimization_stage", None)
-tell(
+report(
     device=accelerator.device,
     processes=accelerator.num_processes,
     precision=accelerator.mixed_precision,

@@ -4,14 +4,14 @@ first attempt."""
 import os
 import sys
 
-from tells import tell
+from observations import report
 
 warm = "torch" in sys.modules
 import torch  # noqa: E402 - whether it was there is the question
 
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-tell(
+report(
     warm=warm, attempt=attempt, device=device.type, sum=torch.ones(1000, device=device).sum().item()
 )
 if "--fail" in sys.argv and attempt == 0:

@@ -15,7 +15,7 @@ os.environ.setdefault(
 
 import torch
 from learning import CLASSES, PIXELS, samples
-from tells import tell
+from observations import report
 from torch import nn
 
 from distlaunch.toolkit import Checkpoint, init, wrap
@@ -46,4 +46,4 @@ checkpoint.close()
 digest = hashlib.sha256()
 for tensor in (*model.state_dict().values(), torch.rand(8, device=context.device)):
     digest.update(bytes(tensor.detach().cpu().contiguous().view(torch.uint8).flatten().tolist()))
-tell(device=context.device, attempt=context.attempt, first=first, digest=digest.hexdigest())
+report(device=context.device, attempt=context.attempt, first=first, digest=digest.hexdigest())

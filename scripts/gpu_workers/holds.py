@@ -4,10 +4,10 @@ import os
 import time
 
 import torch
-from tells import tell
+from observations import report
 
 memory = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()
-tell(pid=os.getpid(), held=memory.numel())
+report(pid=os.getpid(), held=memory.numel())
 while True:
     time.sleep(60)

@@ -3,6 +3,6 @@
 import json
 
 
-def tell(**seen: object) -> None:
+def report(**seen: object) -> None:
     """Print the values; a dtype or a device by its name."""
-    print("told", json.dumps(seen, default=str), flush=True)
+    print("observed", json.dumps(seen, default=str), flush=True)

@@ -2,12 +2,12 @@
 
 import sys
 
-from tells import tell
+from observations import report
 from torch.distributed.flight_recorder.components.loader import read_dump
 
 dump = read_dump(*sys.argv[1:3])
 entries = dump["entries"]
-tell(
+report(
     version=dump["version"],
     rank=dump["rank"],
     entries=[entry["profiling_name"] for entry in entries],

@@ -7,7 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from tells import tell
+from observations import report
 
 from distlaunch.toolkit import init
 
@@ -24,7 +24,7 @@ for kind in dict.fromkeys(("cpu", context.device.type)):
     dist.all_reduce(value)
     reduced[kind] = value.tolist()
     backends[kind] = dist.group.WORLD._get_backend(torch.device(kind)).name()  # type: ignore[union-attr] # noqa: SLF001 - no public way
-tell(
+report(
     device=context.device,
     backend=context.backend,
     backends=backends,

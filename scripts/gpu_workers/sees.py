@@ -3,10 +3,10 @@
 import os
 
 import torch
-from tells import tell
+from observations import report
 
 there = torch.cuda.is_available()
-tell(
+report(
     mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
     local_rank=int(os.environ["LOCAL_RANK"]),
     available=there,

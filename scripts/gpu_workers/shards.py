@@ -5,7 +5,7 @@ import argparse
 
 import torch
 from learning import Block, network, samples
-from tells import tell
+from observations import report
 from torch import nn
 
 from distlaunch.toolkit import init, wrap
@@ -37,7 +37,7 @@ states = [
     for value in state.values()
     if torch.is_tensor(value) and value.dim()
 ]
-tell(
+report(
     device=context.device,
     strategy=context.strategy,
     losses=torch.stack(losses).tolist(),

@@ -6,7 +6,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from learning import network, samples
-from tells import tell
+from observations import report
 from torch import nn
 
 from distlaunch.toolkit import init, wrap
@@ -38,7 +38,7 @@ bare = network()
 wrapped, optimizer = wrap(bare, torch.optim.SGD(bare.parameters(), lr=0.05, momentum=0.9))
 mean = torch.stack(train(wrapped, optimizer, slice(rank, None, world)))
 dist.all_reduce(mean)
-tell(
+report(
     device=device,
     backend=context.backend,
     wrapper=type(wrapped).__name__,

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from benchlib.process import BenchError
 
 from . import failing, frameworks, launching, training
-from .ground import CheckError, Ground, NotHereError
+from .check_environment import CheckEnvironment, CheckError, NotHereError
 from .machine import Gpu
 
 TOTAL_S = 225.0
@@ -23,7 +23,7 @@ class Check(NamedTuple):
 
     name: str
     about: str
-    run: Callable[[Ground], str]
+    run: Callable[[CheckEnvironment], str]
     """Returns a line about what was seen."""
     limit_s: float = 60.0
 
@@ -81,8 +81,8 @@ def make(check: Check, gpu: Gpu, *, until: float, environ: Mapping[str, str] = o
         return Row(check.name, "FAILED", 0.0, f"not made: all together may take {TOTAL_S:g} s")
     result: Literal["ok", "FAILED", "skipped"]
     try:
-        with Ground(gpu, environ, limit_s=limit_s) as ground:
-            result, detail = "ok", check.run(ground)
+        with CheckEnvironment(gpu, environ, limit_s=limit_s) as gpu_check:
+            result, detail = "ok", check.run(gpu_check)
     except NotHereError as exc:
         result, detail = "skipped", str(exc)
     except (CheckError, BenchError) as exc:

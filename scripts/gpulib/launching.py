@@ -7,7 +7,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .ground import WORKERS, CheckError, Ground, Job, NotHereError, expect, expect_that
+from .check_environment import (
+    WORKERS,
+    CheckEnvironment,
+    CheckError,
+    Job,
+    NotHereError,
+    expect,
+    expect_that,
+)
 
 _GIB_MIB = 1024
 _RELEASE_S = 10.0
@@ -22,26 +30,26 @@ print(json.dumps({"source": found.source, "problem": found.problem, "memory": me
 """
 
 
-def masks(ground: Ground) -> str:
+def masks(gpu_check: CheckEnvironment) -> str:
     """Try all ways to choose a GPU, and those that are to be refused, at the same time."""
-    gpu = ground.gpu
+    gpu = gpu_check.gpu
     index = {"CUDA_VISIBLE_DEVICES": str(gpu.index)}
     jobs = {
-        f"--gpus {gpu.index}": ground.train("sees.py", "--gpus", str(gpu.index)),
-        "--gpus UUID": ground.train("sees.py", "--gpus", gpu.uuid),
-        "--isolate-gpus": ground.train("sees.py", "--num-gpus", "1", "--isolate-gpus"),
-        f"CUDA_VISIBLE_DEVICES={gpu.index}": ground.train("sees.py", env=index),
-        "CUDA_VISIBLE_DEVICES=UUID": ground.train(
+        f"--gpus {gpu.index}": gpu_check.train("sees.py", "--gpus", str(gpu.index)),
+        "--gpus UUID": gpu_check.train("sees.py", "--gpus", gpu.uuid),
+        "--isolate-gpus": gpu_check.train("sees.py", "--num-gpus", "1", "--isolate-gpus"),
+        f"CUDA_VISIBLE_DEVICES={gpu.index}": gpu_check.train("sees.py", env=index),
+        "CUDA_VISIBLE_DEVICES=UUID": gpu_check.train(
             "sees.py", env={"CUDA_VISIBLE_DEVICES": gpu.uuid}
         ),
     }
-    hidden = ground.train("sees.py", "--num-procs", "1")
+    hidden = gpu_check.train("sees.py", "--num-procs", "1")
     refused = {
-        f"--num-gpus {gpu.visible + 1}": ground.train(
+        f"--num-gpus {gpu.visible + 1}": gpu_check.train(
             "sees.py", "--num-gpus", str(gpu.visible + 1)
         ),
-        "--num-gpus 2 of one": ground.train("sees.py", "--num-gpus", "2", env=index),
-        "--num-gpus 1 of none": ground.train(
+        "--num-gpus 2 of one": gpu_check.train("sees.py", "--num-gpus", "2", env=index),
+        "--num-gpus 1 of none": gpu_check.train(
             "sees.py", "--num-gpus", "1", env={"CUDA_VISIBLE_DEVICES": ""}
         ),
     }
@@ -51,14 +59,15 @@ def masks(ground: Ground) -> str:
         if (problem := _problem_of_one(job, gpu.uuid))
     ]
     try:
-        expect(hidden.end().told(), available=False, count=0)
+        expect(hidden.end().observations(), available=False, count=0)
     except CheckError as exc:
         problems.append(f"--num-procs 1: {exc}")
     for name, job in refused.items():
         try:
             job.end(2)
             expect_that(
-                "asked for" in job.stderr and "Traceback" not in job.stderr, f"it says {job.said()}"
+                "asked for" in job.stderr and "Traceback" not in job.stderr,
+                f"it says {job.last_output()}",
             )
         except CheckError as exc:
             problems.append(f"{name}: {exc}")
@@ -71,25 +80,25 @@ def masks(ground: Ground) -> str:
 
 def _problem_of_one(job: Job, uuid: str) -> str | None:
     try:
-        told = job.end().told()
-        expect(told, available=True, count=1, local_rank=0)
+        observations = job.end().observations()
+        expect(observations, available=True, count=1, local_rank=0)
         expect_that(
-            uuid.lower().endswith(told["uuids"][0].lower()),
-            f"the worker sees {told['uuids']}, not {uuid}",
+            uuid.lower().endswith(observations["uuids"][0].lower()),
+            f"the worker sees {observations['uuids']}, not {uuid}",
         )
     except CheckError as exc:
         return str(exc)
     return None
 
 
-def preload(ground: Ground) -> str:
+def preload(gpu_check: CheckEnvironment) -> str:
     """Use CUDA in workers forked from a loaded torch, also after a failure."""
     words = ("--num-gpus", "1", "--preload", "torch", "--max-restarts", "1", "--min-uptime", "0")
-    job = ground.train("forks.py", *words, args=["--fail"]).end()
+    job = gpu_check.train("forks.py", *words, args=["--fail"]).end()
     for attempt in (0, 1):
-        told = job.told(attempt=attempt)
-        expect(told, device="cuda")
-        judge_fork(told, attempt=attempt, warm=True)
+        observations = job.observations(attempt=attempt)
+        expect(observations, device="cuda")
+        judge_fork(observations, attempt=attempt, warm=True)
     (preloaded,) = job.events("preload")
     expect(preloaded, problem=None)
     return (
@@ -98,42 +107,42 @@ def preload(ground: Ground) -> str:
     )
 
 
-def preload_cuda(ground: Ground) -> str:
+def preload_cuda(gpu_check: CheckEnvironment) -> str:
     """Preload a module that starts CUDA as it is imported: the start is a cold one."""
-    job = ground.train("forks.py", "--num-gpus", "1", "--preload", "torch,starts_cuda").end()
-    told = job.told()
-    expect(told, device="cuda")
-    judge_fork(told, attempt=0, warm=False)
+    job = gpu_check.train("forks.py", "--num-gpus", "1", "--preload", "torch,starts_cuda").end()
+    observations = job.observations()
+    expect(observations, device="cuda")
+    judge_fork(observations, attempt=0, warm=False)
     (preloaded,) = job.events("preload")
     reason = str(preloaded.get("problem"))
     expect_that("starts_cuda" in reason and "failed" not in reason, f"the reason is {reason!r}")
     times = job.stderr.count("workers start without preloading")
-    expect_that(times == 1, f"the cold start was said {times} times: {job.said()}")
+    expect_that(times == 1, f"the notice of the cold start came {times} times: {job.last_output()}")
     return f"cold start, said once: {reason}"
 
 
-def judge_fork(told: Mapping[str, Any], *, attempt: int, warm: bool) -> None:
+def judge_fork(observations: Mapping[str, Any], *, attempt: int, warm: bool) -> None:
     """Check that forks.py was started as expected. Raises CheckError."""
-    expect(told, attempt=attempt, warm=warm, sum=1000.0)
+    expect(observations, attempt=attempt, warm=warm, sum=1000.0)
 
 
-def kill(ground: Ground) -> str:
+def kill(gpu_check: CheckEnvironment) -> str:
     """Kill the launcher: its worker's GiB is free again soon."""
-    memory, holders = ground.memory_used_mib(), ground.holders()
-    job = ground.train("holds.py", "--num-gpus", "1")
-    job.until(job.has_told, "worker that holds memory")
-    with_memory, with_holders = ground.memory_used_mib(), ground.holders()
+    memory, holders = gpu_check.memory_used_mib(), gpu_check.holders()
+    job = gpu_check.train("holds.py", "--num-gpus", "1")
+    job.until(job.has_observations, "worker that holds memory")
+    with_memory, with_holders = gpu_check.memory_used_mib(), gpu_check.holders()
     by_memory = memory is not None and with_memory is not None and with_memory - memory >= _GIB_MIB
     by_process = with_holders > holders
     if not (by_memory or by_process):
         raise NotHereError("nvidia-smi shows neither a worker's memory nor its process here")
     began = time.monotonic()
     job.command.process.kill()
-    job.command.process.wait(ground.left_s())
+    job.command.process.wait(gpu_check.left_s())
     while True:
-        left, used = job.command.related(), ground.memory_used_mib()
+        left, used = job.command.related(), gpu_check.memory_used_mib()
         held = by_memory and used is not None and memory is not None and used - memory >= _GIB_MIB
-        if not left and not held and (not by_process or ground.holders() <= holders):
+        if not left and not held and (not by_process or gpu_check.holders() <= holders):
             break
         if time.monotonic() - began > _RELEASE_S:
             running = ", ".join(left.values()) or "none"
@@ -149,14 +158,16 @@ def kill(ground: Ground) -> str:
     )
 
 
-def facts(ground: Ground) -> str:
+def facts(gpu_check: CheckEnvironment) -> str:
     """Compare what plan and probe tell of the GPU with what nvidia-smi does."""
-    gpu = ground.gpu
-    shown = ground.distlaunch("plan", "--format", "json", "--num-gpus", "1", f"{WORKERS}/sees.py")
+    gpu = gpu_check.gpu
+    shown = gpu_check.distlaunch(
+        "plan", "--format", "json", "--num-gpus", "1", f"{WORKERS}/sees.py"
+    )
     (node,) = json.loads(shown.end().stdout)["nodes"]
     (planned,) = node["gpus"]
     expect(planned, index=gpu.index, uuid=gpu.uuid, name=gpu.name)
-    probed = json.loads(ground.python("-c", _PROBE))
+    probed = json.loads(gpu_check.python("-c", _PROBE))
     memory = probed["memory"].get(gpu.uuid)
     if gpu.memory_mib is not None:
         near = memory is not None and abs(memory - gpu.memory_mib) <= 2

@@ -139,8 +139,8 @@ def ask_smi(environ: Mapping[str, str], *words: str) -> list[str]:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NoGpuError(f"nvidia-smi does not work: {exc}") from exc
     if done.returncode != 0:
-        said = _last_line(done.stdout) or _last_line(done.stderr) or "nothing"
-        raise NoGpuError(f"nvidia-smi ended with {done.returncode}: {said}")
+        last_output = _last_line(done.stdout) or _last_line(done.stderr) or "nothing"
+        raise NoGpuError(f"nvidia-smi ended with {done.returncode}: {last_output}")
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 

@@ -6,19 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .ground import CheckError, Ground, expect, expect_that
+from .check_environment import CheckEnvironment, CheckError, expect, expect_that
 
 _NEAR = 1e-3
 """How far losses may differ that are added up in another order: TF32 is off, so they agree to some
 1e-5."""
 
 
-def nccl(ground: Ground) -> str:
+def nccl(gpu_check: CheckEnvironment) -> str:
     """Reduce by both backends, and end without a word."""
-    job = ground.train("reduces.py", "--num-gpus", "1").end()
-    told = job.told()
-    check_group(told)
-    if more := [line for line in job.log() if not line.startswith("told ")]:
+    job = gpu_check.train("reduces.py", "--num-gpus", "1").end()
+    observations = job.observations()
+    check_group(observations)
+    if more := [line for line in job.log() if not line.startswith("observed ")]:
         raise CheckError(f"the worker wrote more than its line: {' / '.join(more)[:500]}")
     complaints = [
         line
@@ -26,49 +26,47 @@ def nccl(ground: Ground) -> str:
         if "warning" in line.lower() or "error" in line.lower()
     ]
     expect_that(not complaints, f"the launcher complained: {' / '.join(complaints)[:500]}")
-    return f"{told['backend']}, NCCL {told['nccl']}: both reduce, no message at the end"
+    return f"{observations['backend']}, NCCL {observations['nccl']}: both reduce, no message at the end"
 
 
-def check_group(told: Mapping[str, Any]) -> None:
+def check_group(observations: Mapping[str, Any]) -> None:
     """Check the observations of one worker of reduces.py against those of a GPU."""
     expect(
-        told,
+        observations,
         device="cuda:0",
         backend="cpu:gloo,cuda:nccl",
         backends={"cpu": "gloo", "cuda": "nccl"},
     )
     numbers = [0.0, 1.0, 2.0, 3.0]
-    expect(told, reduced={"cpu": numbers, "cuda": numbers})
+    expect(observations, reduced={"cpu": numbers, "cuda": numbers})
 
 
-def ddp(ground: Ground) -> str:
+def ddp(gpu_check: CheckEnvironment) -> str:
     """Train one worker by NCCL, and a plain loop beside it."""
-    told = ground.train("trains.py", "--num-gpus", "1").end().told()
-    expect(told, device="cuda:0", wrapper="DistributedDataParallel", world=1)
-    return f"{len(told['wrapped'])} losses as a plain loop's, to {same_losses(told):.1g}"
+    observations = gpu_check.train("trains.py", "--num-gpus", "1").end().observations()
+    expect(observations, device="cuda:0", wrapper="DistributedDataParallel", world=1)
+    return f"{len(observations['wrapped'])} losses as a plain loop's, to {same_losses(observations):.1g}"
 
 
-def shared(ground: Ground) -> str:
+def shared(gpu_check: CheckEnvironment) -> str:
     """Train two workers on one GPU, by gloo."""
-    job = ground.train(
+    job = gpu_check.train(
         "trains.py", "--num-procs", "2", "--device", "cuda", args=["--group", "gloo"]
     ).end()
     for rank in (0, 1):
-        expect(job.told(rank), backend="gloo", wrapper="DistributedDataParallel", world=2)
+        expect(job.observations(rank), backend="gloo", wrapper="DistributedDataParallel", world=2)
         expect_that(
-            str(job.told(rank)["device"]).startswith("cuda:"),
-            f"rank {rank} is on {job.told(rank)['device']}",
+            str(job.observations(rank)["device"]).startswith("cuda:"),
+            f"rank {rank} is on {job.observations(rank)['device']}",
         )
-    if ground.gpu.visible == 1:
-        expect(job.told(1), device="cuda:0")
-    return (
-        f"two workers by gloo, losses as one's at the same batch, to {same_losses(job.told()):.1g}"
-    )
+    if gpu_check.gpu.visible == 1:
+        expect(job.observations(1), device="cuda:0")
+    return f"two workers by gloo, losses as one's at the same batch, to {same_losses(job.observations()):.1g}"
 
 
-def same_losses(told: Mapping[str, Any]) -> float:
+def same_losses(observations: Mapping[str, Any]) -> float:
     """Compare what trains.py tells; return by how much losses differ at most. Raises CheckError."""
-    plain, wrapped = told["plain"], told["wrapped"]
+    plain, wrapped = observations["plain"], observations["wrapped"]
     pairs = list(zip(plain, wrapped, strict=True))
     expect_that(
         all(math.isfinite(loss) for pair in pairs for loss in pair),
@@ -83,62 +81,62 @@ def same_losses(told: Mapping[str, Any]) -> float:
     return most
 
 
-def bf16(ground: Ground) -> str:
+def bf16(gpu_check: CheckEnvironment) -> str:
     """Train by FSDP2 in bf16, which keeps fp32."""
-    return _sharded(ground, "torch.bfloat16", "-o", "precision=bf16")
+    return _sharded(gpu_check, "torch.bfloat16", "-o", "precision=bf16")
 
 
-def fp16(ground: Ground) -> str:
+def fp16(gpu_check: CheckEnvironment) -> str:
     """Train by FSDP2 in fp16, with a gradient scaler."""
-    return _sharded(ground, "torch.float16", "-o", "precision=fp16", args=("--scaler",))
+    return _sharded(gpu_check, "torch.float16", "-o", "precision=fp16", args=("--scaler",))
 
 
-def offload(ground: Ground) -> str:
+def offload(gpu_check: CheckEnvironment) -> str:
     """Train with parameters and the optimizer's states in the host's memory."""
-    return _sharded(ground, "torch.float32", "-o", "cpu-offload", kept_on="cpu")
+    return _sharded(gpu_check, "torch.float32", "-o", "cpu-offload", kept_on="cpu")
 
 
-def recompute(ground: Ground) -> str:
+def recompute(gpu_check: CheckEnvironment) -> str:
     """Train with blocks that compute twice a step."""
-    return _sharded(ground, "torch.float32", "-o", "activation-checkpointing", times=2)
+    return _sharded(gpu_check, "torch.float32", "-o", "activation-checkpointing", times=2)
 
 
 def _sharded(
-    ground: Ground,
+    gpu_check: CheckEnvironment,
     computed_in: str,
     *options: str,
     args: tuple[str, ...] = (),
     kept_on: str = "cuda",
     times: int = 1,
 ) -> str:
-    told = (
-        ground.train("shards.py", "--num-gpus", "1", "--backend", "fsdp", *options, args=args)
+    observations = (
+        gpu_check.train("shards.py", "--num-gpus", "1", "--backend", "fsdp", *options, args=args)
         .end()
-        .told()
+        .observations()
     )
-    expect(told, device="cuda:0")
-    return judge_sharded(told, computed_in, kept_on=kept_on, times=times)
+    expect(observations, device="cuda:0")
+    return judge_sharded(observations, computed_in, kept_on=kept_on, times=times)
 
 
 def judge_sharded(
-    told: Mapping[str, Any], computed_in: str, *, kept_on: str, times: int = 1
+    observations: Mapping[str, Any], computed_in: str, *, kept_on: str, times: int = 1
 ) -> str:
     """Check the observations of shards.py against the request. Return a line about it. Raises
     CheckError."""
-    losses = told["losses"]
+    losses = observations["losses"]
     expect(
-        told,
+        observations,
         strategy="fsdp",
         computed_in=[computed_in],
         outputs=["torch.float32"],
         parameters=["torch.float32"],
     )
-    expect(told, kept_on=[kept_on], calls=[times * told["steps"]])
+    expect(observations, kept_on=[kept_on], calls=[times * observations["steps"]])
     expect_that(all(math.isfinite(loss) for loss in losses), f"a loss is no number: {losses}")
     expect_that(
         losses[-1] < losses[0] / 2, f"the loss falls from {losses[0]:.4f} to {losses[-1]:.4f} only"
     )
-    scaled = "" if told["scale"] is None else f", scale {told['scale']:g}"
+    scaled = "" if observations["scale"] is None else f", scale {observations['scale']:g}"
     often = "" if times == 1 else f", blocks computed {times} times a step"
     return (
         f"computes in {computed_in.removeprefix('torch.')}, keeps float32 on {kept_on}{often}; "
@@ -146,12 +144,12 @@ def judge_sharded(
     )
 
 
-def checkpoint(ground: Ground) -> str:
+def checkpoint(gpu_check: CheckEnvironment) -> str:
     """Compare a training that failed and went on with one that did not."""
-    whole = ground.train("goes_on.py", "--num-gpus", "1", args=[ground.folder()])
+    whole = gpu_check.train("goes_on.py", "--num-gpus", "1", args=[gpu_check.folder()])
     words = ("--num-gpus", "1", "--max-restarts", "1", "--min-uptime", "0")
-    broken = ground.train("goes_on.py", *words, args=[ground.folder(), "--fail-at", "8"])
-    straight, resumed = whole.end().told(), broken.end().told(attempt=1)
+    broken = gpu_check.train("goes_on.py", *words, args=[gpu_check.folder(), "--fail-at", "8"])
+    straight, resumed = whole.end().observations(), broken.end().observations(attempt=1)
     expect(straight, device="cuda:0", first=0)
     expect(resumed, device="cuda:0")
     return judge_resumed(straight, resumed)

@@ -115,10 +115,10 @@ class Hosts:
         if self._keeper is None:
             return
         keeper, self._keeper = self._keeper, None
-        said, _ = keeper.communicate(timeout=_STOP_S)
+        message, _ = keeper.communicate(timeout=_STOP_S)
         if keeper.returncode:
             raise TestbedError(
-                f"the keeper ended with {keeper.returncode}: {said.decode(errors='replace')}"
+                f"the keeper ended with {keeper.returncode}: {message.decode(errors='replace')}"
             )
 
     # --- addresses ---------------------------------------------------------------------------------------------------

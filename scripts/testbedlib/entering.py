@@ -53,13 +53,13 @@ def preparation(
 def _stand_for(child: int) -> None:
     os.closerange(0, 65536)
     while True:
-        said = signal.sigwaitinfo(signal.valid_signals())
-        if said.si_signo == signal.SIGCHLD:
+        message = signal.sigwaitinfo(signal.valid_signals())
+        if message.si_signo == signal.SIGCHLD:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 _end_as(os.waitstatus_to_exitcode(status))
-        elif said.si_code != _SENT_BY_THE_TERMINAL:
-            os.kill(child, said.si_signo)
+        elif message.si_code != _SENT_BY_THE_TERMINAL:
+            os.kill(child, message.si_signo)
 
 
 def _end_as(code: int) -> None:

@@ -191,13 +191,13 @@ def apply(hosts: Hosts, host: str, words: Sequence[str]) -> None:
     """Do what a command line says: ``delay 300ms loss 1%``. Raises TestbedError."""
     if host not in hosts.layout:
         raise TestbedError(f"there is no host {host}; there are: {', '.join(hosts.layout)}")
-    said = " ".join(words)
+    message = " ".join(words)
     number = r"([0-9]+(?:\.[0-9]+)?)"
-    if (action := _MATCH.get(said)) is not None:
+    if (action := _MATCH.get(message)) is not None:
         action(hosts, host)
-    elif found := re.fullmatch(rf"rate {number} ?(?:mbit)?", said):
+    elif found := re.fullmatch(rf"rate {number} ?(?:mbit)?", message):
         rate(hosts, host, float(found[1]))
-    elif found := re.fullmatch(rf"delay {number} ?(?:ms)?(?: loss {number} ?%?)?", said):
+    elif found := re.fullmatch(rf"delay {number} ?(?:ms)?(?: loss {number} ?%?)?", message):
         delay(hosts, host, float(found[1]), float(found[2] or 0))
     else:
-        raise TestbedError(f"no fault is called {said!r}; there are: {', '.join(WORDS)}")
+        raise TestbedError(f"no fault is called {message!r}; there are: {', '.join(WORDS)}")

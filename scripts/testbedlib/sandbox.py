@@ -188,18 +188,18 @@ def _be_init(tell: int, bring_up: Callable[[], Mapping[str, str]]) -> None:
 
 
 def _answer(directory: str, answers: int, wake: int) -> dict[str, object]:
-    said = b""
+    message = b""
     while True:
         readable = select.select([answers, wake, 0], [], [])[0]
         if answers in readable:
             chunk = os.read(answers, 65536)
             if not chunk:
                 break
-            said += chunk
+            message += chunk
         elif 0 in readable or _told(wake):
             return {"error": "told to end before the system was up"}
-    if said:
-        return dict(json.loads(said))
+    if message:
+        return dict(json.loads(message))
     with open(f"{directory}/{_ERRORS}", encoding="utf-8", errors="replace") as file:
         return {"error": f"the sandbox's first process died\n{file.read()}"}
 
@@ -211,13 +211,13 @@ def _told(wake: int) -> bool:
 def _until_told(directory: str, wake: int, init: int) -> int:
     """Wait for the end that is wanted (0), or for that of the system's first process (1)."""
     watched = [0, wake]
-    said = b""
+    message = b""
     while True:
         readable = select.select(watched, [], [])[0]
         if 0 in readable:
             chunk = os.read(0, 64)
-            said += chunk
-            if said.startswith(KEEP):
+            message += chunk
+            if message.startswith(KEEP):
                 watched = [wake]
                 with open(f"{directory}/{_STAYS}", "w", encoding="ascii"):
                     pass

@@ -93,8 +93,8 @@ class HostLaunchers:
         try:
             until(there, f"workers {ranks} of attempt {attempt}", within_s=LONG_S)
         except AssertionError as exc:
-            said = "\n".join(f"--- {rank}\n{each.stderr}" for rank, each in self.by_rank.items())
-            raise AssertionError(f"{exc}\n{said}") from None
+            message = "\n".join(f"--- {rank}\n{each.stderr}" for rank, each in self.by_rank.items())
+            raise AssertionError(f"{exc}\n{message}") from None
         return [json.loads(path.read_text()) for path in paths]
 
     def put_sign(self, sign: str) -> None:

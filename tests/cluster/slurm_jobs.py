@@ -43,9 +43,9 @@ def processes(slurm) -> list[Process]:
             )
             stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             if mine in environ and words and stat[0] != "Z":
-                told = dict(entry.partition("=")[::2] for entry in environ)
-                job = int(told.get("SLURM_JOB_ID") or 0)
-                node = told.get("SLURMD_NODENAME", "")
+                reports = dict(entry.partition("=")[::2] for entry in environ)
+                job = int(reports.get("SLURM_JOB_ID") or 0)
+                node = reports.get("SLURMD_NODENAME", "")
                 found.append(Process(int(pid), int(stat[1]), words, node, job))
     return found
 
@@ -92,7 +92,7 @@ class Job:
         path = self.slurm.work / f"{self.id}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def told(self, attempt: int = 0) -> list[dict[str, str | None]]:
+    def reports(self, attempt: int = 0) -> list[dict[str, str | None]]:
         """Return what the workers of an attempt that are up have been told, by rank."""
         files = [path for path in self.place.glob(f"{attempt}-*") if path.suffix != ".new"]
         files.sort(key=lambda path: int(path.name.partition("-")[2]))
@@ -104,28 +104,32 @@ class Job:
         """Wait until so many workers are up."""
 
         def found() -> list[dict[str, str | None]] | None:
-            told = self.told(attempt)
-            assert len(told) == count or self.fields()["JobState"] not in ENDED, (
+            reports = self.reports(attempt)
+            assert len(reports) == count or self.fields()["JobState"] not in ENDED, (
                 f"{self.fields()}\n{self.output}"
             )
-            return told if len(told) == count else None
+            return reports if len(reports) == count else None
 
         try:
             return until(found, f"{count} workers", within_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.output}") from None
 
-    def heard(self, attempt: int = 0) -> list[list[str]]:
+    def signals_got(self, attempt: int = 0) -> list[list[str]]:
         """Return what each worker has got and done since, by rank."""
-        ranks = range(len(self.told(attempt)))
+        ranks = range(len(self.reports(attempt)))
         return [(self.place / f"{attempt}-{rank}").read_text().splitlines()[1:] for rank in ranks]
 
-    def wait_heard(self, *lines: str, attempt: int = 0) -> None:
+    def wait_signals(self, *lines: str, attempt: int = 0) -> None:
         """Wait until every worker has heard just this."""
         try:
-            until(lambda: all(each == list(lines) for each in self.heard(attempt)), f"{lines}")
+            until(
+                lambda: all(each == list(lines) for each in self.signals_got(attempt)), f"{lines}"
+            )
         except AssertionError as error:
-            raise AssertionError(f"{error}, not {self.heard(attempt)}\n{self.output}") from None
+            raise AssertionError(
+                f"{error}, not {self.signals_got(attempt)}\n{self.output}"
+            ) from None
 
     def enough(self) -> None:
         (self.place / "enough").touch()

@@ -59,9 +59,11 @@ class Stepping:
 
         def found() -> list[dict[str, Any]] | None:
             files = [path for path in folder.glob("*") if path.suffix != ".new"]
-            told = {int(path.name): json.loads(path.read_text()) for path in files}
-            size = next((int(each["WORLD_SIZE"]) for each in told.values()), 0)
-            return [told[rank] for rank in range(size)] if size and len(told) == size else None
+            reported = {int(path.name): json.loads(path.read_text()) for path in files}
+            size = next((int(each["WORLD_SIZE"]) for each in reported.values()), 0)
+            return (
+                [reported[rank] for rank in range(size)] if size and len(reported) == size else None
+            )
 
         return self.running.wait_for(found, f"all of attempt {attempt}", timeout=timeout)
 
@@ -76,11 +78,11 @@ class Stepping:
             for number in [number for number in numbers if number > after]:
                 folder = self.place / f"attempt-{number}"
                 files = [path for path in folder.glob("*") if path.suffix != ".new"]
-                told = {int(path.name): json.loads(path.read_text()) for path in files}
-                on = [told[rank]["host"] for rank in sorted(told)]
-                if on == list(composition) and {each["WORLD_SIZE"] for each in told.values()} == {
-                    str(len(on))
-                }:
+                reported = {int(path.name): json.loads(path.read_text()) for path in files}
+                on = [reported[rank]["host"] for rank in sorted(reported)]
+                if on == list(composition) and {
+                    each["WORLD_SIZE"] for each in reported.values()
+                } == {str(len(on))}:
                     return number
             return 0
 

@@ -34,17 +34,17 @@ def launchers(hosts):
 )
 def test_launchers_that_start_in_any_order_are_one_job(launchers, order):
     launchers.start_all(size=4, slots=2, order=order)
-    told = launchers.wait_ready(*range(8))
+    reported = launchers.wait_ready(*range(8))
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == dict.fromkeys(range(4), 0)
-    assert [each["host"] for each in told] == [
+    assert [each["host"] for each in reported] == [
         f"n{node}" for node in (1, 2, 3, 4) for _ in range(2)
     ]
-    assert [(each["NODE_RANK"], each["LOCAL_RANK"]) for each in told] == [
+    assert [(each["NODE_RANK"], each["LOCAL_RANK"]) for each in reported] == [
         (str(node), str(slot)) for node in range(4) for slot in range(2)
     ]
     for name in ("MASTER_ADDR", "MASTER_PORT", "DISTLAUNCH_JOB_ID"):
-        assert len({each[name] for each in told}) == 1
+        assert len({each[name] for each in reported}) == 1
     for node in range(4):
         shown = sorted(launchers.by_rank[node].stdout.splitlines())
         assert shown == [f"[{rank}] rank {rank} is here" for rank in (2 * node, 2 * node + 1)]
@@ -70,7 +70,7 @@ def test_a_late_coordinator_is_waited_for(launchers):
     assert launchers.exit_codes() == dict.fromkeys(ALL, 0)
 
 
-def test_who_is_missing_and_who_is_there_is_reported_by_all(launchers):
+def test_all_launchers_report_the_missing_and_the_present_nodes(launchers):
     for rank in (2, 0):
         launchers.start(rank, "--join-timeout", "8")
     assert launchers.exit_codes() == {2: UNAVAILABLE, 0: UNAVAILABLE}
@@ -79,15 +79,15 @@ def test_who_is_missing_and_who_is_there_is_reported_by_all(launchers):
         assert "there: n[1,3]" in launchers.stderr_of(rank)
 
 
-def test_a_second_launcher_of_a_rank_is_turned_away_and_both_hosts_named(launchers):
+def test_a_second_launcher_of_a_rank_is_rejected_and_both_hosts_are_named(launchers):
     launchers.start(0)
     launchers.start(1).wait_stderr("joined")
     first = launchers.by_rank.pop(1)
     second = launchers.start(1, host="n4")
     launchers.by_rank[1] = first
     assert second.wait().returncode == USAGE
-    for said in (second.stderr, launchers.stderr_of(0)):
-        assert mentions(said, "two launchers", "rank 1", "n2", "n4")
+    for message in (second.stderr, launchers.stderr_of(0)):
+        assert mentions(message, "two launchers", "rank 1", "n2", "n4")
     launchers.start(2)
     launchers.wait_ready(*ALL)
     launchers.put_sign("end-0")
@@ -140,7 +140,7 @@ def test_scripts_that_differ_are_named_by_all(launchers):
         assert "n3" in launchers.stderr_of(rank)
 
 
-def test_a_wrong_token_is_turned_away_and_the_others_go_on(launchers):
+def test_a_launcher_with_a_wrong_token_is_rejected_and_the_others_go_on(launchers):
     for rank in (0, 1):
         launchers.start(rank, env={"DISTLAUNCH_TOKEN": "correct horse battery"})
     wrong = launchers.start(
@@ -150,10 +150,10 @@ def test_a_wrong_token_is_turned_away_and_the_others_go_on(launchers):
     assert mentions(wrong.stderr, "token", "same")
     assert mentions(launchers.stderr_of(0), "token", "same")
     launchers.start(2, env={"DISTLAUNCH_TOKEN": "correct horse battery"})
-    told = launchers.wait_ready(*ALL)
+    reported = launchers.wait_ready(*ALL)
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == dict.fromkeys(ALL, 0)
-    assert {each["DISTLAUNCH_TOKEN"] for each in told} == {None}
+    assert {each["DISTLAUNCH_TOKEN"] for each in reported} == {None}
 
 
 def test_a_rendezvous_host_that_is_nobody_is_named(launchers):
@@ -200,10 +200,10 @@ def test_a_restart_is_one_of_the_whole_job(launchers):
     launchers.start_all(*AGAIN)
     launchers.wait_ready(*ALL)
     launchers.put_sign("fail-0-2")
-    told = launchers.wait_ready(*ALL, attempt=1)
+    reported = launchers.wait_ready(*ALL, attempt=1)
     launchers.put_sign("end-1")
     assert launchers.exit_codes() == dict.fromkeys(ALL, 0)
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in reported} == {"1"}
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_a_coordinator_that_comes_back_goes_on_with_the_same_launchers(launchers
     launchers.by_rank[0].send_signal(signal.SIGKILL)
     launchers.by_rank[0].wait()
     launchers.start(0, *AGAIN)
-    told = launchers.wait_ready(*ALL, attempt=1)
+    reported = launchers.wait_ready(*ALL, attempt=1)
     launchers.put_sign("end-1")
     assert launchers.exit_codes() == dict.fromkeys(ALL, 0)
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in reported} == {"1"}
 
 
 def test_a_coordinator_that_does_not_come_back_is_waited_for_and_named(launchers):
@@ -307,18 +307,18 @@ def test_an_elastic_job_goes_on_without_a_powered_off_host_and_takes_it_in_again
     first = launchers.wait_ready(*ALL)
     faults.power_off(launchers.hosts, "n2")
     launchers.by_rank.pop(1).wait()
-    told = launchers.wait_ready(0, 1, attempt=1)
-    assert [each["host"] for each in told] == ["n1", "n3"]
-    assert {each["WORLD_SIZE"] for each in told} == {"2"}
+    reported = launchers.wait_ready(0, 1, attempt=1)
+    assert [each["host"] for each in reported] == ["n1", "n3"]
+    assert {each["WORLD_SIZE"] for each in reported} == {"2"}
     faults.power_on(launchers.hosts, "n2")
     launchers.start(1, *AGAIN, size="2:3")
     launchers.by_rank[0].wait_stderr("may take part from the next attempt on")
     launchers.put_sign("fail-1-1")
-    told = launchers.wait_ready(*ALL, attempt=2)
+    reported = launchers.wait_ready(*ALL, attempt=2)
     launchers.put_sign("end-2")
     assert launchers.exit_codes() == dict.fromkeys(ALL, 0)
-    assert [each["host"] for each in told] == ["n1", "n2", "n3"]
-    assert not {each["pid"] for each in first} & {each["pid"] for each in told}
+    assert [each["host"] for each in reported] == ["n1", "n2", "n3"]
+    assert not {each["pid"] for each in first} & {each["pid"] for each in reported}
 
 
 def test_an_elastic_job_goes_on_without_a_launcher_that_was_asked_to_end(launchers):
@@ -329,8 +329,8 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_was_asked_to_end(launche
     drained.send_signal(signal.SIGTERM)
     assert drained.wait().returncode == 128 + signal.SIGTERM
     assert mentions(drained.stderr, "SIGTERM", "leaving")
-    told = launchers.wait_ready(0, 1, attempt=1)
-    assert [each["host"] for each in told] == ["n1", "n3"]
+    reported = launchers.wait_ready(0, 1, attempt=1)
+    assert [each["host"] for each in reported] == ["n1", "n3"]
     launchers.put_sign("end-1")
     assert launchers.exit_codes() == {0: 0, 2: 0}
     assert "SIGTERM" in launchers.stderr_of(0)
@@ -343,8 +343,8 @@ def test_a_pod_that_is_replaced_joins_from_its_new_address(launchers):
     launchers.by_rank[1].send_signal(signal.SIGKILL)
     launchers.by_rank[1].wait()
     launchers.start(1, *AGAIN, host="n4")
-    told = launchers.wait_ready(*ALL, attempt=1)
-    assert [each["host"] for each in told] == ["n1", "n4", "n3"]
+    reported = launchers.wait_ready(*ALL, attempt=1)
+    assert [each["host"] for each in reported] == ["n1", "n4", "n3"]
     assert [launchers.by_rank[rank].pid for rank in (0, 2)] == stay
     assert [launchers.by_rank[rank].process.poll() for rank in (0, 2)] == [None, None]
     launchers.put_sign("end-1")
@@ -357,10 +357,10 @@ def test_a_pod_whose_host_vanished_is_replaced_on_another(launchers):
     faults.power_off(launchers.hosts, "n2")
     launchers.by_rank[1].wait()
     launchers.start(1, *AGAIN, host="n4")
-    told = launchers.wait_ready(*ALL, attempt=1)
+    reported = launchers.wait_ready(*ALL, attempt=1)
     launchers.put_sign("end-1")
     assert launchers.exit_codes() == dict.fromkeys(ALL, 0)
-    assert [each["host"] for each in told] == ["n1", "n4", "n3"]
+    assert [each["host"] for each in reported] == ["n1", "n4", "n3"]
 
 
 # --- named by a system
@@ -380,9 +380,9 @@ def test_nodes_of_aws_batch_have_the_rendezvous_on_the_main_node_with_rank_0(lau
             env["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = address
         words = ["train", "--procs-per-node", "1", "--device", "cpu", "--format", "plain", PROGRAM]
         launchers.by_rank[index] = launchers.hosts.start(words, host=f"n{index + 1}", env=env)
-    told = launchers.wait_ready(0, 1, 2)
+    reported = launchers.wait_ready(0, 1, 2)
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == dict.fromkeys(range(3), 0)
-    assert [each["host"] for each in told] == ["n2", "n1", "n3"]
-    assert {each["MASTER_ADDR"] for each in told} == {address}
-    assert {each["DISTLAUNCH_JOB_ID"] for each in told} == {"ad4a2e73"}
+    assert [each["host"] for each in reported] == ["n2", "n1", "n3"]
+    assert {each["MASTER_ADDR"] for each in reported} == {address}
+    assert {each["DISTLAUNCH_JOB_ID"] for each in reported} == {"ad4a2e73"}

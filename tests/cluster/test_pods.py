@@ -59,23 +59,23 @@ def test_pods_find_each_other_by_names_that_come_late(job):
     for index in (1, 2):
         pods.by_rank[index].wait_stderr("cannot be resolved")
     pods.name(0)
-    told = pods.wait_ready(*EVERY_RANK)
+    reported = pods.wait_ready(*EVERY_RANK)
     pods.put_sign("end-0")
     assert pods.exit_codes() == dict.fromkeys(ALL, 0)
-    assert [each["host"] for each in told] == [f"crew-{index}" for index in (0, 0, 1, 1, 2, 2)]
-    assert [each["NODE_RANK"] for each in told] == list("001122")
-    assert {each["DISTLAUNCH_TOKEN"] for each in told} == {None}
+    assert [each["host"] for each in reported] == [f"crew-{index}" for index in (0, 0, 1, 1, 2, 2)]
+    assert [each["NODE_RANK"] for each in reported] == list("001122")
+    assert {each["DISTLAUNCH_TOKEN"] for each in reported} == {None}
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("reported", "words"),
     [(ALL, ()), ((1,), ("ignore-signals",))],
     ids=["all pods, obedient workers", "one pod, deaf workers"],
 )
-def test_term_ends_all_pods_within_their_grace(job, words, told):
+def test_term_ends_all_pods_within_their_grace(job, words, reported):
     pods = job(words=words)
     begun(pods)
-    for index in told:
+    for index in reported:
         pods.by_rank[index].send_signal(signal.SIGTERM)
     assert pods.exit_codes(30) == dict.fromkeys(ALL, 143)
 
@@ -163,9 +163,9 @@ def test_a_replaced_pod_joins_from_its_new_address_and_the_others_stay(job, inde
     assert pods.by_rank[index].process.wait(30)
     pods.begin(index, host="n4")
     pods.name(*ALL)
-    told = pods.wait_ready(*EVERY_RANK, attempt=1)
-    assert [each["NODE_RANK"] for each in told] == list("001122")
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    reported = pods.wait_ready(*EVERY_RANK, attempt=1)
+    assert [each["NODE_RANK"] for each in reported] == list("001122")
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in reported} == {"1"}
     for each, pid in stay.items():
         assert pods.by_rank[each].pid == pid
         assert pods.by_rank[each].process.poll() is None

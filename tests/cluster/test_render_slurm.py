@@ -86,7 +86,7 @@ def test_slurm_grants_what_a_script_asks_for(slurm, render):
     )
     done = submitted(slurm, script, PATH=program(slurm, "shows", SHOWS))
     assert done.state == "COMPLETED", done
-    told = dict(re.findall(r"(\w+)=(\S*)", done.output))
+    reported = dict(re.findall(r"(\w+)=(\S*)", done.output))
     wanted = {
         "JobName": "asks",
         "NumNodes": "2",
@@ -95,9 +95,9 @@ def test_slurm_grants_what_a_script_asks_for(slurm, render):
         "TimeLimit": "01:30:00",
         "Requeue": "1",
     }
-    told["CPUs/Task"] = re.findall(r"CPUs/Task=(\d+)", done.output)[0]
-    assert {name: told[name] for name in wanted} == wanted
-    assert told["MinMemoryNode"] == "64M"
+    reported["CPUs/Task"] = re.findall(r"CPUs/Task=(\d+)", done.output)[0]
+    assert {name: reported[name] for name in wanted} == wanted
+    assert reported["MinMemoryNode"] == "64M"
     granted = dict(re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", done.output))
     gpus = {
         node: sum(map(int, re.findall(r"gpu(?::\w+)?:(\d+)", each)))

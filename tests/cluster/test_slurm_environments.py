@@ -140,14 +140,14 @@ def job_of(slurm, folder: Path, command: str) -> Job:
             dict(entry.split("=", 1) for entry in path.read_text().split("\0") if "=" in entry)
             for path in tasks
         ]
-    told = (folder / "job").read_text() if (folder / "job").exists() else ""
+    reported = (folder / "job").read_text() if (folder / "job").exists() else ""
     gpus: dict[str, list[str]] = {}
-    for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", told):
+    for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", reported):
         for host in slurm.hostnames(nodes):
             gpus[host] = [
                 number for part in re.findall(r"IDX:([-\d,]*)", gres) for number in _numbers(part)
             ]
-    lists = re.findall(r"\bNodeList=(\S+)", told)
+    lists = re.findall(r"\bNodeList=(\S+)", reported)
     hosts = [host for each in lists if each != "(null)" for host in slurm.hostnames(each)]
     return Job(name=folder.name, command=command, environs=environs, hosts=hosts, gpus=gpus)
 

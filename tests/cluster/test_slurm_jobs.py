@@ -30,9 +30,10 @@ def limited(slurm) -> list[Job]:
     return jobs
 
 
-def placed(told) -> list[tuple[str, str, str]]:
+def placed(reports) -> list[tuple[str, str, str]]:
     return [
-        (each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["CUDA_VISIBLE_DEVICES"]) for each in told
+        (each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["CUDA_VISIBLE_DEVICES"])
+        for each in reports
     ]
 
 
@@ -63,18 +64,18 @@ def test_a_batch_script_has_workers_on_all_nodes_whatever_was_asked_for_its_task
             4,
         ),
     }
-    told = {name: job.up(count) for name, (job, count) in jobs.items()}
+    reports = {name: job.up(count) for name, (job, count) in jobs.items()}
     nodes = [f"n{number}" for number in (1, 2, 3, 4)]
-    assert placed(told["four"]) == [(node, rank, "0,1") for node in nodes for rank in "01"]
-    assert [each["LOCAL_RANK"] for each in told["gres"]] == ["0", "1", "0", "1"]
-    assert sorted(each["SLURMD_NODENAME"] for each in told["per-task"]) in (
+    assert placed(reports["four"]) == [(node, rank, "0,1") for node in nodes for rank in "01"]
+    assert [each["LOCAL_RANK"] for each in reports["gres"]] == ["0", "1", "0", "1"]
+    assert sorted(each["SLURMD_NODENAME"] for each in reports["per-task"]) in (
         ["n2", "n2", "n4"],
         ["n2", "n4", "n4"],
     )
-    assert placed(told["cpu"]) == [(node, rank, "") for node in ("n1", "n2") for rank in "01"]
-    mixed = [(node, local) for node, local, _ in placed(told["heterogeneous"])]
+    assert placed(reports["cpu"]) == [(node, rank, "") for node in ("n1", "n2") for rank in "01"]
+    mixed = [(node, local) for node, local, _ in placed(reports["heterogeneous"])]
     assert mixed == [("n4", "0"), ("n4", "1"), ("n1", "0"), ("n2", "0")]
-    for name, each in told.items():
+    for name, each in reports.items():
         assert [one["RANK"] for one in each] == [str(rank) for rank in range(len(each))], name
         assert {one["WORLD_SIZE"] for one in each} == {str(len(each))}
         assert {one["DISTLAUNCH_TOKEN"] for one in each} == {None}
@@ -145,26 +146,26 @@ def test_salloc_reaches_nodes_from_a_machine_that_is_none_of_them(slurm):
         "import os; print('rank', os.environ['RANK'], 'on', os.environ['SLURMD_NODENAME'])"
     )
     words = f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 {SHORT} {script}"
-    told = slurm.salloc(
+    reports = slurm.salloc(
         f"exec 2>&1; XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words}",
         "-N2",
         "-w",
         "n2,n3",
     )
-    assert "rank 0 on n2\n" in told
-    assert "rank 1 on n3\n" in told
+    assert "rank 0 on n2\n" in reports
+    assert "rank 1 on n3\n" in reports
 
 
-def test_what_workers_leave_on_slurms_nodes_is_waited_for_and_then_ended(slurm):
+def test_processes_left_on_slurms_nodes_are_waited_for_and_then_ended(slurm):
     words = (
         f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --linger 0.1 {SHORT}"
     )
     program = f"{PROGRAMS / 'uploads.py'} --ranks 0,1"
-    told = slurm.salloc(
+    reports = slurm.salloc(
         f"exec 2>&1; cd {slurm.work}; XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words} {program}",
         *("-N2", "-w", "n2,n3"),
     )
-    assert "ended 2 processes left by ranks 0-1 on n[2-3]: " in told
+    assert "ended 2 processes left by ranks 0-1 on n[2-3]: " in reports
     assert (slurm.work / "got-TERM-1").exists()
 
 
@@ -186,9 +187,9 @@ touch go
 wait $!
 echo "ended with $?"
 """
-    told = slurm.salloc(script, "-N2", "-w", "n2,n3")
-    assert mentions(told, "stopped", "2 workers", "none")
-    assert "ended with 143" in told
+    reports = slurm.salloc(script, "-N2", "-w", "n2,n3")
+    assert mentions(reports, "stopped", "2 workers", "none")
+    assert "ended with 143" in reports
     assert (place / "saved-0").exists()
     assert (place / "saved-1").exists()
 
@@ -199,17 +200,17 @@ def test_each_worker_gets_each_signal_of_slurm_once(slurm):
     warned.up(2)
     slurm.run("scancel", "--batch", "--signal=USR1", str(warned.id))
     slurm.run("scancel", "--signal=USR2", str(cancelled.id))
-    cancelled.wait_heard("SIGUSR2")
+    cancelled.wait_signals("SIGUSR2")
     slurm.run("scancel", "--batch", "--signal=USR1", str(cancelled.id))
-    cancelled.wait_heard("SIGUSR2", "SIGUSR1")
+    cancelled.wait_signals("SIGUSR2", "SIGUSR1")
     slurm.run("scancel", str(cancelled.id))
     done = cancelled.wait()
     assert (done.state, done.exit_code) == ("CANCELLED", "143:0"), done.output
-    assert cancelled.heard() == [["SIGUSR2", "SIGUSR1", "SIGTERM", "saved"]] * 2
+    assert cancelled.signals_got() == [["SIGUSR2", "SIGUSR1", "SIGTERM", "saved"]] * 2
     assert mentions(done.output, "stopped", "2 workers", "none")
     done = warned.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert warned.heard() == [["SIGUSR1", "saved"]] * 2
+    assert warned.signals_got() == [["SIGUSR1", "saved"]] * 2
 
 
 def test_a_job_that_was_warned_gets_another_turn_and_one_that_was_cancelled_does_not(slurm):
@@ -251,13 +252,13 @@ def test_an_agent_that_is_killed_is_a_lost_node(slurm):
     assert (done.state, done.exit_code) == ("FAILED", "69:0"), done.output
     assert mentions(done.output, "rank 1 of 2 on n2", "lost")
     elastic.up(2, attempt=1)
-    assert [each["SLURMD_NODENAME"] for each in elastic.told(1)] == ["n2", "n4"]
+    assert [each["SLURMD_NODENAME"] for each in elastic.reports(1)] == ["n2", "n4"]
     elastic.enough()
     again.up(2, attempt=1)
     slurm.run("scancel", "--signal=TERM", str(again.id))  # to the agents alone
     done = again.wait()
     assert (done.state, done.exit_code) == ("FAILED", "143:0"), done.output
-    assert again.heard(attempt=1) == [["SIGTERM", "saved"]] * 2
+    assert again.signals_got(attempt=1) == [["SIGTERM", "saved"]] * 2
     done = elastic.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
 
@@ -286,13 +287,13 @@ def test_the_time_limit_leaves_workers_time_to_save(slurm, limited):
         "the time limit, and the job to be pending again",
         90,
     )
-    assert again.heard() == [["SIGTERM", "saved"]] * 2
+    assert again.signals_got() == [["SIGTERM", "saved"]] * 2
     assert mentions(again.output, "requeueing")
     slurm.run("scancel", str(again.id))
     again.wait()
     done = ended.wait()
     assert done.state == "TIMEOUT", done.output
-    assert ended.heard() == [["SIGTERM", "saved"]] * 2
+    assert ended.signals_got() == [["SIGTERM", "saved"]] * 2
     assert mentions(done.output, "stopped", "2 workers", "none")
 
 
@@ -303,7 +304,7 @@ def test_a_job_that_is_preempted_saves_once_and_goes_on_in_its_next_turn(slurm, 
     job.up(2)
     urgent = slurm.submit("sleep 1000", "--exclusive", "-N1", "-w", "n2")
     until(lambda: job.fields()["JobState"] == "PENDING", "the job to be pending again", 90)
-    assert job.heard() == [["SIGTERM", "saved"]] * 2
+    assert job.signals_got() == [["SIGTERM", "saved"]] * 2
     slurm.run("scancel", str(urgent))
     job.next_turn(2)
     done = job.wait()
@@ -319,7 +320,7 @@ def test_a_launcher_that_is_killed_leaves_workers_time_to_save(slurm):
     job = Job(slurm, "-N2 -w n1,n2", script="{}; sleep 1000")
     job.up(2)
     os.kill(job.launcher().pid, signal.SIGKILL)
-    until(lambda: job.heard() == [["SIGTERM", "saved"]] * 2, "all workers to have saved")
+    until(lambda: job.signals_got() == [["SIGTERM", "saved"]] * 2, "all workers to have saved")
     until(
         lambda: not job.processes("srun", "dl-", sys.executable),
         "the end of all that it has started",
@@ -337,6 +338,6 @@ def test_an_srun_that_waits_for_resources_ends_with_its_launcher(slurm):
     until(lambda: "0 of 2 nodes are here" in job.output and waiting(), "srun to wait")
     os.kill(job.launcher().pid, signal.SIGKILL)
     until(lambda: not waiting(), "the end of srun")
-    assert not job.told()
+    assert not job.reports()
     slurm.run("scancel", str(job.id))
     job.wait()

@@ -29,10 +29,10 @@ def launch(slurm):
     return f"env XDG_STATE_HOME={state} PYTHONPATH={root} {COMMAND}"
 
 
-def granted(slurm, told: str) -> dict[str, int]:
+def granted(slurm, reported: str) -> dict[str, int]:
     """Read from Slurm's own words how many GPUs each host of a job has."""
     counts: dict[str, int] = {}
-    for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", told):
+    for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", reported):
         numbers = re.findall(r"gpu(?::\w+)?:(\d+)", gres)
         counts.update(dict.fromkeys(slurm.hostnames(nodes), sum(map(int, numbers))))
     return counts
@@ -68,10 +68,10 @@ def test_a_batch_script_plans_the_hosts_and_gpus_that_slurm_granted(slurm, launc
     )
     done = slurm.sbatch(script, *options.split())
     assert done.state == "COMPLETED", done
-    told, _, _ = done.output.partition("{\n")
+    reported, _, _ = done.output.partition("{\n")
     (record,) = plans(done.output)
     assert record["source"] == "slurm"
-    gpus = granted(slurm, told)
+    gpus = granted(slurm, reported)
     nodes = nodes_of(record)
     assert list(nodes.values()) == known
     assert {host: slots or gpus[host] for host, slots in nodes.items()} == gpus
@@ -132,11 +132,11 @@ def test_jobs_of_a_batch_script_are_called_as_slurm_calls_it(slurm, launch, node
 
 def test_a_shell_of_salloc_on_another_machine_has_workers_on_the_jobs_node(slurm, launch):
     script = f"{launch} train t.py; echo ended with $?; {launch} train --source flags t.py"
-    told = slurm.salloc(f"exec 2>&1; {script}", "-N1", "-w", "n2", "--gpus-per-node=1")
-    assert "1 worker on n2" in told
-    assert "rank 0 of 1 0\n" in told
-    assert "ended with 0\n" in told
-    assert "1 worker on n2" not in told.partition("ended with 0\n")[2]
+    reported = slurm.salloc(f"exec 2>&1; {script}", "-N1", "-w", "n2", "--gpus-per-node=1")
+    assert "1 worker on n2" in reported
+    assert "rank 0 of 1 0\n" in reported
+    assert "ended with 0\n" in reported
+    assert "1 worker on n2" not in reported.partition("ended with 0\n")[2]
 
 
 def test_some_of_a_jobs_nodes_can_be_used(slurm, launch):
@@ -159,7 +159,7 @@ def test_a_batch_script_that_was_submitted_in_a_step_says_which_of_its_variables
         f"{launch} plan t.py",
     ]
     (slurm.work / "inner").write_text("\n".join(["#!/bin/sh", *commands]))
-    told = slurm.srun(
+    reported = slurm.srun(
         "-N1",
         "-n1",
         "-w",
@@ -168,7 +168,7 @@ def test_a_batch_script_that_was_submitted_in_a_step_says_which_of_its_variables
         "-c",
         "sbatch --wait -N2 -w n1,n2 -o inner.out inner; cat inner.out",
     )
-    assert mentions(told, "SLURM_STEP_NUM_NODES='1' and SLURM_NNODES='2'")
-    assert "unset SLURM_STEP_NODELIST" in told
-    assert "ended with 2\n" in told
-    assert re.search(r"on 2 nodes", told)
+    assert mentions(reported, "SLURM_STEP_NUM_NODES='1' and SLURM_NNODES='2'")
+    assert "unset SLURM_STEP_NODELIST" in reported
+    assert "ended with 2\n" in reported
+    assert re.search(r"on 2 nodes", reported)

@@ -42,10 +42,10 @@ def step(options: str, after: str = "") -> str:
 
 def test_a_task_a_node_is_a_launcher_with_all_that_the_job_has_there(slurm):
     job = Job(slurm, "-N2 -w n1,n4 --gpus-per-node=2", script=step("--ntasks-per-node=1"))
-    told = job.up(4)
+    reports = job.up(4)
     placed = [
         (each["RANK"], each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"])
-        for each in told
+        for each in reports
     ]
     assert placed == [
         ("0", "n1", "0", "2"),
@@ -68,11 +68,11 @@ def test_a_task_a_node_is_a_launcher_with_all_that_the_job_has_there(slurm):
 )
 def test_a_task_a_gpu_is_a_launcher_that_is_its_rank(slurm, request_, bound, local):
     job = Job(slurm, f"-N2 -w n1,n4 --ntasks-per-node=2 {request_}", script=step(bound))
-    told = job.up(4)
-    assert [each["RANK"] for each in told] == ["0", "1", "2", "3"]
-    assert [each["SLURMD_NODENAME"] for each in told] == ["n1", "n1", "n4", "n4"]
-    assert {each["WORLD_SIZE"] for each in told} == {"4"}
-    assert [each["LOCAL_RANK"] for each in told] == [*local, *local], (
+    reports = job.up(4)
+    assert [each["RANK"] for each in reports] == ["0", "1", "2", "3"]
+    assert [each["SLURMD_NODENAME"] for each in reports] == ["n1", "n1", "n4", "n4"]
+    assert {each["WORLD_SIZE"] for each in reports} == {"4"}
+    assert [each["LOCAL_RANK"] for each in reports] == [*local, *local], (
         "a worker that has one device has the index 0"
     )
     job.enough()
@@ -110,7 +110,7 @@ def test_a_launcher_that_is_killed_ends_the_others_and_its_workers(slurm):
     for job, other in ((first, 1), (last, 0)):
         done = job.wait()
         assert done.state == "FAILED", done.output
-        assert job.heard()[other] == [
+        assert job.signals_got()[other] == [
             "SIGTERM",
             "saved",
         ]  # by proctrack/cgroup Slurm kills at once what a task leaves
@@ -123,15 +123,15 @@ def test_each_worker_of_a_step_gets_each_signal_of_slurm_once(slurm):
     warned.up(2)
     slurm.run("scancel", "--signal=USR1", str(warned.id))
     slurm.run("scancel", "--signal=USR2", str(cancelled.id))
-    cancelled.wait_heard("SIGUSR2")
+    cancelled.wait_signals("SIGUSR2")
     slurm.run("scancel", str(cancelled.id))
     done = cancelled.wait()
     assert done.state == "CANCELLED", done.output
     assert "does not speak" not in done.output
-    assert cancelled.heard() == [["SIGUSR2", "SIGTERM", "saved"]] * 4
+    assert cancelled.signals_got() == [["SIGUSR2", "SIGTERM", "saved"]] * 4
     done = warned.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert warned.heard() == [["SIGUSR1", "saved"]] * 2
+    assert warned.signals_got() == [["SIGUSR1", "saved"]] * 2
 
 
 STRANGER = """

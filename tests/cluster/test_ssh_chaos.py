@@ -14,7 +14,7 @@ FAULTS = 8
 
 
 @pytest.mark.timeout(400)
-def test_whatever_goes_wrong_a_job_over_hosts_ends_as_promised_and_leaves_nothing(make_hosts):
+def test_a_job_over_hosts_ends_as_promised_and_leaves_nothing_for_any_fault(make_hosts):
     make_hosts(1).close()  # skips where there can be none
     done = subprocess.run(
         [

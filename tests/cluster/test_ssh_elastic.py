@@ -35,13 +35,13 @@ def lose(hosts, host, how):
             faults.power_off(hosts, host)
 
 
-def assert_places(told, *on):
+def assert_places(reported, *on):
     """Check that ranks are contiguous on just these hosts, in this order."""
     size = str(len(on))
-    assert [each["host"] for each in told] == list(on)
-    assert [each["RANK"] for each in told] == [str(rank) for rank in range(len(on))]
-    assert [each["NODE_RANK"] for each in told] == [str(rank) for rank in range(len(on))]
-    assert {(each["WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in told} == {(size, size)}
+    assert [each["host"] for each in reported] == list(on)
+    assert [each["RANK"] for each in reported] == [str(rank) for rank in range(len(on))]
+    assert [each["NODE_RANK"] for each in reported] == [str(rank) for rank in range(len(on))]
+    assert {(each["WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in reported} == {(size, size)}
 
 
 def assert_filed(result, *sizes):
@@ -63,9 +63,9 @@ def test_a_job_goes_on_without_a_host_that_it_lost(hosts, how, words):
     job = begun(hosts, *ELASTIC, words=words)
     before = job.step
     lose(hosts, "n4", how)
-    told = job.up(1)
-    assert_places(told, "n1", "n2", "n3")
-    assert int(told[0]["step"]) >= before
+    reported = job.up(1)
+    assert_places(reported, "n1", "n2", "n3")
+    assert int(reported[0]["step"]) >= before
     job.goes_on()
     if how != "off":
         wait_empty(hosts, "n4", within_s=20)
@@ -84,9 +84,9 @@ def test_a_job_goes_on_without_a_host_that_it_lost(hosts, how, words):
 def test_the_first_host_may_be_lost_as_well(hosts):
     job = begun(hosts, *ELASTIC)
     faults.kill_sessions(hosts, "n1")
-    told = job.up(1)
-    assert_places(told, "n2", "n3", "n4")
-    assert {each["MASTER_ADDR"] for each in told} == {hosts.address("n2")}
+    reported = job.up(1)
+    assert_places(reported, "n2", "n3", "n4")
+    assert {each["MASTER_ADDR"] for each in reported} == {hosts.address("n2")}
     assert_filed(job.enough(), 4, 3)
 
 
@@ -143,8 +143,8 @@ def test_hosts_are_discovered_as_they_come_and_go(hosts):
     assert_places(job.up(), "n1", "n2")
     listing.write_text("n3:1\nn1:1\nn4:1\n")
     job.fail()
-    told = job.up(1)
-    assert sorted(each["host"] for each in told) == ["n1", "n3", "n4"]
+    reported = job.up(1)
+    assert sorted(each["host"] for each in reported) == ["n1", "n3", "n4"]
     wait_empty(hosts, "n2")
     job.goes_on()
     job.enough()

@@ -27,7 +27,7 @@ def python(horovod_python) -> str:
     return horovod_python
 
 
-def told(result, workers: int) -> list[dict]:
+def reported(result, workers: int) -> list[dict]:
     """Return what each worker has told, by rank."""
     assert result.returncode == 0, result.stderr
     return [json.loads(result.lines_of(rank)[-1]) for rank in range(workers)]
@@ -47,7 +47,7 @@ def test_unequal_hosts(hosts, python):
         python,
         *PATIENT,
     )
-    found = told(hosts.train(*words, OPS, timeout=PATIENCE_S), 6)
+    found = reported(hosts.train(*words, OPS, timeout=PATIENCE_S), 6)
     assert [each["place"] for each in found] == [
         [0, 6, 0, 1, 0, 3],
         [1, 6, 0, 3, 1, 3],
@@ -66,7 +66,7 @@ def test_unequal_hosts(hosts, python):
 def test_networks_that_are_not_plain(make_hosts, python, network):
     hosts = make_hosts(2, *network.split())
     words = ("--hosts", "n1:1,n2:2", "--device", "cpu", "--backend", "horovod", "--python", python)
-    found = told(hosts.train(*words, *PATIENT, OPS, timeout=PATIENCE_S), 3)
+    found = reported(hosts.train(*words, *PATIENT, OPS, timeout=PATIENCE_S), 3)
     assert [each["large"] for each in found] == [3, 3, 3]
 
 
@@ -83,7 +83,9 @@ def test_networks_that_are_not_plain(make_hosts, python, network):
         ),
     ],
 )
-def test_what_horovod_cannot_do_is_reported_before_anything_runs(make_hosts, network, says):
+def test_unsupported_features_of_horovod_are_reported_before_anything_runs(
+    make_hosts, network, says
+):
     words = (
         "--hosts",
         "n1:1,n2:1",
@@ -103,7 +105,7 @@ def test_what_horovod_cannot_do_is_reported_before_anything_runs(make_hosts, net
 def test_a_command_line_of_horovodrun_fills_one_host_after_the_other(hosts, python):
     words = ["-np", "3", "-H", "n1:2,n2:2", "--device", "cpu", "--start-timeout", "60", *PATIENT]
     running = hosts.start(["horovodrun", *words, python, OPS])
-    found = told(running.wait(PATIENCE_S), 3)
+    found = reported(running.wait(PATIENCE_S), 3)
     assert [each["place"] for each in found] == [
         [0, 3, 0, 2, 0, 2],
         [1, 3, 1, 2, 0, 1],

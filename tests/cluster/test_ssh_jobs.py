@@ -20,7 +20,7 @@ PRINTS_VARIABLES, STAYS = PROGRAMS / "prints_variables.py", PROGRAMS / "stays.py
 SHORT = ("--failure-grace", "2", "--grace", "2")
 
 
-def told(result) -> list[dict]:
+def reported(result) -> list[dict]:
     """Return what each rank has said, by rank."""
     assert result.returncode == 0, result.stderr
     files = sorted(
@@ -31,22 +31,22 @@ def told(result) -> list[dict]:
 
 def test_ranks_are_contiguous_on_hosts_in_the_order_of_the_list(hosts):
     result = hosts.train("--hosts", "n3:2,n1:1,n2:3", "--device", "cpu", PRINTS_VARIABLES)
-    said = told(result)
-    assert [each["host"] for each in said] == ["n3", "n3", "n1", "n2", "n2", "n2"]
-    assert [each["RANK"] for each in said] == list("012345")
-    assert [each["LOCAL_RANK"] for each in said] == list("010012")
-    assert [each["NODE_RANK"] for each in said] == list("001222")
-    assert {each["WORLD_SIZE"] for each in said} == {"6"}
-    assert {each["GROUP_WORLD_SIZE"] for each in said} == {"3"}
-    assert {each["MASTER_ADDR"] for each in said} == {hosts.address("n3")}
-    assert len({each["MASTER_PORT"] for each in said}) == 1
-    assert {each["cwd"] for each in said} == {str(hosts.work)}
+    reports = reported(result)
+    assert [each["host"] for each in reports] == ["n3", "n3", "n1", "n2", "n2", "n2"]
+    assert [each["RANK"] for each in reports] == list("012345")
+    assert [each["LOCAL_RANK"] for each in reports] == list("010012")
+    assert [each["NODE_RANK"] for each in reports] == list("001222")
+    assert {each["WORLD_SIZE"] for each in reports} == {"6"}
+    assert {each["GROUP_WORLD_SIZE"] for each in reports} == {"3"}
+    assert {each["MASTER_ADDR"] for each in reports} == {hosts.address("n3")}
+    assert len({each["MASTER_PORT"] for each in reports}) == 1
+    assert {each["cwd"] for each in reports} == {str(hosts.work)}
     hosts.assert_clean()
 
 
 def test_the_launchers_own_host_may_be_one_of_the_nodes(hosts):
     result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", PRINTS_VARIABLES, host="n2")
-    assert [each["host"] for each in told(result)] == ["n1", "n2"]
+    assert [each["host"] for each in reported(result)] == ["n1", "n2"]
     hosts.assert_clean()
 
 
@@ -60,7 +60,7 @@ def test_a_host_under_its_name_and_its_address_is_one_machine(hosts):
 
 def test_slots_that_nobody_names_are_one_worker_on_hosts_without_gpus(hosts):
     result = hosts.train("--hosts", "n1,n2", PRINTS_VARIABLES)
-    assert [each["host"] for each in told(result)] == ["n1", "n2"]
+    assert [each["host"] for each in reported(result)] == ["n1", "n2"]
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(hosts):
@@ -90,14 +90,14 @@ def test_arguments_and_environment_arrive_byte_for_byte(hosts):
     result = hosts.train(
         "--hosts", "n1:1,n2:1", "--device", "cpu", PRINTS_VARIABLES, *words, env=env
     )
-    for each in told(result):
+    for each in reported(result):
         assert each["argv"] == words
         assert {name: each[name] for name in env if name != "ASK"} == {
             n: v for n, v in env.items() if n != "ASK"
         }
 
 
-def test_what_belongs_to_a_host_is_the_hosts_own(hosts):
+def test_variables_of_a_host_are_the_hosts_own(hosts):
     env = {
         "HOME": str(hosts.work),
         "ASK": "HOME DISPLAY TMPDIR MINE SSH_CONNECTION",
@@ -119,10 +119,10 @@ def test_what_belongs_to_a_host_is_the_hosts_own(hosts):
     )
     assert result.returncode == 0, result.stderr
     [log] = hosts.work.glob("2*/attempt-0/rank-1.log")
-    said = json.loads(log.read_text())
-    assert said["MINE"] == "1"
-    assert said["HOME"] == hosts.home
-    assert (said["DISPLAY"], said["TMPDIR"], said["SSH_CONNECTION"]) == (None, None, None)
+    reports = json.loads(log.read_text())
+    assert reports["MINE"] == "1"
+    assert reports["HOME"] == hosts.home
+    assert (reports["DISPLAY"], reports["TMPDIR"], reports["SSH_CONNECTION"]) == (None, None, None)
 
 
 def test_the_first_failure_ends_the_job_on_all_hosts_with_its_exit_code(hosts):
@@ -193,11 +193,11 @@ def test_a_restart_waits_for_its_delay_with_all_nodes_connected(hosts):
     options = ("--max-restarts", "2", "--min-uptime", "0", "--restart-delay", "0.5:60")
     result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", *SHORT, *options, script)
     assert result.returncode == 0, result.stderr
-    said, begun = (
+    reports, begun = (
         [event["time"] for event in result.of_type(kind)]
         for kind in ("restarting", "attempt_started")
     )
-    waited_s = [after - before for before, after in zip(said, begun[1:], strict=True)]
+    waited_s = [after - before for before, after in zip(reports, begun[1:], strict=True)]
     assert waited_s[0] >= 0.45
     assert waited_s[1] >= 0.95, "the delay doubles"
     assert len(result.of_type("node_joined")) == 2, "no node is connected to again"
@@ -262,7 +262,7 @@ def test_usr1_reaches_workers_that_catch_it_on_all_hosts(hosts):
     running = hosts.start(
         ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--format", "jsonl", script]
     )
-    running.wait_said("ready", 2)
+    running.wait_rank_logs("ready", 2)
     running.send_signal(signal.SIGUSR1)
     assert running.wait().returncode == 0
 
@@ -312,7 +312,7 @@ def test_output_is_filed_on_the_nodes_as_well(hosts):
     result = hosts.train(
         "--hosts", "n1:1,n2:1", "--device", "cpu", "--node-logs", logs, PRINTS_VARIABLES
     )
-    assert len(told(result)) == 2
+    assert len(reported(result)) == 2
     for rank, name in enumerate(("n1", "n2")):
         found = hosts.run(name, f"cat {logs}/*/attempt-0/rank-*.log").stdout
         assert found == (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text()
@@ -433,7 +433,7 @@ def test_a_host_whose_worker_computes_in_silence_is_no_hang(hosts):
     hosts.assert_clean()
 
 
-def test_a_silent_job_on_hosts_is_reported_once_and_ctrl_c_says_where_each_rank_stood(hosts):
+def test_a_silent_job_on_hosts_is_reported_once_and_ctrl_c_shows_the_stack_of_each_rank(hosts):
     options = ("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-notice", "4")
     running = hosts.start(["train", *options, PROGRAMS.parent / "hangs.py", "lock"])
     assert running.wait_event("silence")["behind"] == [1]
@@ -441,10 +441,10 @@ def test_a_silent_job_on_hosts_is_reported_once_and_ctrl_c_says_where_each_rank_
     running.send_signal(signal.SIGINT)
     result = running.wait()
     assert result.returncode == 130, result.stderr
-    told = result.stderr.partition("where the workers stood, ")[2]
-    assert "rank 1 on n2:\n" in told
-    assert "in stuck" in told
-    assert "in others_wait" in told
+    reported = result.stderr.partition("where the workers stood, ")[2]
+    assert "rank 1 on n2:\n" in reported
+    assert "in stuck" in reported
+    assert "in others_wait" in reported
     hosts.assert_clean()
 
 
@@ -452,7 +452,7 @@ def test_warm_workers_on_hosts(hosts):
     result = hosts.train(
         "--hosts", "n1:2,n2:2", "--device", "cpu", "--preload", "json,decimal", PRINTS_VARIABLES
     )
-    assert [each["host"] for each in told(result)] == ["n1", "n1", "n2", "n2"]
+    assert [each["host"] for each in reported(result)] == ["n1", "n1", "n2", "n2"]
     [*ended] = result.of_type("preload")
     assert [event["problem"] for event in ended] == [None, None]
     hosts.assert_clean()
@@ -492,7 +492,7 @@ def test_an_interface_can_be_chosen(make_hosts):
         result = hosts.train(
             "--hosts", "n1:1,n2:1", "--device", "cpu", "--interface", cidr, PRINTS_VARIABLES
         )
-        assert {each["MASTER_ADDR"] for each in told(result)} == {address}
+        assert {each["MASTER_ADDR"] for each in reported(result)} == {address}
 
 
 def test_nodes_that_cannot_reach_each_other_are_named(hosts):
@@ -518,7 +518,7 @@ def test_the_launchers_machine_needs_no_script(hosts):
     result = hosts.train(
         "--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", workdir, "train.py"
     )
-    assert {each["cwd"] for each in told(result)} == {workdir}
+    assert {each["cwd"] for each in reported(result)} == {workdir}
     assert hosts.run(HEAD, f"ls {workdir}", check=False).returncode
 
 
@@ -534,9 +534,11 @@ def test_a_low_limit_of_open_files_is_the_workers_and_costs_no_log(hosts):
     job = hosts.start(words, host="n2", preexec_fn=limited)
     result = job.wait(60)
     assert result.returncode == 0, result.stderr
-    said = [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in range(13)]
-    assert said[1:] == ["128\n"] * 12
-    assert said[0]
+    reports = [
+        (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in range(13)
+    ]
+    assert reports[1:] == ["128\n"] * 12
+    assert reports[0]
 
 
 def test_a_command_line_of_accelerate_launch_starts_all_hosts_of_a_list(hosts):

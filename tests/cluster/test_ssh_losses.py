@@ -389,7 +389,7 @@ def test_a_stopped_spawner_is_woken_by_its_agent(hosts):
     running = hosts.start(
         ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--no-python", "sh", "-c", source]
     )
-    running.wait_said("here", 2)
+    running.wait_rank_logs("here", 2)
     [spawner] = [
         process for process in hosts.processes("n2") if process.argv[0].startswith("dl-spawner")
     ]

@@ -10,7 +10,7 @@ from tests.cluster.hosts import faults
 from tests.cluster.test_ssh_jobs import SHORT, STAYS
 
 
-def test_a_network_that_is_away_for_longer_than_the_usual_ten_seconds_does_no_harm_if_told(hosts):
+def test_a_network_outage_shorter_than_lost_after_does_no_harm(hosts):
     args = [
         "train",
         "--hosts",

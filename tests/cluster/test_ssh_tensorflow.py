@@ -21,7 +21,7 @@ def python(tensorflow_python) -> str:
     return tensorflow_python
 
 
-def said(text: str) -> list[dict]:
+def message(text: str) -> list[dict]:
     return [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
 
 
@@ -40,10 +40,10 @@ def test_workers_on_all_hosts_reach_each_other_where_they_are_reported(hosts, tm
     )
     result = hosts.train(*words, CONNECTS_TO_ALL, env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0, result.stderr
-    told = sorted(said(result.stdout), key=lambda each: each["rank"])
-    [cluster] = {json.dumps(each["config"]["cluster"]) for each in told}
+    reported = sorted(message(result.stdout), key=lambda each: each["rank"])
+    [cluster] = {json.dumps(each["config"]["cluster"]) for each in reported}
     places = json.loads(cluster)["worker"]
-    assert [each["met"] for each in told] == [places] * 4
+    assert [each["met"] for each in reported] == [places] * 4
     of_hosts = [place.rpartition(":")[0] for place in places]
     assert of_hosts[1] == of_hosts[2]
     assert len(set(of_hosts)) == 3
@@ -65,7 +65,7 @@ def test_a_training_over_two_hosts_is_one_training(hosts, python):
     )
     result = hosts.train(*words, TRAINS, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    trained = said(result.stdout)
+    trained = message(result.stdout)
     assert [each["replicas"] for each in trained] == [2, 2]
     assert trained[0]["loss"] == trained[1]["loss"]
     assert trained[0]["accuracy"][-1] > 0.9

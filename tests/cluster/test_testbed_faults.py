@@ -74,7 +74,7 @@ def test_a_host_that_is_silent(pair, fault, undone):
     assert reaches(pair, HEAD, "n1")
 
 
-def test_a_cut_says_nothing_to_either_side(pair):
+def test_a_cut_is_visible_to_neither_side(pair):
     client = a_session(pair)
     faults.cut(pair, "n1")
     assert "LOWER_UP" in pair.run("n1", "ip link show eth0").stdout

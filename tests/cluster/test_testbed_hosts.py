@@ -200,9 +200,9 @@ def test_users_have_the_shell_of_their_name(make_hosts):
     for user, shell in SHELLS.items():
         assert user in hosts.users, f"the shell of {user} is not installed"
         done = hosts.run(HEAD, "ssh", "-l", user, "n1", f"{sys.executable} {script}")
-        said = done.stdout.splitlines()
-        assert said[-1] == f"{user} {shell}"
-        assert (said[0] == "Welcome to the cluster! (.bashrc)") == (user == "noisy")
+        message = done.stdout.splitlines()
+        assert message[-1] == f"{user} {shell}"
+        assert (message[0] == "Welcome to the cluster! (.bashrc)") == (user == "noisy")
         assert ("quota exceeded" in done.stderr) == (user == "noisy")
         assert ("Could not chdir" in done.stderr) == (user == "nohome")
 

@@ -38,10 +38,10 @@ def start(launchers: HostLaunchers, node: int, *words: str) -> None:
 def test_the_same_words_on_all_nodes_are_one_job_by_c10d(launchers):
     for node in (1, 0):
         start(launchers, node, "--rdzv-backend", "c10d")
-    told = launchers.wait_ready(0, 1)
+    reported = launchers.wait_ready(0, 1)
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == {0: 0, 1: 0}
-    assert [each["host"] for each in told] == ["n1", "n2"]
+    assert [each["host"] for each in reported] == ["n1", "n2"]
 
 
 def test_a_static_launcher_on_another_host_than_the_endpoints_is_not_taken_for_node_0(launchers):

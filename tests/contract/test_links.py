@@ -179,12 +179,12 @@ def test_nothing_has_come_before_something_was_asked_for(end):
     assert not end.poll.poll(50)
 
 
-def test_what_follows_the_greeting_is_not_lost(end):
+def test_bytes_after_the_greeting_are_not_lost(end):
     end.say("pid")
     assert int(end.line()) > 1
 
 
-def test_the_agent_runs_isolated_in_utf_8_and_gets_the_word_alone(end):
+def test_the_agent_runs_isolated_in_utf_8_and_gets_only_the_token(end):
     end.say("argv")
     argv, isolated, no_site, utf8, code_fd = eval(end.line())
     assert argv[0] == "-c"
@@ -223,7 +223,7 @@ def test_many_bytes_go_and_come_at_once(end):
     sender.join()
 
 
-def test_what_is_not_taken_is_held_back_at_the_other_end(end):
+def test_unread_output_is_held_back_at_the_other_end(end):
     end.say(f"send {MANY * 4}")
     end.say("pid")
     until(lambda: end.poll.poll(1000))
@@ -256,7 +256,7 @@ def test_the_end_of_the_agent_is_the_end_of_the_stream_for_ever(end):
     assert mentions(describe_end(end.link.end()), "status 7")
 
 
-def test_the_last_line_of_stderr_says_why_it_ended(end):
+def test_the_last_line_of_stderr_has_the_reason_of_the_end(end):
     end.link.send(b"words first\x1b[2J\nend 3\n")
     assert end.line() == "done"
     end.until_end()
@@ -265,7 +265,7 @@ def test_the_last_line_of_stderr_says_why_it_ended(end):
     assert mentions(describe_end(end.link.end()), r"status 3: first\x1b[2J")
 
 
-def test_what_it_wrote_before_its_end_comes_first(end):
+def test_output_before_the_end_comes_first(end):
     end.link.send(b"send 3000000\nend 0\n")
     assert len(end.until_end()) == 3000000
 
@@ -274,8 +274,8 @@ def test_a_killed_agent_is_noticed(end, kind):
     end.say("pid")
     os.kill(int(end.line()), signal.SIGKILL)
     end.until_end()
-    said = {"beside": "it was killed by signal 9"}.get(kind, "it ended with status 137")
-    assert describe_end(end.link.end()) == said
+    message = {"beside": "it was killed by signal 9"}.get(kind, "it ended with status 137")
+    assert describe_end(end.link.end()) == message
 
 
 def test_sending_after_the_end_is_an_os_error(end):

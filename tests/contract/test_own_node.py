@@ -109,7 +109,7 @@ class Looks:
         )
 
 
-def test_what_hangs_is_reported_and_left_behind():
+def test_a_hanging_step_is_reported_and_abandoned():
     release = threading.Event()
 
     def hangs(order, turn_to):
@@ -171,7 +171,7 @@ def test_a_fault_of_ours_is_reported_with_its_traceback():
     assert "RuntimeError: odd" in fault.text
 
 
-def test_where_no_thread_can_be_started_the_survey_says_so(monkeypatch):
+def test_the_survey_reports_that_no_thread_can_be_started(monkeypatch):
     def cannot(self):
         raise RuntimeError("can't start new thread")
 

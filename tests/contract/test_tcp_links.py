@@ -14,17 +14,17 @@ from distlaunch.transport.connection import describe_end
 from distlaunch.transport.tcp_connection import TcpConnection
 from tests.contract.test_links import (  # noqa: F401 - pytest collects them here, with the fixtures below
     End,
+    test_bytes_after_the_greeting_are_not_lost,
     test_bytes_go_both_ways,
     test_closing_from_another_thread_wakes_a_sender_that_nobody_reads_from,
     test_many_bytes_come_whole,
     test_many_bytes_go_and_come_at_once,
     test_many_bytes_go_whole,
     test_nothing_has_come_before_something_was_asked_for,
+    test_output_before_the_end_comes_first,
     test_sending_after_the_end_is_an_os_error,
     test_several_links_at_once_are_apart,
-    test_what_follows_the_greeting_is_not_lost,
-    test_what_is_not_taken_is_held_back_at_the_other_end,
-    test_what_it_wrote_before_its_end_comes_first,
+    test_unread_output_is_held_back_at_the_other_end,
     until,
 )
 from tests.facts import mentions
@@ -137,7 +137,7 @@ def test_a_link_leaves_no_thread_and_no_descriptor(opened):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_what_was_sent_before_closing_arrives_though_the_other_sides_messages_were_not_read():
+def test_messages_before_closing_arrive_though_the_other_sides_were_not_read():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = socket.create_connection(listening.getsockname())
         link = TcpConnection(listening.accept()[0], "here")

@@ -147,7 +147,9 @@ def test_a_workers_own_variables_win_over_the_common_ones(coordinator):
         ),
     ],
 )
-def test_what_cannot_be_started_ends_with_the_reason(coordinator, argv, cwd, returncode, words):
+def test_a_program_that_cannot_be_started_ends_with_the_reason(
+    coordinator, argv, cwd, returncode, words
+):
     spec = m.WorkerSpec(rank=0, local_rank=0, argv=argv, env={}, cpus=None, error_file=None)
     coordinator.start(specs=(spec,), cwd=cwd)
     coordinator.until(m.AttemptEnded)
@@ -171,7 +173,7 @@ def test_stop_lets_workers_end_in_their_own_way(coordinator):
     coordinator.until_written(0, b"saved")
 
 
-def test_after_the_grace_a_worker_is_killed_and_the_deadline_says_when(coordinator):
+def test_after_the_grace_a_worker_is_killed_at_the_deadline(coordinator):
     coordinator.start(DISOBEYS)
     coordinator.until_written(0, b"up")
     before = time.monotonic()
@@ -221,7 +223,7 @@ def test_a_pause_stops_and_continues_and_a_stopped_worker_obeys(coordinator):
     assert exits(coordinator) == {0: (0, True)}
 
 
-def test_what_a_worker_leaves_behind_is_ended_before_gone(coordinator):
+def test_processes_that_a_worker_leaves_end_before_the_attempt_is_over(coordinator):
     reader, writer = os.pipe()
     daemon = (
         "import os\n"
@@ -287,7 +289,7 @@ def test_close_ends_workers_that_disobey_and_gives_everything_back(coordinator):
         sock.bind(("127.0.0.1", prepared.port))
 
 
-def test_after_close_a_sink_that_has_room_again_writes_into_nobodys_file(coordinator):
+def test_after_close_a_sink_that_has_room_again_writes_into_no_other_file(coordinator):
     coordinator.close()
     files = [os.memfd_create(f"file-{number}") for number in range(10)]
     coordinator.taken.wake()

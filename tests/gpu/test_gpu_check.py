@@ -95,7 +95,7 @@ def test_a_gpu_that_is_required_and_not_there_is_a_failure(no_smi):
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "reason"),
+    ("last_output", "code", "reason"),
     [
         ("No devices were found", 6, "nvidia-smi ended with 6: No devices were found"),
         ("", 0, "nvidia-smi lists no GPU"),
@@ -106,8 +106,8 @@ def test_a_gpu_that_is_required_and_not_there_is_a_failure(no_smi):
         ),
     ],
 )
-def test_what_nvidia_smi_says_is_the_reason(no_smi, said, code, reason):
-    done = gpu_check("--only", "facts", path=with_smi(no_smi, said, code))
+def test_the_message_of_nvidia_smi_is_the_reason(no_smi, last_output, code, reason):
+    done = gpu_check("--only", "facts", path=with_smi(no_smi, last_output, code))
     assert done.returncode == 0
     assert done.stdout.startswith(f"gpu-check: no GPU: {reason}")
 
@@ -144,17 +144,17 @@ def make(lib, clean_env):
     return run
 
 
-def test_a_check_tells_what_it_saw(make):
-    assert make(lambda ground: "seen")[:2] == ("it", "ok")
+def test_a_check_reports_its_observations(make):
+    assert make(lambda check: "seen")[:2] == ("it", "ok")
 
 
-def test_what_is_not_here_is_skipped(make, lib):
-    row = make(lambda ground: lib.frameworks._need("nothing_of_this_name"))
+def test_a_missing_tool_is_skipped(make, lib):
+    row = make(lambda check: lib.frameworks._need("nothing_of_this_name"))
     assert (row.result, row.detail) == ("skipped", "no nothing_of_this_name here")
 
 
 def test_any_exception_in_a_check_is_its_own_failure(make):
-    row = make(lambda ground: {}["key"])
+    row = make(lambda check: {}["key"])
     assert (row.result, row.detail) == ("FAILED", "KeyError: 'key'")
 
 
@@ -163,8 +163,8 @@ def test_a_job_that_does_not_end_is_ended_at_the_limit(make, tmp_path):
     script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     pids = []
 
-    def run(ground):
-        job = ground.distlaunch(
+    def run(check):
+        job = check.distlaunch(
             "train", "--num-procs", "1", "--log-dir", "jobs", "--job-id", "job", str(script)
         )
         job.until(lambda: job.log() != [], "worker")
@@ -184,7 +184,7 @@ def test_a_job_that_does_not_end_is_ended_at_the_limit(make, tmp_path):
 
 def test_a_job_with_another_exit_code_is_a_failure_that_shows_its_output(make, tmp_path):
     row = make(
-        lambda ground: ground.distlaunch(
+        lambda check: check.distlaunch(
             "train", "--num-procs", "1", str(tmp_path / "missing.py")
         ).end()
     )
@@ -194,7 +194,7 @@ def test_a_job_with_another_exit_code_is_a_failure_that_shows_its_output(make, t
 
 
 def test_no_check_begins_when_the_time_is_over(make):
-    row = make(lambda ground: "seen", within_s=0.5)
+    row = make(lambda check: "seen", within_s=0.5)
     assert row.result == "FAILED"
     assert row.detail.startswith("not made: all together may take ")
 

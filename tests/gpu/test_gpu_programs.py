@@ -11,16 +11,16 @@ import pytest
 CPU = ("--num-procs", "1")
 
 
-def told(ground, program, *options, args=(), rank=0, codes=(0,)):
-    return ground.train(program, *CPU, *options, args=args).end(*codes).told(rank)
+def observations(gpu_check, program, *options, args=(), rank=0, codes=(0,)):
+    return gpu_check.train(program, *CPU, *options, args=args).end(*codes).observations(rank)
 
 
-def test_reduces_tells_of_the_group(on_cpu, lib):
-    found = told(on_cpu, "reduces.py")
+def test_reduces_reports_the_group(on_cpu, lib):
+    found = observations(on_cpu, "reduces.py")
     assert found["reduced"] == {"cpu": [0.0, 1.0, 2.0, 3.0]}
     assert found["backends"] == {"cpu": "gloo"}
     with pytest.raises(
-        lib.ground.CheckError, match=r"device is 'cpu', not 'cuda:0'; backend is 'gloo'"
+        lib.check_environment.CheckError, match=r"device is 'cpu', not 'cuda:0'; backend is 'gloo'"
     ):
         lib.training.check_group(found)
 
@@ -28,7 +28,7 @@ def test_reduces_tells_of_the_group(on_cpu, lib):
 def test_reduces_waits_for_a_file(on_cpu):
     go_on = f"{on_cpu.folder()}/go-on"
     job = on_cpu.train("reduces.py", *CPU, args=["--wait", go_on])
-    job.until(job.has_told, "word")
+    job.until(job.has_observations, "word")
     assert job.command.process.poll() is None
     open(go_on, "w").close()
     job.end()
@@ -36,12 +36,12 @@ def test_reduces_waits_for_a_file(on_cpu):
 
 def test_losses_are_compared(on_cpu, lib):
     # 134: torch's gloo threads sometimes abort when the worker exits, after it has reported.
-    alone = told(on_cpu, "trains.py", codes=(0, 134))
+    alone = observations(on_cpu, "trains.py", codes=(0, 134))
     assert alone["wrapper"] == "DistributedDataParallel"
     assert lib.training.same_losses(alone) <= 1e-6
-    with pytest.raises(lib.ground.CheckError, match="losses differ by"):
+    with pytest.raises(lib.check_environment.CheckError, match="losses differ by"):
         lib.training.same_losses({**alone, "wrapped": [*alone["wrapped"][:-1], 1.0]})
-    with pytest.raises(lib.ground.CheckError, match="no number"):
+    with pytest.raises(lib.check_environment.CheckError, match="no number"):
         lib.training.same_losses({**alone, "wrapped": [*alone["wrapped"][:-1], float("nan")]})
 
 
@@ -51,14 +51,14 @@ def test_precision_place_and_recomputing_are_seen(on_cpu, lib):
     scaled = on_cpu.train(
         "shards.py", *CPU, *fsdp, "-o", "activation-checkpointing", args=["--scaler"]
     )
-    half = told(on_cpu, "shards.py", *fsdp, "-o", "precision=bf16")
+    half = observations(on_cpu, "shards.py", *fsdp, "-o", "precision=bf16")
     assert judge(half, "torch.bfloat16", kept_on="cpu").startswith(
         "computes in bfloat16, keeps float32 on cpu; loss"
     )
     for wrong in ({"computed_in": "torch.float32"}, {"kept_on": "cuda"}, {"times": 2}):
-        with pytest.raises(lib.ground.CheckError):
+        with pytest.raises(lib.check_environment.CheckError):
             judge(half, **{"computed_in": "torch.bfloat16", "kept_on": "cpu", **wrong})
-    twice = scaled.end().told()
+    twice = scaled.end().observations()
     assert "computed 2 times a step" in judge(twice, "torch.float32", kept_on="cpu", times=2)
     assert twice["scale"] == 65536.0
 
@@ -66,10 +66,10 @@ def test_precision_place_and_recomputing_are_seen(on_cpu, lib):
 def test_a_resumed_training_is_held_against_an_uninterrupted_one(on_cpu, lib):
     words = (*CPU, "--max-restarts", "1", "--min-uptime", "0")
     broken = on_cpu.train("goes_on.py", *words, args=[on_cpu.folder(), "--fail-at", "8"])
-    straight = told(on_cpu, "goes_on.py", args=[on_cpu.folder()])
-    resumed = broken.end().told(attempt=1)
+    straight = observations(on_cpu, "goes_on.py", args=[on_cpu.folder()])
+    resumed = broken.end().observations(attempt=1)
     assert lib.training.judge_resumed(straight, resumed).startswith("resumed at step 5")
-    with pytest.raises(lib.ground.CheckError, match="differ from an uninterrupted"):
+    with pytest.raises(lib.check_environment.CheckError, match="differ from an uninterrupted"):
         lib.training.judge_resumed(straight, {**resumed, "digest": "another"})
 
 
@@ -78,24 +78,28 @@ def test_warm_and_cold_starts_are_distinguished(on_cpu, lib):
     warm = on_cpu.train("forks.py", *words, "--preload", "torch", args=["--fail"])
     cold = on_cpu.train("forks.py", *CPU)
     for attempt in (0, 1):
-        lib.launching.judge_fork(warm.end().told(attempt=attempt), attempt=attempt, warm=True)
+        lib.launching.judge_fork(
+            warm.end().observations(attempt=attempt), attempt=attempt, warm=True
+        )
     (preloaded,) = warm.events("preload")
     assert preloaded["problem"] is None
     assert preloaded["elapsed_s"] > 0
-    with pytest.raises(lib.ground.CheckError, match="warm is False, not True"):
-        lib.launching.judge_fork(cold.end().told(), attempt=0, warm=True)
+    with pytest.raises(lib.check_environment.CheckError, match="warm is False, not True"):
+        lib.launching.judge_fork(cold.end().observations(), attempt=0, warm=True)
 
 
 def test_workers_on_the_cpu_see_no_gpu(on_cpu):
-    assert told(on_cpu, "sees.py")["uuids"] == []
+    assert observations(on_cpu, "sees.py")["uuids"] == []
 
 
-def test_accelerate_tells_precision_and_losses(on_cpu, lib):
-    found = told(on_cpu, "accelerated.py", "--backend", "accelerate", "-o", "mixed-precision=bf16")
+def test_accelerate_reports_precision_and_losses(on_cpu, lib):
+    found = observations(
+        on_cpu, "accelerated.py", "--backend", "accelerate", "-o", "mixed-precision=bf16"
+    )
     assert found["precision"] == "bf16"
     assert "torch.bfloat16" in found["computed_in"]
     assert "precision bf16; loss" in lib.frameworks.judge_learnt(found)
-    with pytest.raises(lib.ground.CheckError):
+    with pytest.raises(lib.check_environment.CheckError):
         lib.frameworks.judge_learnt({**found, "losses": [1.0, float("nan")]})
 
 
@@ -110,9 +114,9 @@ def test_torch_reads_a_dump_of_the_recorder(on_cpu, lib, tmp_path):
     dump.write_bytes(data)
     assert lib.failing._is_whole(str(dump))
     line = on_cpu.python(
-        f"{lib.ground.WORKERS}/reads_trace.py", "nccl_trace_rank_", str(dump)
+        f"{lib.check_environment.WORKERS}/reads_trace.py", "nccl_trace_rank_", str(dump)
     ).splitlines()[-1]
-    assert json.loads(line.removeprefix("told ")) == {
+    assert json.loads(line.removeprefix("observed ")) == {
         "version": "2.10",
         "rank": 0,
         "entries": ["nccl:all_reduce"],
@@ -138,7 +142,7 @@ def test_a_report_that_names_another_cause_is_refused(lib):
         {"hint": None},
         {"frame": None},
     ):
-        with pytest.raises(lib.ground.CheckError):
+        with pytest.raises(lib.check_environment.CheckError):
             judge({**diagnosis, **other}, *wanted, hint="GPU memory is full")
 
 
@@ -146,7 +150,7 @@ def test_the_diagnosis_of_a_job_is_found_where_it_is_written(on_cpu, lib):
     diagnosis = lib.failing._diagnosis(on_cpu.train("breaks.py", *CPU, args=["memory"]).end(1))
     assert diagnosis["frame"].startswith("breaks.py:")
     with pytest.raises(
-        lib.ground.CheckError, match="the cause is "
+        lib.check_environment.CheckError, match="the cause is "
     ):  # there is no GPU whose memory could be full
         lib.failing.judge_report(
             diagnosis, "OutOfMemoryError", "out of memory", hint="GPU memory is full"

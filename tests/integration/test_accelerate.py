@@ -24,7 +24,7 @@ use_cpu: true
 """
 
 
-def told(result) -> list[dict]:
+def reported(result) -> list[dict]:
     """Return what each worker has told, and see that all has gone well."""
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [
@@ -45,8 +45,8 @@ def train(distlaunch, *words: str, workers: int = 2, warm: bool = True):
 
 @pytest.mark.timeout(240)
 def test_two_workers_have_the_losses_of_one_at_the_same_global_batch(distlaunch):
-    (alone,) = told(train(distlaunch, workers=1))
-    both = told(train(distlaunch))
+    (alone,) = reported(train(distlaunch, workers=1))
+    both = reported(train(distlaunch))
     assert alone["processes"] == 1
     assert [worker["processes"] for worker in both] == [2, 2]
     assert [worker["precision"] for worker in both] == ["no", "no"]
@@ -59,7 +59,7 @@ def test_two_workers_have_the_losses_of_one_at_the_same_global_batch(distlaunch)
 def test_a_configuration_decides_precision_and_the_launcher_how_many(distlaunch):
     (distlaunch.work / "conf.yaml").write_text(CONFIG.format(precision="bf16", processes=8))
     result = train(distlaunch, "-o", "config=conf.yaml", warm=False)
-    workers = told(result)
+    workers = reported(result)
     assert [(worker["processes"], worker["precision"], worker["type"]) for worker in workers] == [
         (2, "bf16", "MULTI_CPU")
     ] * 2
@@ -71,7 +71,7 @@ def test_a_configuration_decides_precision_and_the_launcher_how_many(distlaunch)
 def test_an_option_wins_over_the_configuration(distlaunch):
     (distlaunch.work / "conf.yaml").write_text(CONFIG.format(precision="bf16", processes=2))
     result = train(distlaunch, "-o", "config=conf.yaml", "-o", "mixed-precision=no")
-    assert {worker["precision"] for worker in told(result)} == {"no"}
+    assert {worker["precision"] for worker in reported(result)} == {"no"}
     assert "num_processes" not in result.stderr
 
 

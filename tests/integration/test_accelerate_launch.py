@@ -232,8 +232,10 @@ def test_workers_get_what_accelerate_launch_gives_them(line, folder, distlaunch)
         assert (
             of_accelerate(mine) == of_accelerate(other) | of_cpus
         )  # there is no GPU: it says so only after --cpu
-        told = OF_RANKS if len(expected) > 1 else ()
-        assert {name: mine.get(name) for name in told} == {name: other.get(name) for name in told}
+        reported = OF_RANKS if len(expected) > 1 else ()
+        assert {name: mine.get(name) for name in reported} == {
+            name: other.get(name) for name in reported
+        }
         if "threads" in line:
             assert mine["OMP_NUM_THREADS"] == other["OMP_NUM_THREADS"] == "3"
 

@@ -157,14 +157,14 @@ def test_other_numbers_of_workers_and_fsdp_read_each_others_checkpoints(train_wa
 
 def steps_of_a_whole_and_a_resumed_job(train, where: Path, *words: object) -> list[list[str]]:
     """Return each one's steps from the fourth on, all that either has said of them."""
-    told = []
+    reported = []
     for save in ("3", "0"):
         job = ("--num-procs", "2", *words[:-1], EACH_WORKERS, where, "6", save, *words[-1])
         result = train(*job, timeout=200)
         assert result.returncode == 0, result.stderr
-        told.append(sorted(found(r"rank \d step [345] loss \S+ state \w+", result.stdout)))
+        reported.append(sorted(found(r"rank \d step [345] loss \S+ state \w+", result.stdout)))
     assert "begins 3 with" in result.stdout
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -203,17 +203,17 @@ def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_
         )
         result = train_warm(*job, timeout=200)
         assert result.returncode == 0, result.stderr
-        told = [
+        reported = [
             dict(found(r"(\w+): (masters .*)", "\n".join(result.lines_of(rank))))
             for rank in range(workers)
         ]
-        assert all(each == told[0] for each in told)
-        assert told[0]["wrapped"].startswith(told[0]["learnt"]), (
+        assert all(each == reported[0] for each in reported)
+        assert reported[0]["wrapped"].startswith(reported[0]["learnt"]), (
             "what it had learnt is sharded in fp32"
         )
         if left is not None:
-            assert left.startswith(told[0]["begins"]), f"{backend} with {workers} workers"
-        left = told[0]["ends"]
+            assert left.startswith(reported[0]["begins"]), f"{backend} with {workers} workers"
+        left = reported[0]["ends"]
 
 
 def test_a_part_that_fails_on_one_worker_alone_fails_the_resume_on_all(train_warm, tmp_path):
@@ -222,8 +222,8 @@ def test_a_part_that_fails_on_one_worker_alone_fails_the_resume_on_all(train_war
     result = train_warm(*job, timeout=120)
     assert result.returncode == 0, result.stderr
     error = "rank 1: ValueError: nothing is left of it"
-    told = found(r"rank (\d): (.*)", result.stdout)
-    assert sorted(told) == [(rank, f"{tmp_path}/c/step-000000001: {error}") for rank in "01"]
+    reported = found(r"rank (\d): (.*)", result.stdout)
+    assert sorted(reported) == [(rank, f"{tmp_path}/c/step-000000001: {error}") for rank in "01"]
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
@@ -253,9 +253,9 @@ def test_parameters_that_ddp_leaves_to_each_worker_are_refused_at_the_first_save
 ):
     result = train_warm("--num-procs", "2", OWNED, tmp_path / "c", "trained", timeout=120)
     assert result.returncode == 0, result.stderr
-    told = dict(found(r"rank (\d): (.*)", result.stdout))
-    assert sorted(told) == ["0", "1"]
-    for text in told.values():
+    reported = dict(found(r"rank (\d): (.*)", result.stdout))
+    assert sorted(reported) == ["0", "1"]
+    for text in reported.values():
         assert text.startswith(
             f"checkpoint {tmp_path}/c/step-000000001 not written: rank 0: DDP ignores"
         )
@@ -352,7 +352,7 @@ def test_kills_at_any_instant_of_a_save_leave_the_last_whole_one(tmp_path):
 @pytest.mark.parametrize(
     ("whose", "entry"), [("0", "worker-0"), ("1", "worker-1"), ("model", "model._extra_state")]
 )
-def test_what_one_rank_refuses_to_load_or_to_save_is_an_error_on_all_ranks(
+def test_a_refused_load_or_save_on_one_rank_is_an_error_on_all_ranks(
     train_warm, tmp_path, whose, entry
 ):
     result = train_warm("--num-procs", "2", HOSTILE, tmp_path / "run", whose, timeout=180)
@@ -373,6 +373,6 @@ def test_what_one_rank_refuses_to_load_or_to_save_is_an_error_on_all_ranks(
 def test_a_save_on_rank_0_alone_is_named_while_it_waits(train_warm, tmp_path):
     result = train_warm("--num-procs", "2", RANK_0_ALONE, tmp_path / "c", timeout=180)
     assert result.returncode == 0, result.stderr
-    told = r"rank 0: distlaunch: Checkpoint: rank 0 has called save\(5\) and has waited 0\.5 s for the other workers: each of"
-    assert len(found(told, result.stdout)) == 1, result.stdout
+    reported = r"rank 0: distlaunch: Checkpoint: rank 0 has called save\(5\) and has waited 0\.5 s for the other workers: each of"
+    assert len(found(reported, result.stdout)) == 1, result.stdout
     assert names(tmp_path / "c") == ["step-000000006"]

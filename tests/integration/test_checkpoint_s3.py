@@ -117,14 +117,14 @@ FOREIGN = {
 }
 
 
-def test_what_others_wrote_under_the_prefix_stays_and_is_named_once(s3, caplog):
+def test_foreign_objects_under_the_prefix_stay_and_are_named_once(s3, caplog):
     put(FOREIGN)
     Checkpoint(ROOT, model=nn.Linear(2, 1)).close()
     assert train(3, keep=1) == 0
     assert {path: text for path, text in objects().items() if path in FOREIGN} == FOREIGN
-    told = [record.message for record in caplog.records if "left alone" in record.message]
-    assert len(told) == 2  # once for each Checkpoint
-    assert "step-1000, step-by-step-guide, step-notes.txt" in told[0]
+    reported = [record.message for record in caplog.records if "left alone" in record.message]
+    assert len(reported) == 2  # once for each Checkpoint
+    assert "step-1000, step-by-step-guide, step-notes.txt" in reported[0]
 
 
 def test_a_half_written_one_is_removed_and_that_is_logged(s3, caplog):
@@ -243,6 +243,6 @@ def test_two_workers_agree_when_a_damaged_one_cannot_be_set_aside(s3):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["kind"] for each in told] == ["CheckpointError", "CheckpointError"]
-    assert told[0]["text"] == told[1]["text"]
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["kind"] for each in reported] == ["CheckpointError", "CheckpointError"]
+    assert reported[0]["text"] == reported[1]["text"]

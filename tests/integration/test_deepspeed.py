@@ -45,10 +45,10 @@ def nothing_is_left():
 @pytest.fixture(scope="module")
 def alone(python) -> list[float]:
     """Return the losses of one process that takes the whole batch, without DeepSpeed."""
-    return losses_in(told(python, PROGRAM))
+    return losses_in(reported(python, PROGRAM))
 
 
-def told(python, *words: str | os.PathLike[str]) -> str:
+def reported(python, *words: str | os.PathLike[str]) -> str:
     done = subprocess.run([python, *words], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -151,7 +151,7 @@ def test_accelerates_own_launcher_sets_the_same_variables(python):
         "args.deepspeed_fields_from_accelerate_config = '';"
         "print('env', json.dumps(prepare_deepspeed_cmd_env(args)[1]))"
     )
-    theirs = json.loads(told(python, "-c", code, *flags.split()).partition("env ")[2])
+    theirs = json.loads(reported(python, "-c", code, *flags.split()).partition("env ")[2])
     text = json.dumps(
         {
             "gradient_accumulation_steps": "auto",
@@ -208,7 +208,7 @@ def test_every_option_of_its_launcher_is_known_here(python):
         "argparse.ArgumentParser.parse_args = show\n"
         "runner.parse_args()"
     )
-    theirs = json.loads(told(python, "-c", code).partition("options ")[2])
+    theirs = json.loads(reported(python, "-c", code).partition("options ")[2])
     known = {flag for option in OPTIONS for flag in option.all_flags} | {"-h", "--help"}
     written = [flag.replace("_", "-") for flags in theirs for flag in flags]
     assert "--num-gpus" in written
@@ -242,7 +242,7 @@ def test_its_host_files_and_filters_choose_the_same_slots(python):
         "print('found', json.dumps(found))"
     )
     theirs = json.loads(
-        told(python, "-c", code, HOSTFILE, json.dumps(FILTERS)).partition("found ")[2]
+        reported(python, "-c", code, HOSTFILE, json.dumps(FILTERS)).partition("found ")[2]
     )
     hosts = read_hostfile(HOSTFILE, "hostfile")
 

@@ -63,14 +63,14 @@ def train(distlaunch, *words: str, options=()):
     ],
 )
 def test_accelerate_shards_as_the_options_say(distlaunch, options, expected):
-    told = train(distlaunch, "accelerate_fsdp.py", options=options)
-    assert told["processes"] == 2
-    assert {name: told[name] for name in expected} == expected
+    reported = train(distlaunch, "accelerate_fsdp.py", options=options)
+    assert reported["processes"] == 2
+    assert {name: reported[name] for name in expected} == expected
 
 
 def test_a_trainer_that_asks_for_nothing_trains_on_all_workers_in_the_precision_chosen(distlaunch):
-    told = train(distlaunch, "hf_trainer.py", "auto", options=["precision=bf16"])
-    assert told == {"precision": "bf16", "processes": 2}
+    reported = train(distlaunch, "hf_trainer.py", "auto", options=["precision=bf16"])
+    assert reported == {"precision": "bf16", "processes": 2}
 
 
 @pytest.mark.parametrize("sharding", ["full", "grad", "hybrid"])

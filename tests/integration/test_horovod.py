@@ -42,7 +42,7 @@ def train(horovod_launcher):
     return run
 
 
-def told(result, workers: int) -> list[dict]:
+def reported(result, workers: int) -> list[dict]:
     """Return what each worker has told, by rank."""
     assert result.returncode == 0, result.stderr
     return [json.loads(result.lines_of(rank)[-1]) for rank in range(workers)]
@@ -64,13 +64,13 @@ def expected(rank: int, size: int) -> dict:
 
 def test_its_operations_and_process_sets_work_also_after_initialising_again(distlaunch, python):
     words = ("--num-procs", "3", "--python", python, "--backend", "horovod", *PATIENT)
-    found = told(distlaunch.train(*words, OPS, timeout=PATIENCE_S), 3)
+    found = reported(distlaunch.train(*words, OPS, timeout=PATIENCE_S), 3)
     assert found == [expected(rank, 3) for rank in range(3)]
 
 
 def test_workers_that_are_forked_from_a_preloaded_horovod_do_the_same(train):
     result = train(3, OPS)
-    assert told(result, 3) == [expected(rank, 3) for rank in range(3)]
+    assert reported(result, 3) == [expected(rank, 3) for rank in range(3)]
     assert "without preloading" not in result.stderr
 
 
@@ -197,7 +197,7 @@ def test_a_command_line_of_horovodrun(distlaunch, python):
     assert all("Using GLOO to perform controller operations" in "\n".join(lines) for lines in shown)
 
 
-def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
+def test_the_build_and_version_of_horovod_are_shown(distlaunch, python):
     result = distlaunch.run(["horovodrun", "--check-build", "--python", python], PATIENCE_S)
     assert (result.returncode, result.stderr) == (0, "")
     assert "[X] PyTorch" in result.stdout

@@ -71,7 +71,7 @@ def outer_run(distlaunch):
     return run
 
 
-def told(work: Path, name: str, size: int) -> list[dict[str, str | None]]:
+def reported(work: Path, name: str, size: int) -> list[dict[str, str | None]]:
     return [json.loads((work / f"{name}-{rank}").read_text()) for rank in range(size)]
 
 
@@ -105,7 +105,7 @@ def test_under_torchrun_each_launcher_runs_one_worker_with_torchruns_variables(
     for name, words in (("inner", directly), ("shell", by_a_shell)):
         done = outer_run(*torchrun(*words))
         assert done.returncode == 0, done.stderr
-        expected, found = (told(distlaunch.work, each, 2) for each in ("plain", name))
+        expected, found = (reported(distlaunch.work, each, 2) for each in ("plain", name))
         for record in (*expected, *found):
             assert record.pop("MASTER_PORT")
             assert record.pop("TORCHELASTIC_RUN_ID")
@@ -149,7 +149,7 @@ def test_torchrun_restarts_the_job_and_the_launchers_follow(outer_run, distlaunc
 
 
 @pytest.mark.parametrize(
-    ("words", "told_of"),
+    ("words", "named_in"),
     [
         (["train", "--num-gpus", "4"], "--num-gpus 4: torchrun started this launcher as rank"),
         (
@@ -175,12 +175,12 @@ def test_torchrun_restarts_the_job_and_the_launchers_follow(outer_run, distlaunc
     ],
 )
 def test_options_that_contradict_the_outer_launcher_are_an_error(
-    outer_run, distlaunch, words, told_of
+    outer_run, distlaunch, words, named_in
 ):
     distlaunch.pretend("horovod", "tensorflow", "accelerate")
     done = outer_run(*like_torchrun(*INNER, *words, "tell.py", "inner"))
     assert done.returncode == 1
-    assert told_of in done.stderr
+    assert named_in in done.stderr
     assert "exitcode  : 2" in done.stderr
     assert not (distlaunch.work / "inner-0").exists()
 
@@ -196,8 +196,8 @@ def test_a_launcher_that_the_script_of_a_rank_starts_has_a_job_of_its_own(outer_
     for words in (command, [*INNER, "train", "--num-procs", "2", "sweep.py"]):
         done = outer_run(*words)
         assert done.returncode == 0, done.stderr
-        assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "run", 3)] == ["3"] * 3
-        assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "system", 1)] == ["1"]
+        assert [record["WORLD_SIZE"] for record in reported(distlaunch.work, "run", 3)] == ["3"] * 3
+        assert [record["WORLD_SIZE"] for record in reported(distlaunch.work, "system", 1)] == ["1"]
         for file in distlaunch.work.glob("*-[0-9]"):
             file.unlink()
 
@@ -249,12 +249,12 @@ def test_plan_shows_the_one_worker_by_its_outer_rank(outer_run, distlaunch):
         assert "RANK" not in worker["env"], "what workers inherit is not shown"
 
 
-def test_explain_says_what_the_outer_launcher_has_decided(outer_run):
+def test_explain_shows_the_decisions_of_the_outer_launcher(outer_run):
     done = outer_run(*like_torchrun(*INNER, "plan", "--explain", "tell.py"))
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    assert mentions(said, "torchrun", "rank 1 of 2")
-    assert mentions(said, "1 (one of the 2 of torchrun)")
+    message = " ".join(done.stdout.split())
+    assert mentions(message, "torchrun", "rank 1 of 2")
+    assert mentions(message, "1 (one of the 2 of torchrun)")
 
 
 def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):
@@ -262,7 +262,7 @@ def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):
         *like_torchrun(*INNER, "train", "--source", "flags", "--num-procs", "3", "tell.py", "own")
     )
     assert done.returncode == 0, done.stderr
-    assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "own", 3)] == ["3"] * 3
+    assert [record["WORLD_SIZE"] for record in reported(distlaunch.work, "own", 3)] == ["3"] * 3
 
 
 def test_our_own_workers_start_launchers_that_run_one_worker_each(outer_run, distlaunch):
@@ -271,7 +271,7 @@ def test_our_own_workers_start_launchers_that_run_one_worker_each(outer_run, dis
         *INNER, "train", "--num-procs", "2", "--backend", "fsdp", "--no-python", "sh", "-c", inner
     )
     assert done.returncode == 37
-    records = told(distlaunch.work, "inner", 2)
+    records = reported(distlaunch.work, "inner", 2)
     assert [(record["RANK"], record["WORLD_SIZE"]) for record in records] == [
         ("0", "2"),
         ("1", "2"),
@@ -294,7 +294,7 @@ def test_under_accelerate_launch_each_launcher_runs_one_worker(outer_run, distla
     launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *words]
     done = outer_run(*launch, *INNER, "train", "tell.py", "inner")
     assert done.returncode == 0, done.stderr
-    assert [record["RANK"] for record in told(distlaunch.work, "inner", 2)] == ["0", "1"]
+    assert [record["RANK"] for record in reported(distlaunch.work, "inner", 2)] == ["0", "1"]
     assert mentions(done.stderr, "accelerate", "rank 0 of 2")
 
 
@@ -313,7 +313,7 @@ def test_under_deepspeed_each_launcher_runs_one_worker(outer_run, distlaunch, de
         *runner, *INNER, "train", "tell.py", "inner", env={"PATH": path, "DS_ACCELERATOR": "cpu"}
     )
     assert done.returncode == 0, done.stderr
-    assert [record["RANK"] for record in told(distlaunch.work, "inner", 2)] == ["0", "1"]
+    assert [record["RANK"] for record in reported(distlaunch.work, "inner", 2)] == ["0", "1"]
     assert mentions(done.stderr, "deepspeed", "rank 0 of 2")
 
 

@@ -175,7 +175,7 @@ def words_of(cmdline: Path) -> bytes:
     return b""
 
 
-def told(output: str) -> list[list[str]]:
+def reported(output: str) -> list[list[str]]:
     """Return what the workers have told, by rank: rank, attempt, sum of ranks if they reduce, sizes
     and ranks, mask."""
     return sorted(
@@ -188,7 +188,7 @@ def test_workers_of_each_node_are_together_and_reduce_over_all_nodes(in_ray, clu
         cluster.address, "--num-nodes", "2", "--procs-per-node", "2", PROGRAM, "reduce"
     ).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert told(result.stdout) == [
+    assert reported(result.stdout) == [
         [str(r), "0", "6", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)
     ]
 
@@ -196,7 +196,7 @@ def test_workers_of_each_node_are_together_and_reduce_over_all_nodes(in_ray, clu
 def test_a_launcher_outside_of_the_cluster_needs_no_way_but_rays_client(in_ray, cluster):
     result = in_ray(cluster.client, "--num-procs", "4", PROGRAM).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert told(result.stdout) == [
+    assert reported(result.stdout) == [
         [str(r), "0", "-", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)
     ]
 
@@ -228,7 +228,7 @@ def test_a_failed_attempt_is_run_again_in_the_same_places(in_ray, cluster):
         cluster.address, "--num-procs", "3", "--max-restarts", "1", PROGRAM, "fail"
     ).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    where = {(rank, attempt): place for rank, attempt, *place in told(result.stdout)}
+    where = {(rank, attempt): place for rank, attempt, *place in reported(result.stdout)}
     assert {rank for rank, attempt in where if attempt == "1"} == {"0", "1", "2"}
     assert ("1", "0") in where  # the others may have been stopped before they could tell
     assert all(where[rank, "1"] == place for (rank, _), place in where.items())
@@ -238,13 +238,13 @@ def test_a_failed_attempt_is_run_again_in_the_same_places(in_ray, cluster):
 def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
     words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", "1", *SOON]
     job = in_ray(cluster.address, *words, PROGRAM, "reduce", "wait")
-    job.wait_said("waits", 2, timeout=PATIENCE_S)
+    job.wait_rank_logs("waits", 2, timeout=PATIENCE_S)
     lost = job.wait_event("composed")["hosts"].rpartition("-")[2].strip("[]")
     cluster.do(f"kill {lost}")
     cluster.do("add")  # for the other tests
     result = job.wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert [line[:3] for line in told(result.stdout)] == [
+    assert [line[:3] for line in reported(result.stdout)] == [
         [str(r), a, "1"] for r in range(2) for a in "01"
     ]
     assert mentions(result.stderr, "Ray", "replaced")
@@ -270,7 +270,7 @@ def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluste
         PROGRAM,
         "wait",
     )
-    job.wait_said("waits", 2, timeout=PATIENCE_S)
+    job.wait_rank_logs("waits", 2, timeout=PATIENCE_S)
     worker = job.wait_workers(2)[0]
     actor, agent = above(worker, "actor"), above(worker, "agent")
     for pid in (actor, agent):
@@ -282,31 +282,31 @@ def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluste
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     assert result.returncode == 0, result.stderr
-    assert [line[:2] for line in told(result.stdout)] == [
+    assert [line[:2] for line in reported(result.stdout)] == [
         [str(r), a] for r in range(2) for a in "01"
     ]
 
 
 @pytest.mark.parametrize(("what", "restarts"), [*((what, 0) for what in KILLED), ("actor", 1)])
-def test_what_is_killed_on_a_node_costs_an_attempt(distlaunch, in_ray, cluster, what, restarts):
+def test_a_kill_on_a_node_costs_an_attempt(distlaunch, in_ray, cluster, what, restarts):
     code, why = KILLED[what]
     words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", str(restarts), *SOON]
     job = in_ray(cluster.address, *words, PROGRAM, "wait")
-    job.wait_said("waits", 2, timeout=PATIENCE_S)
+    job.wait_rank_logs("waits", 2, timeout=PATIENCE_S)
     os.kill(above(job.wait_workers(2)[0], what), signal.SIGKILL)
     result = job.wait(PATIENCE_S)
     assert result.returncode == (0 if restarts else code), result.stderr
     [lost] = result.of_type("node_lost")
-    said = " ".join(result.stderr.split())
-    assert mentions(said, lost["host"], "lost", why), said
-    assert "MIN:MAX" not in said, "which Ray cannot have"
-    assert len(told(result.stdout)) == 2 * (1 + restarts)
+    message = " ".join(result.stderr.split())
+    assert mentions(message, lost["host"], "lost", why), message
+    assert "MIN:MAX" not in message, "which Ray cannot have"
+    assert len(reported(result.stdout)) == 2 * (1 + restarts)
     distlaunch.assert_no_survivors(within_s=60)
 
 
 def test_workers_save_though_rays_driver_is_asked_to_end_with_the_launcher(in_ray, cluster):
     job = in_ray(cluster.address, "--num-procs", "2", "--grace", "25", *SOON, PROGRAM, "save")
-    job.wait_said("waits", 2, timeout=PATIENCE_S)
+    job.wait_rank_logs("waits", 2, timeout=PATIENCE_S)
     os.kill(driver_of(job), signal.SIGTERM)
     job.send_signal(signal.SIGTERM)
     result = job.wait(PATIENCE_S)
@@ -344,7 +344,7 @@ def test_a_ray_that_was_interrupted_while_it_started_here_leaves_nothing(in_ray,
 def test_a_killed_launcher_leaves_neither_workers_nor_bundles(distlaunch, in_ray, cluster):
     all_of_it = ["--num-nodes", str(NODES), "--procs-per-node", str(CPUS)]
     job = in_ray(cluster.address, *all_of_it, PROGRAM, "wait")
-    job.wait_said("waits", NODES * CPUS, timeout=PATIENCE_S)
+    job.wait_rank_logs("waits", NODES * CPUS, timeout=PATIENCE_S)
     job.send_signal(signal.SIGKILL)
     distlaunch.assert_no_survivors(within_s=60)
     again = in_ray(cluster.address, *all_of_it, PROGRAM).wait(PATIENCE_S)
@@ -355,7 +355,7 @@ def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, fold
     words = ["--num-procs", "3", "-o", "resources=seat=0.5,memory=100000000", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert [line[:2] for line in told(result.stdout)] == [[str(rank), "0"] for rank in range(3)]
+    assert [line[:2] for line in reported(result.stdout)] == [[str(rank), "0"] for rank in range(3)]
     distlaunch.assert_no_survivors()
     assert not list(Path(folder).glob("dl-ray-*"))
 
@@ -363,7 +363,7 @@ def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, fold
 def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunch, in_ray, folder):
     words = ["--num-procs", "2", "--max-restarts", "1", PROGRAM, "wait"]
     job = in_ray("local", *words, env={"RAY_TMPDIR": folder})
-    job.wait_said("waits", 2, timeout=PATIENCE_S)
+    job.wait_rank_logs("waits", 2, timeout=PATIENCE_S)
     os.kill(driver_of(job), signal.SIGKILL)
     result = job.wait(PATIENCE_S)
     assert result.returncode == 69
@@ -374,7 +374,7 @@ def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunc
     assert not list(Path(folder).glob("dl-ray-*"))
 
 
-def test_what_local_ray_cannot_place_is_reported_soon_and_leaves_nothing(in_ray, folder):
+def test_workers_that_local_ray_cannot_place_are_reported_soon(in_ray, folder):
     words = ["--num-nodes", "2", "--procs-per-node", "1", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 69

@@ -161,7 +161,7 @@ def test_random_lists_expand_as_scontrol_has_them(scontrol):
     assert different == []
 
 
-def test_what_scontrol_refuses_is_refused(scontrol):
+def test_a_list_that_scontrol_refuses_is_refused(scontrol):
     assert scontrol(REFUSED_BY_BOTH) == [[] for _ in REFUSED_BY_BOTH]
     assert [text for text in REFUSED_BY_BOTH if ours(text)] == []
 

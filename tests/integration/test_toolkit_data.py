@@ -74,7 +74,7 @@ def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlau
         assert checkpoints(distlaunch) == [100, 200, 300]
 
 
-def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distlaunch):
+def test_a_resumed_training_reports_its_step_and_not_that_it_had_ended(distlaunch):
     script = distlaunch.work / "train.py"
     script.write_text(
         snippet("distlaunch/docs/checkpoints.md")

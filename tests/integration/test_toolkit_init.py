@@ -159,7 +159,7 @@ def test_the_toolkits_errors_end_a_job_with_1_and_are_named_once_at_the_scripts_
     done = distlaunch.train_warm("--num-procs", "2", early, timeout=100)
     assert done.returncode == 1, done.stderr
     report = (done.run_dir / "report.txt").read_text()
-    said = "ToolkitError: wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)"
-    assert " ".join(report.split()).count(said) == 1
+    message = "ToolkitError: wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)"
+    assert " ".join(report.split()).count(message) == 1
     assert "failed: exit code 1\n  distlaunch.toolkit.toolkit_error.ToolkitError: " in report
     assert f"\n  at early.py:{len(early.read_text().splitlines())} in <module>\n" in report

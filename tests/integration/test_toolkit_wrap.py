@@ -91,9 +91,9 @@ def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has
     done = horovod_launcher.train(*words, HOROVOD_STATE, timeout=110)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        told = [json.loads(line) for line in done.lines_of(rank) if line.startswith("{")]
-        assert len(told) == 8
-        for case in told:
+        reported = [json.loads(line) for line in done.lines_of(rank) if line.startswith("{")]
+        assert len(reported) == 8
+        for case in reported:
             assert case["found"] == pytest.approx(case["expected"], abs=2e-5), case["case"]
 
 
@@ -143,9 +143,9 @@ def test_horovod_takes_models_again_and_optimizers_of_all_kinds_and_goes_on_afte
     words = ("--num-procs", "2", "--backend", "horovod")
     done = horovod_launcher.train(*words, PROGRAMS / "horovod_wraps.py", timeout=110)
     assert done.returncode == 0, done.stderr
-    told = [[line for line in done.lines_of(rank) if ": " in line] for rank in (0, 1)]
-    assert len(told[0]) == 5
-    assert told[0] == told[1]
+    reported = [[line for line in done.lines_of(rank) if ": " in line] for rank in (0, 1)]
+    assert len(reported[0]) == 5
+    assert reported[0] == reported[1]
 
 
 def parts_by_case(lines: list[str]) -> dict[str, str]:

@@ -128,7 +128,7 @@ def test_a_difference_that_would_be_a_fault_is_not_known(script, fault):
         assert judged(script, case, **deepcopy(fault)), case
 
 
-def test_what_is_known_in_one_case_is_not_in_another(script):
+def test_a_difference_that_is_known_in_one_case_is_not_in_another(script):
     fails = {"there": {"exit_code": 1}, "exit_code": 37}
     assert judged(script, "one worker fails", **fails) == []
     assert judged(script, "standalone", **fails) == ["exit code 1 -> 37"]

@@ -81,7 +81,7 @@ def test_on_a_terminal_lines_are_folded_and_commands_are_whole(distlaunch):
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "version", "said"),
+    ("module", "package", "version", "message"),
     [
         ("ray", "ray", "2.48.0", "installed: ray 2.48.0"),
         ("ray", "ray", "1.13.0", "ray 1.13.0 is too old: "),
@@ -90,8 +90,8 @@ def test_on_a_terminal_lines_are_folded_and_commands_are_whole(distlaunch):
         ("tensorflow", "", "", "installed: tensorflow (no version)"),
     ],
 )
-def test_what_is_installed_is_reported_by_the_package_that_has_brought_it(
-    distlaunch, tmp_path, module, package, version, said
+def test_an_installed_backend_is_listed_with_its_package(
+    distlaunch, tmp_path, module, package, version, message
 ):
     (tmp_path / module).mkdir()
     (tmp_path / module / "__init__.py").touch()
@@ -104,7 +104,7 @@ def test_what_is_installed_is_reported_by_the_package_that_has_brought_it(
         )
         (records / "top_level.txt").write_text(f"{module}\n")
         (records / "RECORD").write_text(f"{module}/__init__.py,,\n")
-    assert said in shown(distlaunch, module, PYTHONPATH=str(tmp_path))
+    assert message in shown(distlaunch, module, PYTHONPATH=str(tmp_path))
 
 
 def test_another_interpreter_is_asked_what_it_has(distlaunch, tmp_path):
@@ -126,7 +126,7 @@ def test_another_interpreter_is_asked_what_it_has(distlaunch, tmp_path):
 @pytest.mark.parametrize(
     ("python", "why"), [("nopython", "no such executable"), ("true", "it did not answer")]
 )
-def test_what_is_no_interpreter_is_refused(distlaunch, python, why):
+def test_an_invalid_interpreter_is_refused(distlaunch, python, why):
     result = distlaunch.run(["backends", "--python", python])
     assert (result.returncode, result.stdout) == (USAGE, "")
     assert result.stderr.startswith(f"distlaunch: error: --python {python}: {why}")
@@ -170,7 +170,7 @@ def test_one_backend_is_shown_with_its_options(distlaunch, gossip):
     ]
 
 
-def test_backends_of_other_packages_are_listed_and_those_that_cannot_be_used_say_why(
+def test_backends_of_other_packages_are_listed_with_the_reason_if_they_cannot_be_used(
     distlaunch, gossip
 ):
     records = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=gossip))
@@ -201,12 +201,12 @@ def test_another_packages_backend_sets_what_its_workers_need(distlaunch, gossip)
     ]
     result = distlaunch.train(*words, script, env={"PYTHONPATH": gossip})
     assert result.returncode == 0, result.stderr
-    told = 'gossip {"rounds":3,"topology":"ring"}'
-    assert sorted(result.stdout.splitlines()) == [f"[0] 0 1 3 {told}", f"[1] 1 0 3 {told}"]
+    reported = 'gossip {"rounds":3,"topology":"ring"}'
+    assert sorted(result.stdout.splitlines()) == [f"[0] 0 1 3 {reported}", f"[1] 1 0 3 {reported}"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--backend", "gosip"], "did you mean gossip?"),
         (["--backend", "ddp"], "did you mean pytorch-ddp?"),
@@ -220,15 +220,15 @@ def test_another_packages_backend_sets_what_its_workers_need(distlaunch, gossip)
         (["-o", "rounds=1"], "pytorch-ddp has no option 'rounds'"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_there_is(distlaunch, gossip, words, said):
+def test_an_invalid_value_is_named_with_the_valid_ones(distlaunch, gossip, words, message):
     result = distlaunch.train(*words, "--num-procs", "1", "x.py", env={"PYTHONPATH": gossip})
     assert result.returncode == USAGE
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
-    ("required", "said"),
+    ("required", "message"),
     [
         ('module="gossipd", package="gossip-daemon"', "-m pip install 'gossip-daemon'"),
         (
@@ -238,8 +238,8 @@ def test_what_is_wrong_is_named_with_what_there_is(distlaunch, gossip, words, sa
     ],
     ids=["missing", "too old"],
 )
-def test_what_is_missing_is_named_with_the_command_that_installs_it(
-    distlaunch, gossip, tmp_path, required, said
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    distlaunch, gossip, tmp_path, required, message
 ):
     changed = tmp_path / "changed"
     subprocess.run(["cp", "-r", gossip, changed], check=True)
@@ -251,7 +251,7 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     words = ["--backend", "gossip", "--num-procs", "1", "--device", "cpu", "x.py"]
     result = distlaunch.train(*words, env={"PYTHONPATH": str(changed)})
     assert result.returncode == USAGE
-    assert said in result.stderr
+    assert message in result.stderr
     assert "pip install" in shown(distlaunch, "gossip", PYTHONPATH=str(changed))
 
 
@@ -271,7 +271,7 @@ def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being
     problems = {each["name"]: each["problem"] for each in listed if each["name"] in names}
     assert problems.pop("number") is None
     assert problems.keys() == {"silent", "alias", "options"}
-    assert all("error in faulty" in said for said in problems.values())
+    assert all("error in faulty" in message for message in problems.values())
     (distlaunch.work / "x.py").touch()
     for name in names:
         result = distlaunch.train(
@@ -287,7 +287,7 @@ def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
         ("import sys\nsys.exit('bye')", "SystemExit: bye"),
@@ -295,11 +295,11 @@ def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being
     ],
     ids=["sys.exit(0)", "sys.exit('bye')", "KeyboardInterrupt"],
 )
-def test_a_package_that_ends_python_on_import_ends_nothing(distlaunch, tmp_path, source, said):
+def test_a_package_that_ends_python_on_import_ends_nothing(distlaunch, tmp_path, source, message):
     (tmp_path / "leaver.py").write_text(source)
     install(tmp_path, "leaver", {"leaves": "leaver:Leaves"})
     env = {"PYTHONPATH": str(tmp_path)}
-    problem = f"leaver could not be loaded: {said}"
+    problem = f"leaver could not be loaded: {message}"
     records = {
         each["name"]: each for each in json.loads(shown(distlaunch, "--format", "json", **env))
     }
@@ -322,7 +322,7 @@ def test_a_ctrl_c_while_a_package_is_imported_ends_the_launcher(distlaunch, tmp_
         assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
-def test_what_another_package_prints_is_kept_out_of_a_plan(distlaunch, tmp_path):
+def test_output_of_another_package_is_kept_out_of_a_plan(distlaunch, tmp_path):
     (tmp_path / "loud.py").write_text(
         "import os, subprocess\nfrom distlaunch.backends.base import Backend\n"
         "print('by python')\nos.write(1, b'by a library\\n')\nsubprocess.run(['echo', 'by a child'], check=True)\n"
@@ -346,8 +346,8 @@ def test_what_another_package_prints_is_kept_out_of_a_plan(distlaunch, tmp_path)
     result = distlaunch.run(words, env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["backend"] == "loud"
-    said = [line for line in result.stderr.splitlines() if line.startswith("by ")]
-    assert sorted(said) == ["by a child", "by a library", "by a method", "by python"]
+    message = [line for line in result.stderr.splitlines() if line.startswith("by ")]
+    assert sorted(message) == ["by a child", "by a library", "by a method", "by python"]
 
 
 @pytest.mark.parametrize(

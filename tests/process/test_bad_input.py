@@ -340,8 +340,10 @@ def test_a_variable_that_cannot_be_given_is_refused(distlaunch, given, says):
 )
 def test_a_bad_line_of_a_variable_file_is_named_by_file_and_number(distlaunch, text, where):
     (distlaunch.work / "vars").write_bytes(text)
-    said = refused(distlaunch, "--num-procs", "1", "--env-file", "vars", "good.py", says=(where,))
-    assert said.startswith(f"distlaunch: error: {where}: ")
+    message = refused(
+        distlaunch, "--num-procs", "1", "--env-file", "vars", "good.py", says=(where,)
+    )
+    assert message.startswith(f"distlaunch: error: {where}: ")
 
 
 def test_a_variable_file_that_is_not_there_is_refused(distlaunch):
@@ -367,7 +369,7 @@ def test_a_port_in_use_is_refused_naming_who_listens(distlaunch, family, address
         listener.bind((address, 0))
         listener.listen()
         port = listener.getsockname()[1]
-        said = refused(
+        message = refused(
             distlaunch,
             "--num-procs",
             "1",
@@ -376,7 +378,7 @@ def test_a_port_in_use_is_refused_naming_who_listens(distlaunch, family, address
             "good.py",
             says=(f"port {port} is in use",),
         )
-        assert re.search(rf"\bpid {os.getpid()}\b", said)
+        assert re.search(rf"\bpid {os.getpid()}\b", message)
 
 
 def test_a_port_of_another_running_job_of_ours_is_refused_naming_that_job(distlaunch):

@@ -34,7 +34,7 @@ from tests.process.listener import (
 )
 
 
-def test_a_caller_is_welcome_and_reads_what_follows_itself():
+def test_a_launcher_is_admitted_and_reads_the_next_messages_itself():
     with closing(ListenerThread(greet=b"what comes next")) as listener:
         connection, welcome = connect_to("127.0.0.1", [listener.port])
         with connection:
@@ -84,7 +84,7 @@ def test_a_name_that_is_known_late_is_looked_up_until_it_is(monkeypatch):
     assert mentions(reasons[0], "cannot be resolved: Name or service not known")
 
 
-def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeypatch):
+def test_another_address_of_the_host_is_used_only_if_its_name_is_unknown(monkeypatch):
     asked = []
 
     def other_addresses():
@@ -208,7 +208,7 @@ def test_a_web_server_is_named():
     ],
     ids=["http", "ssh", "smtp", "silence", "closing"],
 )
-def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
+def test_a_foreign_listener_is_named(answer, words, monkeypatch):
     if words == "it sends nothing":
         monkeypatch.setattr(connect, "ANSWER_S", 0.5)
     with server(answer) as port, stop_when_waiting_for(words) as connect_until:
@@ -231,7 +231,7 @@ def test_a_launcher_that_is_asked_to_connect_again_does():
     assert reasons == ["not yet"]
 
 
-def test_one_who_is_turned_away_for_good_does_not_call_again():
+def test_a_launcher_that_is_rejected_for_good_does_not_connect_again():
     turned = Rejected(
         text="node rank 3 is taken by n7",
         hint="give each its own --node-rank",
@@ -247,7 +247,7 @@ def test_one_who_is_turned_away_for_good_does_not_call_again():
     assert (error.value.hint, error.value.exit_code) == (turned.hint, 2)
 
 
-def test_a_stranger_who_refuses_us_is_outlasted():
+def test_a_foreign_listener_that_rejects_us_does_not_end_the_wait():
     port, listeners = free_port(), []
 
     def refuse(connection):
@@ -298,7 +298,7 @@ def test_another_release_is_reported_at_both_ends():
 @pytest.mark.parametrize(
     "somebody_listens", [False, True], ids=["while nobody listens", "while nobody answers"]
 )
-def test_whoever_watches_something_else_is_stopped_by_it(somebody_listens):
+def test_a_watched_descriptor_stops_the_connecting(somebody_listens):
     reading, writing = os.pipe()
     reasons = []
 
@@ -331,7 +331,7 @@ def test_a_connection_with_itself_counts_as_refused():
     assert place.why == os.strerror(errno.ECONNREFUSED).lower()
 
 
-def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch):
+def test_a_slow_listener_with_two_addresses_admits_the_launcher_once(monkeypatch):
     """Both are called, as the first does not answer soon, but only one gets a proof."""
     resolve_with(monkeypatch, lambda: ["127.0.0.1", "127.0.0.2"])
     monkeypatch.setattr(connect, "_ACCEPTED_STAGGER_S", 0.0)

@@ -82,7 +82,7 @@ def long_answer_wait(monkeypatch):
     monkeypatch.setattr(connect, "ANSWER_S", 2 * BOUND_S)
 
 
-def test_listeners_that_say_nothing_hide_no_later_port(long_answer_wait):
+def test_silent_listeners_hide_no_later_port(long_answer_wait):
     stack, ports = silent_listeners(3)
     with stack, closing(ListenerThread()) as listener:
         connection, _ = connect_to("127.0.0.1", [*ports, listener.port])
@@ -90,7 +90,7 @@ def test_listeners_that_say_nothing_hide_no_later_port(long_answer_wait):
         assert len(listener.requests) == 1
 
 
-def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again(long_answer_wait):
+def test_silent_listeners_do_not_keep_others_from_being_tried_again(long_answer_wait):
     stack, ports = silent_listeners(1)
     port = free_port()
     listeners = []
@@ -108,7 +108,7 @@ def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again(lo
             one.close()
 
 
-def test_listeners_that_say_nothing_are_named_at_the_deadline():
+def test_silent_listeners_are_named_at_the_deadline():
     stack, ports = silent_listeners(2)
     free = free_port()
     with stack, pytest.raises(NodesError) as error:

@@ -226,15 +226,17 @@ except ValueError:
 
 
 @pytest.mark.parametrize("format_", ["plain", "jsonl"])
-def test_tracebacks_of_ranks_that_lost_a_peer_become_one_line_with_a_count(distlaunch, format_):
+def test_tracebacks_of_ranks_that_lost_another_rank_become_one_line_with_a_count(
+    distlaunch, format_
+):
     script = distlaunch.work / "lost.py"
     script.write_text(LOST)
     result = distlaunch.train(
         "--num-procs", "8", "--failure-grace", "20", "--format", format_, script
     )
     assert result.returncode == 1
-    told = r"^\[([\d,-]+)\] \.\.\. (?:(\d+) ranks )?repeated (\d+) lines of rank (\d) above \(numbers differ\)$"
-    found = re.findall(told, result.stderr, re.MULTILINE)
+    reported = r"^\[([\d,-]+)\] \.\.\. (?:(\d+) ranks )?repeated (\d+) lines of rank (\d) above \(numbers differ\)$"
+    found = re.findall(reported, result.stderr, re.MULTILINE)
     shown = (result.stdout if format_ == "jsonl" else result.stderr).count(
         "Connection closed by peer [127.0.0.1]:4100"
     )

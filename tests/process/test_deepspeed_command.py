@@ -114,7 +114,7 @@ def test_variables_of_its_file_reach_workers_below_env_and_the_file_stays_as_it_
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("A=1\nFOO\n", ":2: expected NAME=VALUE, found 'FOO'"),
         ("\nRANK=1\n", ":2: RANK is set by distlaunch for each worker"),
@@ -122,11 +122,11 @@ def test_variables_of_its_file_reach_workers_below_env_and_the_file_stays_as_it_
     ],
     ids=["no value", "ours", "too big"],
 )
-def test_what_cannot_be_meant_of_its_file_is_named(distlaunch, text, said):
+def test_a_contradiction_in_its_file_is_named(distlaunch, text, message):
     (distlaunch.work / ".deepspeed_env").write_text(text)
-    said_here = refused(distlaunch, "--python", sys.executable, "show.py")
-    assert f"{distlaunch.work / '.deepspeed_env'}{said}" in said_here
-    assert "--env-file" not in said_here
+    shown_here = refused(distlaunch, "--python", sys.executable, "show.py")
+    assert f"{distlaunch.work / '.deepspeed_env'}{message}" in shown_here
+    assert "--env-file" not in shown_here
 
 
 def test_save_pid_files_the_process_to_signal_and_takes_the_file_away(distlaunch):
@@ -206,9 +206,9 @@ def test_a_host_file_that_is_named_has_to_be_there(distlaunch):
 
 def test_the_framework_has_to_be_there_and_the_command_that_brings_it_is_reported(distlaunch):
     (distlaunch.work / "show.py").write_text(SHOW)
-    said = refused(distlaunch, "show.py", env={"PYTHONPATH": ""})
-    assert mentions(said, "module deepspeed")
-    assert "-m pip install 'deepspeed>=0.10'" in said
+    message = refused(distlaunch, "show.py", env={"PYTHONPATH": ""})
+    assert mentions(message, "module deepspeed")
+    assert "-m pip install 'deepspeed>=0.10'" in message
 
 
 def test_workers_are_forked_where_their_words_are_the_same(distlaunch):
@@ -233,9 +233,9 @@ def test_workers_are_forked_where_their_words_are_the_same(distlaunch):
     assert result.lines_of(1) == [
         f"['--deepspeed_config={distlaunch.work / 'ds.json'}', 'sub'] True"
     ]
-    said = refused(distlaunch, *words, "show.py")
-    assert mentions(said, "--preload", "--local_rank", "exclude")
-    assert mentions(said, "hint", "--no_local_rank", "LOCAL_RANK")
+    message = refused(distlaunch, *words, "show.py")
+    assert mentions(message, "--preload", "--local_rank", "exclude")
+    assert mentions(message, "hint", "--no_local_rank", "LOCAL_RANK")
 
 
 def test_help_is_that_of_a_command_of_ours(distlaunch):

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 
-def test_what_a_discovery_command_leaves_running_does_not_hold_us_up(distlaunch):
+def test_processes_that_a_discovery_command_leaves_do_not_hold_us_up(distlaunch):
     (distlaunch.work / "t.py").touch()
     (distlaunch.work / "find").write_text("sleep 600 &\necho a:1\n")
     result = distlaunch.run(["plan", "--format", "json", "--discover", "sh ./find", "t.py"])

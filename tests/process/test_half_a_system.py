@@ -33,6 +33,6 @@ def test_one_launcher_of_several_does_not_train_alone_unless_asked_to(distlaunch
 
 def test_a_system_that_is_not_used_is_reported(distlaunch):
     (distlaunch.work / "t.py").write_text("print('trained')")
-    told = distlaunch.run(["train", "--num-procs", "1", "t.py"], env={"LSB_JOBID": "7"})
-    assert (told.returncode, "trained" in told.stdout) == (0, True)
-    assert mentions(told.stderr, "lsf", "not used", "LSB_JOBID='7'", "LSB_DJOB_HOSTFILE")
+    reported = distlaunch.run(["train", "--num-procs", "1", "t.py"], env={"LSB_JOBID": "7"})
+    assert (reported.returncode, "trained" in reported.stdout) == (0, True)
+    assert mentions(reported.stderr, "lsf", "not used", "LSB_JOBID='7'", "LSB_DJOB_HOSTFILE")

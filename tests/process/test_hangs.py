@@ -142,7 +142,7 @@ def test_a_job_whose_output_does_not_count_gets_a_notice(job, distlaunch):
     assert mentions(hang_of(result)["hint"], "heartbeat", "evaluation")
 
 
-def test_what_a_worker_has_opened_in_the_place_of_our_file_is_not_written_to(job, distlaunch):
+def test_a_file_that_a_worker_opened_over_our_descriptor_is_not_written_to(job, distlaunch):
     script = distlaunch.work / "train.py"
     script.write_text(
         "import os, time\nos.closerange(3, 256)\n"
@@ -161,7 +161,7 @@ NOTICE = ("--hang-notice", str(NOTICE_S), "--grace", "1")
 
 
 @pytest.mark.parametrize(("how", "state"), [("lock", ""), ("loop", "; it works"), ("stop", "")])
-def test_without_the_option_one_notice_says_who_is_behind_and_ctrl_c_where_each_rank_stood(
+def test_without_the_option_one_notice_names_the_ranks_behind_and_ctrl_c_shows_each_stack(
     job, distlaunch, how, state
 ):
     running = job.start("hangs.py", how, procs=3, options=NOTICE)
@@ -176,10 +176,10 @@ def test_without_the_option_one_notice_says_who_is_behind_and_ctrl_c_where_each_
     result = running.wait()
     assert result.returncode == 130, result.stderr
     assert [event["when"] for event in result.of_type("silence")] == ["notice", "stop"]
-    told = result.stderr.partition("SIGINT")[2]
-    assert "ranks 0,2:\n      hangs.py:" in told
-    assert "in others_wait" in told
-    assert "in stuck" in told or how == "stop"
+    reported = result.stderr.partition("SIGINT")[2]
+    assert "ranks 0,2:\n      hangs.py:" in reported
+    assert "in others_wait" in reported
+    assert "in stuck" in reported or how == "stop"
     assert result.stderr.count("--hang-timeout") == 1
     assert (result.run_dir / "attempt-0" / "rank-0.stacks.txt").read_text().count(
         "in others_wait"

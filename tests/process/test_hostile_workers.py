@@ -82,7 +82,7 @@ def waiting(distlaunch, program):
             program("print('up', flush=True)\ntime.sleep(600)"),
         ]
     )
-    running.wait_said("up", 2)
+    running.wait_rank_logs("up", 2)
     return running
 
 

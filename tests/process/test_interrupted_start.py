@@ -25,8 +25,8 @@ def interrupted(words: list[str], after_s: float) -> tuple[int, str]:
     )
     time.sleep(after_s)  # any moment will do
     running.send_signal(2)
-    _, said = running.communicate(timeout=60)
-    return running.returncode, said
+    _, message = running.communicate(timeout=60)
+    return running.returncode, message
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_ctrl_c_at_any_moment_shows_no_traceback_of_ours(clean_env, words):
     ours = str(Path(distlaunch.__file__).parent)
     codes = set()
     for moment in range(MOMENTS):
-        code, said = interrupted(command, whole_s * moment / MOMENTS)
-        assert ours not in said, said
-        if "Traceback" not in said:
+        code, message = interrupted(command, whole_s * moment / MOMENTS)
+        assert ours not in message, message
+        if "Traceback" not in message:
             codes.add(code)
-            assert len(said.splitlines()) <= 1, said
+            assert len(message.splitlines()) <= 1, message
     assert codes <= {130, -2, 0}, "0: it was ready before"
     assert 130 in codes

@@ -26,10 +26,10 @@ def launchers(distlaunch):
 @pytest.mark.parametrize("size", [2, 4])
 def test_launchers_that_start_in_any_order_are_one_job(launchers, size):
     launchers.start_all(size=size, slots=2)
-    told = launchers.wait_ready(*range(2 * size))
+    reported = launchers.wait_ready(*range(2 * size))
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == dict.fromkeys(range(size), 0)
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(reported):
         expected = {
             "RANK": rank,
             "LOCAL_RANK": rank % 2,
@@ -51,8 +51,8 @@ def test_launchers_that_start_in_any_order_are_one_job(launchers, size):
         "TORCHELASTIC_RUN_ID",
         "DISTLAUNCH_RUN_DIR",
     ):
-        assert len({each[name] for each in told}) == 1
-    assert told[0]["MASTER_ADDR"] == "127.0.0.1"
+        assert len({each[name] for each in reported}) == 1
+    assert reported[0]["MASTER_ADDR"] == "127.0.0.1"
     for node in range(size):
         shown = sorted(launchers.by_rank[node].stdout.splitlines())
         assert shown == [f"[{rank}] rank {rank} is here" for rank in (2 * node, 2 * node + 1)]
@@ -250,11 +250,11 @@ def test_a_killed_joined_launcher_is_noticed_and_ends_the_job(launchers):
 
 def test_a_killed_spawner_of_the_coordinator_ends_the_job_though_a_restart_is_left(launchers):
     launchers.start_all("--max-restarts", "1", "--join-timeout", "20")
-    told = launchers.wait_ready(0, 1)
-    worker = Path(f"/proc/{told[0]['pid']}/stat").read_text()
+    reported = launchers.wait_ready(0, 1)
+    worker = Path(f"/proc/{reported[0]['pid']}/stat").read_text()
     os.kill(int(worker.rpartition(")")[2].split()[1]), signal.SIGKILL)
     assert launchers.exit_codes() == {0: 70, 1: 70}
-    until(lambda: not any(is_alive(each["pid"]) for each in told), "all workers have ended")
+    until(lambda: not any(is_alive(each["pid"]) for each in reported), "all workers have ended")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -280,20 +280,20 @@ def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(launchers):
     os.kill(launchers.by_rank[0].pid, signal.SIGKILL)
     launchers.by_rank[0].wait()
     launchers.start(0, "--max-restarts", "3", size=3)
-    told = launchers.wait_ready(0, 1, 2, attempt=1)
+    reported = launchers.wait_ready(0, 1, 2, attempt=1)
     launchers.put_sign("end-1")
     assert launchers.exit_codes() == dict.fromkeys(range(3), 0)
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in reported} == {"1"}
     for name in (
         "DISTLAUNCH_JOB_ID",
         "TORCHELASTIC_RUN_ID",
     ):  # though the second coordinator has made up its own
-        assert len({each[name] for each in told}) == 1
-    assert told[1]["DISTLAUNCH_RUN_DIR"] == before[1]["DISTLAUNCH_RUN_DIR"]
-    assert told[1]["DISTLAUNCH_JOB_ID"] != before[1]["DISTLAUNCH_JOB_ID"]
-    events = Path(told[1]["DISTLAUNCH_RUN_DIR"], "events-1.jsonl").read_text().splitlines()
+        assert len({each[name] for each in reported}) == 1
+    assert reported[1]["DISTLAUNCH_RUN_DIR"] == before[1]["DISTLAUNCH_RUN_DIR"]
+    assert reported[1]["DISTLAUNCH_JOB_ID"] != before[1]["DISTLAUNCH_JOB_ID"]
+    events = Path(reported[1]["DISTLAUNCH_RUN_DIR"], "events-1.jsonl").read_text().splitlines()
     rejoined = [each for each in map(json.loads, events) if each["type"] == "rejoined"]
-    assert [each["job_id"] for each in rejoined] == [told[0]["DISTLAUNCH_JOB_ID"]]
+    assert [each["job_id"] for each in rejoined] == [reported[0]["DISTLAUNCH_JOB_ID"]]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -326,10 +326,10 @@ def test_a_joined_launcher_that_is_replaced_joins_the_next_attempt(launchers):
     os.kill(launchers.by_rank[1].pid, signal.SIGKILL)
     launchers.by_rank[1].wait()
     launchers.start(1, "--max-restarts", "1", size=3)
-    told = launchers.wait_ready(0, 1, 2, attempt=1)
+    reported = launchers.wait_ready(0, 1, 2, attempt=1)
     launchers.put_sign("end-1")
     assert launchers.exit_codes() == dict.fromkeys(range(3), 0)
-    assert [each["NODE_RANK"] for each in told] == ["0", "1", "2"]
+    assert [each["NODE_RANK"] for each in reported] == ["0", "1", "2"]
 
 
 # --- nodes that come and go; launchers without ranks
@@ -342,13 +342,13 @@ def test_an_elastic_job_goes_on_without_a_lost_node_and_takes_it_in_again(launch
     launchers.wait_ready(0, 1, 2)
     os.kill(launchers.by_rank[1].pid, signal.SIGKILL)
     launchers.by_rank.pop(1).wait()
-    told = launchers.wait_ready(0, 1, attempt=1)
-    assert {each["WORLD_SIZE"] for each in told} == {"2"}
+    reported = launchers.wait_ready(0, 1, attempt=1)
+    assert {each["WORLD_SIZE"] for each in reported} == {"2"}
     launchers.start(1, *words, size="2:3")
     launchers.by_rank[0].wait_stderr("may take part from the next attempt on")
     launchers.put_sign("fail-1-1")
-    told = launchers.wait_ready(0, 1, 2, attempt=2)
-    assert {each["WORLD_SIZE"] for each in told} == {"3"}
+    reported = launchers.wait_ready(0, 1, 2, attempt=2)
+    assert {each["WORLD_SIZE"] for each in reported} == {"3"}
     launchers.put_sign("end-2")
     assert launchers.exit_codes() == dict.fromkeys(range(3), 0)
 
@@ -356,16 +356,16 @@ def test_an_elastic_job_goes_on_without_a_lost_node_and_takes_it_in_again(launch
 def test_an_elastic_job_starts_with_the_fewest_that_it_needs(launchers):
     launchers.start(0, "--join-timeout", "6", size="2:3")
     launchers.start(2, "--join-timeout", "6", size="2:3")
-    told = launchers.wait_ready(0, 1)
-    assert {each["WORLD_SIZE"] for each in told} == {"2"}
+    reported = launchers.wait_ready(0, 1)
+    assert {each["WORLD_SIZE"] for each in reported} == {"2"}
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == {0: 0, 2: 0}
 
 
 def test_an_elastic_job_to_which_nobody_comes_starts_as_soon_as_the_wait_is_over(launchers):
     launchers.start(0, "--join-timeout", "1", size="1:2")
-    [told] = launchers.wait_ready(0)
-    assert told["WORLD_SIZE"] == "1"
+    [reported] = launchers.wait_ready(0)
+    assert reported["WORLD_SIZE"] == "1"
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == {0: 0}
 
@@ -374,10 +374,10 @@ def test_launchers_without_ranks_are_numbered_as_they_come(launchers):
     for name in ("a", "b", "c"):
         launchers.by_rank[name] = launchers.start(None, size=3)
     launchers.by_rank.pop(None)
-    told = launchers.wait_ready(0, 1, 2)
+    reported = launchers.wait_ready(0, 1, 2)
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == dict.fromkeys("abc", 0)
-    assert sorted(each["NODE_RANK"] for each in told) == ["0", "1", "2"]
+    assert sorted(each["NODE_RANK"] for each in reported) == ["0", "1", "2"]
 
 
 def test_where_each_node_has_a_launcher_each_of_them_has_the_first_failure_in_its_own_file(
@@ -429,10 +429,10 @@ def test_torchruns_words_join_too(launchers, words, template):
             else {}
         )
         launchers.by_rank[rank] = launchers.distlaunch.start(args, env=env)
-    told = launchers.wait_ready(0, 1, 2, 3)
+    reported = launchers.wait_ready(0, 1, 2, 3)
     launchers.put_sign("end-0")
     assert launchers.exit_codes() == {0: 0, 1: 0}
-    assert [(each["NODE_RANK"], each["LOCAL_RANK"]) for each in told] == [
+    assert [(each["NODE_RANK"], each["LOCAL_RANK"]) for each in reported] == [
         ("0", "0"),
         ("0", "1"),
         ("1", "0"),
@@ -465,10 +465,10 @@ def test_a_launcher_for_each_worker_becomes_its_rank(launchers, failing):
             str(PROGRAMS / "waits_for_signs.py"),
         ]
         launchers.by_rank[rank] = launchers.distlaunch.start(args, env=env)
-    told = launchers.wait_ready(0, 1, 2, 3)
+    reported = launchers.wait_ready(0, 1, 2, 3)
     launchers.put_sign("end-0" if failing is None else f"fail-0-{failing}")
     assert launchers.exit_codes() == dict.fromkeys(range(4), 0 if failing is None else 7)
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(reported):
         expected = {
             "RANK": rank,
             "LOCAL_RANK": rank % 2,

@@ -42,40 +42,40 @@ def test_two_launchers_with_the_same_rank_are_named(launchers):
 
 
 @pytest.mark.parametrize(
-    ("words", "size", "said"),
+    ("words", "size", "message"),
     [
         (["--job-id", "x"], 2, "belongs to another job"),
         ([], 3, "for 3 nodes"),
     ],
 )
-def test_launchers_with_different_options_report_that(launchers, words, size, said):
+def test_launchers_with_different_options_report_that(launchers, words, size, message):
     for rank, more in ((0, []), (1, words)):
         launchers.start(rank, "--join-timeout", "8", *more, size=size if rank else 2)
     codes = launchers.exit_codes()
-    assert codes[1] == (69 if "job" in said else 2)
+    assert codes[1] == (69 if "job" in message else 2)
     assert codes[0] in (2, 69)
-    assert said in launchers.stderr_of(1)
-    assert said in launchers.stderr_of(0)
+    assert message in launchers.stderr_of(1)
+    assert message in launchers.stderr_of(0)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--backend", "deepspeed"], "has --backend 'deepspeed'"),
         (["-o", "bucket-mb=3"], "has other options of --backend pytorch-ddp"),
     ],
 )
-def test_launchers_with_different_backends_say_so(launchers, words, said):
+def test_launchers_with_different_backends_report_it(launchers, words, message):
     launchers.start(
         0, "--no-python", program=sys.executable
     )  # which nobody has to have a framework for
     launchers.start(1, "--no-python", *words, program=sys.executable)
     assert launchers.exit_codes() == {0: 2, 1: 2}
     for node in (0, 1):
-        assert said in launchers.stderr_of(node)
+        assert message in launchers.stderr_of(node)
 
 
-def test_launchers_that_run_different_commands_say_so(launchers):
+def test_launchers_that_run_different_commands_report_it(launchers):
     launchers.start(0)
     launchers.start(1, job=["--lr", "0.1"])
     assert launchers.exit_codes() == {0: 2, 1: 2}
@@ -110,7 +110,9 @@ def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(launchers, words
         ([], "missing.py", "no such file"),
     ],
 )
-def test_a_coordinator_that_cannot_start_tells_the_others_why(launchers, words, program, why):
+def test_a_coordinator_that_cannot_start_sends_the_reason_to_the_others(
+    launchers, words, program, why
+):
     for rank in (1, 2):
         launchers.start(rank, size=3)
     launchers.wait_for_connections(2)
@@ -132,7 +134,7 @@ def test_scripts_that_differ_are_named_on_all_nodes(launchers, tmp_path):
         assert mentions(launchers.stderr_of(node), "t.py", "not the same")
 
 
-def test_who_has_not_come_in_time_is_named(launchers):
+def test_a_launcher_that_has_not_joined_in_time_is_named(launchers):
     launchers.start(0, "--join-timeout", "6", size=3)
     launchers.start(1, "--join-timeout", "6", size=3)
     assert launchers.exit_codes() == {0: 69, 1: 69}
@@ -287,7 +289,7 @@ def stand_still(launchers, rank, sign):
     stopped.send_signal(signal.SIGCONT)
 
 
-def test_a_joined_launcher_that_stood_still_says_so_and_blames_nobody(launchers):
+def test_a_joined_launcher_that_stood_still_reports_that_and_blames_no_node(launchers):
     launchers.start_all(*STILL)
     launchers.wait_ready(0, 1)
     stand_still(launchers, 1, "silent for")
@@ -302,8 +304,8 @@ def test_a_coordinator_that_stood_still_gets_no_hint_of_a_crash(launchers):
     launchers.wait_ready(0, 1)
     stand_still(launchers, 0, "no word from it for")
     assert launchers.by_rank[0].wait(60).returncode == 69
-    said = " ".join(launchers.stderr_of(0).split())
-    assert mentions(said, "heard nothing")
-    assert mentions(said, "this launcher", "stood still")
-    assert "crash" not in said
+    message = " ".join(launchers.stderr_of(0).split())
+    assert mentions(message, "heard nothing")
+    assert mentions(message, "this launcher", "stood still")
+    assert "crash" not in message
     assert launchers.by_rank[1].wait(60).returncode == 69

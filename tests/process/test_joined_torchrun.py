@@ -97,8 +97,8 @@ def test_a_second_node_0_of_a_static_rendezvous_gets_a_hint_how_to_be_another(di
     assert mentions(ended.stderr, f"port {port}", "in use")
     assert mentions(ended.stderr, "hint", "--node-rank N")
     assert "--rdzv-backend c10d" in ended.stderr
-    said = distlaunch.run([*words[:3], "--node-rank", "0", *words[3:]])
-    assert mentions(said.stderr, "hint", "--rdzv-endpoint HOST:PORT")
+    message = distlaunch.run([*words[:3], "--node-rank", "0", *words[3:]])
+    assert mentions(message.stderr, "hint", "--rdzv-endpoint HOST:PORT")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_a_static_launcher_that_cannot_be_node_0_ends_at_once(distlaunch, port, 
         ["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "waits_for_signs.py")]
     )
     assert ended.returncode == 2
-    said = (
+    message = (
         f"{option}: 192.0.2.1 is another machine, but without --node-rank this launcher is node 0"
     )
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert mentions(ended.stderr, "hint", "--node-rank N")

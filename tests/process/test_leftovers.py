@@ -180,7 +180,7 @@ def test_a_forgotten_process_does_not_cost_the_grace_at_a_restart(job, distlaunc
 # --- after a success
 
 
-def test_what_a_worker_leaves_runs_on_while_others_train(job, distlaunch):
+def test_processes_that_a_worker_leaves_run_on_while_others_train(job, distlaunch):
     running = job.start("uploads.py", "--wait", options=["--linger", "0"])
     running.wait_event("worker_exited")
     job.put_sign("go")
@@ -230,7 +230,7 @@ def test_after_the_time_for_it_what_is_left_gets_term_and_is_named(job, distlaun
     distlaunch.assert_no_survivors()
 
 
-def test_what_takes_no_term_then_gets_kill_after_the_failure_grace(job, distlaunch):
+def test_a_process_that_ignores_term_gets_kill_after_the_failure_grace(job, distlaunch):
     result = job.run("uploads.py", "--ignore", options=["--linger", "0", "--failure-grace", "0.3"])
     assert result.returncode == 0
     assert mentions(result.stderr, "1 process", "rank 0", "1 of", "KILL", "python")
@@ -272,7 +272,9 @@ def test_resource_trackers_and_the_preload_server_are_not_waited_for(job, distla
     distlaunch.assert_no_survivors()
 
 
-def test_what_a_forked_worker_leaves_is_waited_for_and_the_preload_server_is_not(job, distlaunch):
+def test_processes_that_a_forked_worker_leaves_are_waited_for_but_not_the_preload_server(
+    job, distlaunch
+):
     running = job.start("uploads.py", "--track", options=["--preload", "json", "--linger", "100"])
     running.wait_stderr("waiting up to 100 s (--linger) for 1 process left by rank 0: ")
     job.put_sign("go")

@@ -11,7 +11,7 @@ NOTICE = "behind SCRIPT went to the script, and the text of train.py has no such
 
 
 @pytest.fixture
-def said(distlaunch):
+def notices_of(distlaunch):
     """Run a command line with a script of this text; give the lines that tell of misplaced
     options."""
 
@@ -41,9 +41,9 @@ def said(distlaunch):
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_options_of_ours_that_the_scripts_text_does_not_have_are_named_in_one_notice(
-    said, words, named
+    notices_of, words, named
 ):
-    (line,) = said(*words)
+    (line,) = notices_of(*words)
     text = NOTICE if "-m" not in words else NOTICE.replace("train.py", "train")
     assert mentions(line, "warning", named, text, "SCRIPT")
 
@@ -62,9 +62,9 @@ def test_options_of_ours_that_the_scripts_text_does_not_have_are_named_in_one_no
         (["train", "--num-procs", "2", "train.py", "4"], SWALLOWS),
     ],
 )
-def test_a_scripts_own_arguments_are_no_ones_business(said, words, source):
-    assert said(*words, source=source) == []
+def test_a_scripts_own_arguments_are_no_ones_business(notices_of, words, source):
+    assert notices_of(*words, source=source) == []
 
 
-def test_plan_says_it_too(said):
-    assert len(said("plan", "train.py", "--num-procs", "4")) == 1
+def test_plan_shows_it_too(notices_of):
+    assert len(notices_of("plan", "train.py", "--num-procs", "4")) == 1

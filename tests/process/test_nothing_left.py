@@ -91,7 +91,7 @@ def test_after_term(distlaunch, leaving):
 
 
 @pytest.mark.parametrize("lonely", ["session", "stopped", "bomb", "clean_daemon"])
-def test_what_an_ended_worker_has_left_runs_on_with_the_others_and_ends_with_them(
+def test_processes_that_an_ended_worker_left_run_on_and_end_with_the_others(
     job, distlaunch, lonely
 ):
     running = job.start("leaves.py", "--ranks", "0", lonely, "0", options=["--grace", str(GRACE_S)])
@@ -104,7 +104,7 @@ def test_what_an_ended_worker_has_left_runs_on_with_the_others_and_ends_with_the
 
 
 @pytest.mark.parametrize("theirs", ["child", "clean_daemon", "renamed", "stopped"])
-def test_what_another_worker_has_started_lives_on_when_a_worker_ends(job, distlaunch, theirs):
+def test_processes_of_another_worker_live_on_when_a_worker_ends(job, distlaunch, theirs):
     running = job.start("leaves.py", "--ranks", "0", theirs, "check")
     job.await_ready(running)
     job.put_sign("go")  # rank 1 ends

@@ -71,7 +71,7 @@ def test_hash_seeds_and_the_order_of_the_environment_do_not_matter(distlaunch):
     assert one == other
 
 
-def test_what_is_settled_at_the_start_is_null(distlaunch):
+def test_values_that_are_settled_at_the_start_are_null(distlaunch):
     record = plan(distlaunch, "--num-procs", "2", script(distlaunch), "--epochs", "3")
     assert record["master_port"] is None
     assert record["master_addr"] == "127.0.0.1"
@@ -85,7 +85,7 @@ def test_what_is_settled_at_the_start_is_null(distlaunch):
     assert record["run_dir"] == str(distlaunch.jobs / record["job_id"])
 
 
-def test_what_all_workers_share_is_repeated_only_with_expand(distlaunch):
+def test_common_values_of_all_workers_are_repeated_only_with_expand(distlaunch):
     words = ["--num-procs", "2", "--job-id", "j", script(distlaunch)]
     short, long = plan(distlaunch, *words), plan(distlaunch, "--expand", *words)
     assert short["env"] == long["env"]
@@ -273,7 +273,7 @@ def test_secrets_are_in_no_plan_no_event_no_table_and_no_argument_list(distlaunc
     (distlaunch.work / "fail").touch()
     running = distlaunch.start(["train", *given, "--format", "jsonl", name], env=env)
     running.wait_workers(2)
-    running.wait_said("up", 2)
+    running.wait_rank_logs("up", 2)
     pids = [running.pid, *distlaunch.survivors()]
     assert len(pids) >= 4, "launcher, spawner, two workers"
     for pid in pids:

@@ -179,7 +179,7 @@ def test_the_protocol_is_documented_beside_the_code():
         finally:
             os._exit(code)
     os.close(writer)
-    told = os.read(reader, 100)
+    reported = os.read(reader, 100)
     os.close(reader)
     assert os.waitpid(pid, 0)[1] == 0
-    assert json.loads(told) == {"step": 3}
+    assert json.loads(reported) == {"step": 3}

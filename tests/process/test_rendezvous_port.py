@@ -128,7 +128,7 @@ def end(process) -> None:
         process.stdout.close()
 
 
-def says(process) -> str:
+def output_of(process) -> str:
     """Return what it has said, if it has said something."""
     assert process.poll() is None
     return (
@@ -146,7 +146,7 @@ def resident() -> int:
 def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
     with closing(Loop(job_identity=replace(PARTY, token=token.encode() or None))) as loop:
         callers = run("joins_as_launchers.py", "127.0.0.1", loop.port, CALLERS, token)
-        loop.until(lambda: says(callers) == str(CALLERS))
+        loop.until(lambda: output_of(callers) == str(CALLERS))
         assert sorted(call.rank for call, _ in loop.links) == list(range(CALLERS))
         assert len(loop.calls) == CALLERS
         assert loop.lines == []
@@ -167,10 +167,10 @@ def test_all_launchers_join_whatever_other_connections_do(loop, run, kind, words
     crowds = [run("opens_connections.py", kind, "127.0.0.1", loop.port, 300) for _ in range(2)]
     up = set()
     loop.until(
-        lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds)
+        lambda: up.update(one for one in crowds if output_of(one) == "up") or len(up) == len(crowds)
     )
     callers = run("joins_as_launchers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
-    loop.until(lambda: says(callers) == str(CALLERS))
+    loop.until(lambda: output_of(callers) == str(CALLERS))
     assert len(loop.calls) == CALLERS
     assert loop.most_pending <= MOST_PENDING
     first = [line for line in loop.lines if line.startswith("a connection from")]
@@ -183,10 +183,10 @@ def test_ten_thousand_half_open_connections_cost_a_bounded_amount(loop, run):
     crowds = [run("opens_connections.py", "silent", "127.0.0.1", loop.port, 2500) for _ in range(4)]
     up = set()
     loop.until(
-        lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds)
+        lambda: up.update(one for one in crowds if output_of(one) == "up") or len(up) == len(crowds)
     )
     callers = run("joins_as_launchers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
-    loop.until(lambda: says(callers) == str(CALLERS))
+    loop.until(lambda: output_of(callers) == str(CALLERS))
     assert loop.most_pending <= MOST_PENDING
     assert len(os.listdir("/proc/self/fd")) < MOST_PENDING + CALLERS + 100
     assert resident() - before < 32 << 20
@@ -223,7 +223,7 @@ PIECES = st.one_of(
     deadline=None,
 )
 @given(st.lists(st.tuples(st.integers(0, 5), PIECES), max_size=15))
-def test_whatever_bytes_come_to_the_port_nobody_is_let_in_and_every_kind_is_reported_once(parts):
+def test_random_bytes_admit_no_launcher_and_each_kind_is_reported_once(parts):
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
         callers = [
@@ -273,7 +273,7 @@ def test_a_call_that_takes_too_long_is_closed_and_reported_once_a_kind():
         assert all(mentions(line, "2 more", "a connection") for line in loop.lines[2:])
 
 
-def test_whoever_only_looks_whether_the_port_is_open_is_not_mentioned(loop):
+def test_a_port_scan_is_not_mentioned(loop):
     for _ in range(3):
         socket.create_connection(("127.0.0.1", loop.port)).close()
     loop.until(lambda: not loop.poll.poll(50))

@@ -29,7 +29,7 @@ def attempts(result) -> list[int]:
     return [event["attempt"] for event in result.of_type("attempt_started")]
 
 
-def told(job, attempt: int, rank: int) -> dict:
+def reported(job, attempt: int, rank: int) -> dict:
     return json.loads(job.sign(f"attempt-{attempt}-rank-{rank}"))
 
 
@@ -71,12 +71,12 @@ def test_workers_get_the_number_of_the_attempt(job):
     job.run("ends.py", "3", "3", "ok", options=["--max-restarts", "5", *AGAIN])
     for attempt in range(3):
         for rank in (0, 1):
-            env = told(job, attempt, rank)["env"]
+            env = reported(job, attempt, rank)["env"]
             assert env["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
             assert env["DISTLAUNCH_ATTEMPT"] == str(attempt)
             assert env["TORCHELASTIC_MAX_RESTARTS"] == "5"
             assert env["RANK"] == str(rank)
-            assert env["TORCHELASTIC_RUN_ID"] == told(job, 0, 0)["env"]["TORCHELASTIC_RUN_ID"]
+            assert env["TORCHELASTIC_RUN_ID"] == reported(job, 0, 0)["env"]["TORCHELASTIC_RUN_ID"]
 
 
 def test_every_attempt_has_a_port_of_its_own_which_all_ranks_share_and_which_is_free_afterwards(
@@ -84,8 +84,8 @@ def test_every_attempt_has_a_port_of_its_own_which_all_ranks_share_and_which_is_
 ):
     result = job.run("ends.py", "3", "3", "ok", options=["--max-restarts", "2", *AGAIN])
     assert result.returncode == 0
-    ports = [int(told(job, attempt, 0)["env"]["MASTER_PORT"]) for attempt in range(3)]
-    assert ports == [int(told(job, attempt, 1)["env"]["MASTER_PORT"]) for attempt in range(3)]
+    ports = [int(reported(job, attempt, 0)["env"]["MASTER_PORT"]) for attempt in range(3)]
+    assert ports == [int(reported(job, attempt, 1)["env"]["MASTER_PORT"]) for attempt in range(3)]
     assert ports == [event["master_port"] for event in result.of_type("attempt_started")]
     assert len({*ports}) == 3
     for port in ports:  # a program beside the tests may have got it since
@@ -98,7 +98,9 @@ def test_a_port_that_the_user_chose_stays_in_all_attempts(job):
         "ends.py", "3", "ok", options=["--max-restarts", "1", "--master-port", str(port), *AGAIN]
     )
     assert result.returncode == 0, result.stderr
-    assert [told(job, attempt, 1)["env"]["MASTER_PORT"] for attempt in (0, 1)] == [str(port)] * 2
+    assert [reported(job, attempt, 1)["env"]["MASTER_PORT"] for attempt in (0, 1)] == [
+        str(port)
+    ] * 2
 
 
 def test_logs_and_plans_of_all_attempts_are_kept(job):
@@ -116,7 +118,7 @@ def test_a_restart_waits_until_old_workers_that_ignore_term_have_been_killed(job
     result = job.run("ends.py", "--ignore", "--rank", "1", "3", "ok", procs=3, options=options)
     assert result.returncode == 0, result.stderr
     assert exits(result, 0) == {0: -signal.SIGKILL, 1: 3, 2: -signal.SIGKILL}
-    assert [told(job, 1, rank)["older"] for rank in range(3)] == [[], [], []]
+    assert [reported(job, 1, rank)["older"] for rank in range(3)] == [[], [], []]
     distlaunch.assert_no_survivors()
 
 
@@ -138,27 +140,29 @@ def test_a_restart_waits_until_what_old_workers_left_behind_is_gone(job, distlau
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "said"), [("import", 1, "import error"), ("usage", 2, "usage error")]
+    ("how", "code", "message"), [("import", 1, "import error"), ("usage", 2, "usage error")]
 )
-def test_a_failure_that_would_repeat_is_not_retried_and_this_is_reported(job, how, code, said):
+def test_a_failure_that_would_repeat_is_not_retried_and_this_is_reported(job, how, code, message):
     result = job.run("ends.py", how, "ok", options=["--max-restarts", "3"])
     assert result.returncode == code
     assert attempts(result) == [0]
     assert (
-        f"not restarted: a{'n' if said[0] in 'aeio' else ''} {said} would repeat" in result.stderr
+        f"not restarted: a{'n' if message[0] in 'aeio' else ''} {message} would repeat"
+        in result.stderr
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("def (", "syntax error"), ("import module_that_nobody_has", "import error")]
+    ("text", "message"),
+    [("def (", "syntax error"), ("import module_that_nobody_has", "import error")],
 )
-def test_a_script_that_cannot_even_begin_is_not_retried(job, tmp_path, text, said):
+def test_a_script_that_cannot_even_begin_is_not_retried(job, tmp_path, text, message):
     script = tmp_path / "script.py"
     script.write_text(text + "\n")
     result = job.run(script, options=["--max-restarts", "3"])
     assert result.returncode == 1
     assert attempts(result) == [0]
-    assert f"{said} would repeat" in result.stderr
+    assert f"{message} would repeat" in result.stderr
     assert result.stderr.count("not restarted") == 1
 
 
@@ -316,10 +320,10 @@ def test_a_restart_waits_for_its_delay_and_the_delay_doubles(job):
         "distlaunch: restarting in 0.5 s ...",
         "distlaunch: restarting in 1 s ...",
     ]
-    for delay_s, said, begun in zip(
+    for delay_s, message, begun in zip(
         (0.5, 1.0), times(result, "restarting"), times(result, "attempt_started")[1:], strict=True
     ):
-        assert begun - said >= delay_s - 0.05
+        assert begun - message >= delay_s - 0.05
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

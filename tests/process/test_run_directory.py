@@ -119,9 +119,7 @@ raise SystemExit(1)
 @pytest.mark.parametrize(
     "words", [["--preload", "json"], ["--hosts", "localhost:2"]], ids=["warm", "as a node"]
 )
-def test_whatever_the_umask_only_the_user_can_enter_and_read_what_the_launcher_makes(
-    distlaunch, umask, words
-):
+def test_only_the_user_can_read_the_launchers_files_under_any_umask(distlaunch, umask, words):
     shutil.rmtree(distlaunch.tmp_path / "state")
     name = script(distlaunch, UMASK)
     running = distlaunch.start(

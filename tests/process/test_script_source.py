@@ -15,7 +15,7 @@ from tests.launcher import default_signals
 SOURCE = "import os, sys\nprint(os.path.basename(__file__), os.environ['RANK'], sys.argv[1:], repr(sys.stdin.read()))\n"
 
 
-def said(result, name: str, *words: str) -> None:
+def assert_notice(result, name: str, *words: str) -> None:
     """Assert that both ranks ran the whole script, which the job keeps beside its logs."""
     assert result.returncode == 0, result.stderr
     assert [result.lines_of(rank) for rank in (0, 1)] == [
@@ -33,14 +33,14 @@ def test_a_script_on_stdin_runs_on_all_ranks(distlaunch, word, kind):
     file.write_text(SOURCE)
     if kind == "file":
         with file.open() as stdin:
-            said(distlaunch.run(command, stdin=stdin), "stdin.py", "--lr", "1")
+            assert_notice(distlaunch.run(command, stdin=stdin), "stdin.py", "--lr", "1")
         return
     running = distlaunch.start(command, stdin=subprocess.PIPE)
     running.stdin.write(SOURCE[:20].encode())
     running.stdin.flush()
     running.stdin.write(SOURCE[20:].encode())
     running.stdin.close()
-    said(running.wait(), "stdin.py", "--lr", "1")
+    assert_notice(running.wait(), "stdin.py", "--lr", "1")
 
 
 def test_a_script_of_a_process_substitution_runs_on_all_ranks(distlaunch):
@@ -49,7 +49,7 @@ def test_a_script_of_a_process_substitution_runs_on_all_ranks(distlaunch):
     os.close(writer)
     result = distlaunch.train("--num-procs", "2", f"/dev/fd/{reader}", pass_fds=(reader,))
     os.close(reader)
-    said(result, f"fd-{reader}.py")
+    assert_notice(result, f"fd-{reader}.py")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_script_that_is_a_fifo_runs_on_all_ranks(distlaunch, words):
     writer.start()
     result = distlaunch.run([*words, "lines", "x"])
     writer.join(20)
-    said(result, "lines.py", "x")
+    assert_notice(result, "lines.py", "x")
 
 
 def test_a_fifo_that_no_program_writes_to_is_refused(distlaunch):

@@ -42,7 +42,7 @@ def test_the_token_is_in_no_argument(distlaunch, batch):
     assert running.wait().returncode == 143
 
 
-def test_what_srun_says_is_reported_where_it_starts_nothing(distlaunch, batch):
+def test_the_message_of_an_srun_that_starts_nothing_is_reported(distlaunch, batch):
     says = "srun: error: Unable to create step for job 4711: Invalid generic resource (gres) specification"
     result = distlaunch.train("--procs-per-node", "1", "t.py", env=batch | {"SAYS": says})
     assert result.returncode == 69
@@ -60,7 +60,7 @@ def test_a_node_that_does_not_call_is_named(distlaunch, batch):
     assert "n2" in result.stderr
 
 
-def test_an_srun_that_waits_and_says_nothing_leaves_a_hint(distlaunch, batch):
+def test_an_srun_that_waits_silently_leaves_a_hint(distlaunch, batch):
     options = ("--procs-per-node", "1", "--join-timeout", "2")
     result = distlaunch.train(*options, "t.py", env=batch | {"WAITS": " "})
     assert result.returncode == 69
@@ -100,7 +100,7 @@ def test_the_end_of_srun_alone_harms_nobody(distlaunch, batch):
     assert "stopped: 2 workers ended" in result.stderr
 
 
-def test_what_srun_waits_for_is_reported_when_the_time_is_over(distlaunch, batch):
+def test_the_reason_why_srun_waits_is_reported_at_the_timeout(distlaunch, batch):
     options = ("--procs-per-node", "1", "--join-timeout", "2")
     result = distlaunch.train(
         *options, "t.py", env=batch | {"WAITS": "srun: retrying (Requested nodes are busy)"}

@@ -61,8 +61,8 @@ def test_siblings_that_ignore_term_are_killed_after_the_failure_grace(job, distl
     )
     assert result.returncode == 3, result.stderr
     assert exits(result) == {0: -signal.SIGKILL, 1: 3, 2: -signal.SIGKILL}
-    told = {event["rank"]: event["told_to_stop"] for event in result.of_type("worker_exited")}
-    assert told == {0: True, 1: False, 2: True}
+    reported = {event["rank"]: event["told_to_stop"] for event in result.of_type("worker_exited")}
+    assert reported == {0: True, 1: False, 2: True}
     distlaunch.assert_no_survivors()
 
 

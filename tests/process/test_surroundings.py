@@ -11,7 +11,7 @@ import signal
 import pytest
 
 
-def told(job, rank: int = 0) -> dict:
+def reported(job, rank: int = 0) -> dict:
     return json.loads(job.sign(f"process-{rank}"))
 
 
@@ -74,7 +74,7 @@ def test_a_worker_has_the_descriptors_0_to_2_and_those_for_progress_and_its_stac
         os.close(end)
         os.close(other)
     for rank in range(3):
-        descriptors = told(job, rank)["descriptors"]
+        descriptors = reported(job, rank)["descriptors"]
         assert set(descriptors) == {"0", "1", "2", "100", "101"}
         assert descriptors["101"].startswith("/memfd:stacks")
         assert descriptors["0"] == "/dev/null"
@@ -94,7 +94,11 @@ def test_rank_0_reads_our_stdin_and_nobody_else_does(job, tmp_path):
 def test_every_worker_leads_a_session_and_a_group_of_its_own(job):
     job.run("process_state.py", procs=3)
     for rank in range(3):
-        assert told(job, rank)["session"] == told(job, rank)["group"] == told(job, rank)["pid"]
+        assert (
+            reported(job, rank)["session"]
+            == reported(job, rank)["group"]
+            == reported(job, rank)["pid"]
+        )
 
 
 def test_64_workers_run_under_a_soft_limit_of_256_open_files_and_have_that_limit_themselves(job):
@@ -143,13 +147,15 @@ def test_words_reach_the_script_byte_for_byte(job):
     result = job.run("process_state.py", *map(os.fsdecode, words))
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
-        assert [bytes.fromhex(word) for word in told(job, rank)["argv"]] == words
-        assert bytes.fromhex(told(job, rank)["cmdline"]).endswith(b"\0" + b"\0".join(words) + b"\0")
+        assert [bytes.fromhex(word) for word in reported(job, rank)["argv"]] == words
+        assert bytes.fromhex(reported(job, rank)["cmdline"]).endswith(
+            b"\0" + b"\0".join(words) + b"\0"
+        )
 
 
 def test_words_that_only_look_like_ours_are_the_scripts(job):
     job.run("process_state.py", "--dry-run", "--help", "-m", "--max-restarts", "3")
-    assert [bytes.fromhex(word) for word in told(job)["argv"]] == [
+    assert [bytes.fromhex(word) for word in reported(job)["argv"]] == [
         b"--dry-run",
         b"--help",
         b"-m",
@@ -160,7 +166,7 @@ def test_words_that_only_look_like_ours_are_the_scripts(job):
 
 def test_a_worker_starts_in_the_launchers_directory_or_in_the_one_given(job, tmp_path):
     job.run("process_state.py")
-    assert told(job)["cwd"] == str(job.work)
+    assert reported(job)["cwd"] == str(job.work)
     other = tmp_path / "other\udcff directory"
     other.mkdir()
     job.run("process_state.py", options=["--workdir", str(other)])
@@ -176,7 +182,7 @@ def test_variables_of_any_bytes_reach_the_workers(job):
         env={"GIVEN": value, "EMPTY": ""},
         options=["--env", "MORE=" + value, "-x", "RANKS=none"],
     )
-    env = told(job, 1)["env"]
+    env = reported(job, 1)["env"]
     assert bytes.fromhex(env["GIVEN"]) == bytes.fromhex(env["MORE"]) == b"\xff\n=\x01 "
     assert env["EMPTY"] == ""
     assert bytes.fromhex(env["RANKS"]) == b"none"
@@ -190,11 +196,11 @@ def test_setup_runs_before_the_worker_which_keeps_its_words_and_is_its_process(j
     ]  # as careful scripts begin
     result = job.run("process_state.py", *map(os.fsdecode, words), options=options)
     assert result.returncode == 0, result.stderr
-    assert bytes.fromhex(told(job, 1)["env"]["FROM_SETUP"]) == b"set up"
-    assert [bytes.fromhex(word) for word in told(job, 1)["argv"]] == words
+    assert bytes.fromhex(reported(job, 1)["env"]["FROM_SETUP"]) == b"set up"
+    assert [bytes.fromhex(word) for word in reported(job, 1)["argv"]] == words
     pids = result.of_type("worker_exited")
     assert {event["rank"]: event["pid"] for event in pids} == {
-        rank: told(job, rank)["pid"] for rank in (0, 1)
+        rank: reported(job, rank)["pid"] for rank in (0, 1)
     }
 
 
@@ -209,7 +215,7 @@ def test_bind_cores_shares_our_processors_out(job, procs):
     ours = os.sched_getaffinity(0)
     result = job.run("process_state.py", procs=procs, options=["--bind", "cores"])
     assert result.returncode == 0, result.stderr
-    shares = [set(told(job, rank)["affinity"]) for rank in range(procs)]
+    shares = [set(reported(job, rank)["affinity"]) for rank in range(procs)]
     assert all(share and share <= ours for share in shares)
     if len(ours) >= procs:
         assert sum(map(len, shares)) == len(set().union(*shares)), "nobody shares a processor"
@@ -217,4 +223,4 @@ def test_bind_cores_shares_our_processors_out(job, procs):
 
 def test_without_binding_a_worker_may_use_all_our_processors(job):
     job.run("process_state.py")
-    assert set(told(job, 1)["affinity"]) == os.sched_getaffinity(0)
+    assert set(reported(job, 1)["affinity"]) == os.sched_getaffinity(0)

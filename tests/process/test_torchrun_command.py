@@ -134,7 +134,7 @@ def test_a_failure_is_retried_as_often_as_torchrun_does_where_that_is_wanted(tor
     assert len(result.of_type("attempt_started")) >= 3
 
 
-def test_what_follows_the_script_reaches_it_byte_for_byte(torchrun):
+def test_words_after_the_script_reach_it_byte_for_byte(torchrun):
     source = "import sys; print(sys.argv[1:])"
     words = ("--r=16", "-m", "--", "--nnodes", "9", "", "a b", "Ü", "$$")
     assert torchrun(source=source, script_args=words).stdout == f"{list(words)}\n"
@@ -266,7 +266,7 @@ def test_another_active_environment_is_named_and_whether_it_has_the_missing_modu
     distlaunch, other_environment, command, option
 ):
     python = f"{option}{other_environment}/bin/python"
-    for module, said in (
+    for module, shown in (
         ("onlythere", f"The active environment has onlythere: {python}"),
         ("nowhere.x", f"The active environment ({other_environment}) has no nowhere either"),
     ):
@@ -279,7 +279,7 @@ def test_another_active_environment_is_named_and_whether_it_has_the_missing_modu
             )
             in words
         )
-        assert said.replace(" ", "") in words
+        assert shown.replace(" ", "") in words
     quiet = {"VIRTUAL_ENV": str(other_environment), "DISTLAUNCH_QUIET": "1"}
     result = distlaunch.run([*command, "train.py"], env=quiet)
     # The report's hint names the environment, wherever its lines break.
@@ -331,14 +331,14 @@ def test_a_port_that_is_given_is_rank_0s_and_one_in_use_is_refused(torchrun):
     )
 
 
-def test_what_has_no_effect_is_reported_once_and_what_variables_hold_is_not(torchrun):
+def test_options_without_effect_are_reported_once_and_variables_are_not(torchrun):
     result = torchrun(
         "--nproc-per-node=2", "--monitor-interval=5", "--rdzv-conf", "timeout=9", "-t", "5:3"
     )
-    said = [line for line in result.stderr.splitlines() if line.startswith("distlaunch:")]
-    assert len(said) == 2
-    assert mentions(said[0], "without effect", "--rdzv-conf", "--monitor-interval")
-    assert mentions(said[1], "--tee", "rank 5")
+    shown = [line for line in result.stderr.splitlines() if line.startswith("distlaunch:")]
+    assert len(shown) == 2
+    assert mentions(shown[0], "without effect", "--rdzv-conf", "--monitor-interval")
+    assert mentions(shown[1], "--tee", "rank 5")
     quiet = torchrun("--monitor-interval=5", env={"DISTLAUNCH_QUIET": "1"})
     assert "distlaunch:" not in quiet.stderr
     assert "distlaunch:" not in torchrun(env={"PET_MONITOR_INTERVAL": "5"}).stderr
@@ -372,7 +372,7 @@ def test_our_own_variables_work(torchrun):
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(distlaunch, words, message):
+def test_an_impossible_request_is_one_line_and_exit_code_2(distlaunch, words, message):
     (distlaunch.work / "train.py").write_text("")
     result = distlaunch.run(["torchrun", *words], env={"NVIDIA_VISIBLE_DEVICES": "none"})
     assert result.returncode == 2
@@ -425,10 +425,10 @@ def test_a_job_loads_neither_typer_nor_torch(distlaunch):
 
 
 @pytest.mark.parametrize(
-    ("signum", "said"),
+    ("signum", "shown"),
     [(signal.SIGTERM, ""), (signal.SIGINT, "SIGINT: asking 2 workers to end, within 30 s")],
 )
-def test_a_signal_stops_the_job_in_order_and_ctrl_c_gets_a_notice(distlaunch, signum, said):
+def test_a_signal_stops_the_job_in_order_and_ctrl_c_gets_a_notice(distlaunch, signum, shown):
     (distlaunch.work / "train.py").write_text(
         f"import signal, sys\nsignal.signal({signum:d}, lambda *_: sys.exit(print('saved', file=sys.stderr)))\nprint('up')\nsignal.pause()\n"
     )
@@ -439,8 +439,8 @@ def test_a_signal_stops_the_job_in_order_and_ctrl_c_gets_a_notice(distlaunch, si
     assert result.returncode == 128 + signum
     assert result.stderr.count("saved") == 2
     ours = [line for line in result.stderr.splitlines() if line.startswith("distlaunch: ")]
-    assert [line.removeprefix("distlaunch: ").startswith(said) for line in ours] == [True] * bool(
-        said
+    assert [line.removeprefix("distlaunch: ").startswith(shown) for line in ours] == [True] * bool(
+        shown
     )
 
 
@@ -520,7 +520,7 @@ def test_a_link_that_is_named_torchrun_is_this_command(distlaunch):
     assert (done.returncode, done.stdout) == (0, "2\n" * 2), done.stderr
 
 
-def test_what_a_job_leaves_is_for_its_user_alone(torchrun):
+def test_only_the_user_can_read_the_files_of_a_job(torchrun):
     run_dir = torchrun("--nproc-per-node=2", "--log-dir", "logs").run_dir
     for path in [run_dir, *run_dir.rglob("*")]:
         assert path.stat().st_mode & 0o077 == 0, path

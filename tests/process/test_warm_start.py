@@ -98,7 +98,7 @@ def test_a_preload_that_closes_all_descriptors_leads_to_a_cold_start(warm, modul
     ],
     ids=["a stub of torch", "it writes to our socket", "it executes itself anew"],
 )
-def test_what_modules_do_to_the_process_leads_to_a_cold_start_where_it_must(
+def test_process_changes_by_preload_modules_lead_to_a_cold_start_if_needed(
     warm, module, job, text, because
 ):
     module("does", text)
@@ -169,12 +169,12 @@ def test_a_module_that_spoils_the_preload_is_named_and_the_others_are_kept(
     result = warm(job.work / "see.py", modules="json,spoils,late", options=options).wait()
     assert result.returncode == 0, result.stderr
     assert COLD not in result.stderr
-    [said] = [
+    [notice_count] = [
         line
         for line in result.stderr.splitlines()
         if "spoils is left out, and workers import it" in line
     ]
-    assert because in said
+    assert because in notice_count
     for rank in (0, 1):
         assert result.lines_of(rank) == ["True False True"]
     [event] = result.of_type("preload")
@@ -194,10 +194,10 @@ def test_each_module_that_spoils_the_preload_is_left_out_and_where_none_is_left_
     assert result.returncode == 0, result.stderr
     [event] = result.of_type("preload")
     assert (event["modules"], event["left_out"]) == (["json"], ["raises", "threaded"])
-    said = cold_start(
+    notice_count = cold_start(
         warm, job, "threaded,raises", because="importing threaded left a thread running (late)"
     )
-    assert mentions(said, "raises", "left out")
+    assert mentions(notice_count, "raises", "left out")
 
 
 def test_the_preload_process_lets_pyarrow_start_no_thread_and_workers_do_not_see_how(
@@ -233,7 +233,7 @@ def test_an_import_that_never_ends_is_given_up_under_a_hang_timeout(warm, module
     )
 
 
-def test_what_preloads_print_is_shown_once_and_filed(warm, module):
+def test_output_of_preload_modules_is_shown_once_and_filed(warm, module):
     module(
         "prints",
         "import os\nprint('on stdout')\nos.system('echo by a child >&2')\nprint('unfinished', end='')",
@@ -401,7 +401,7 @@ def test_nothing_is_left_when_launcher_or_spawner_is_killed(job, warm, module, w
     job.launcher.assert_no_survivors()
 
 
-def test_what_a_preload_has_started_goes_with_the_job(job, warm, module):
+def test_processes_that_a_preload_module_has_started_end_with_the_job(job, warm, module):
     module(
         "starts",
         f"""

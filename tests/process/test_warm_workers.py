@@ -157,7 +157,7 @@ def test_so_it_does_with_options_and_variables_that_change_the_start(
             assert cold[rank]["hash"] == warm[rank]["hash"]
 
 
-def test_what_is_random_differs_between_the_ranks(same):
+def test_random_numbers_differ_between_the_ranks(same):
     for seen in same("script"):
         assert all(
             seen[0]["differs"][name] != seen[1]["differs"][name] for name in seen[0]["differs"]
@@ -200,11 +200,11 @@ def test_a_warm_worker_ends_as_a_cold_one_with_the_same_words(job, distlaunch, t
             "end.py",
         )
         assert COLD not in result.stderr
-        said = b"".join(
+        message = b"".join(
             path.read_bytes() for path in sorted((result.run_dir / "attempt-0").iterdir())
         )
-        said = re.sub(rb"0x[0-9a-f]+", b"0x", said)  # faulthandler's id of the thread
-        seen.append((exits(result)[0][2], said, result.returncode))
+        message = re.sub(rb"0x[0-9a-f]+", b"0x", message)  # faulthandler's id of the thread
+        seen.append((exits(result)[0][2], message, result.returncode))
     assert seen[0] == seen[1]
     assert seen[0][0] == ENDS[text]
 
@@ -221,7 +221,7 @@ def test_the_users_own_sitecustomize_runs_in_each_worker(job, warm, module):
         assert result.lines_of(rank) == [f"site of {rank} work/sitecustomize.py", "True"]
 
 
-def test_what_a_preload_changes_by_being_imported_is_changed_in_the_workers(warm, module, job):
+def test_changes_by_an_imported_preload_module_are_in_the_workers(warm, module, job):
     module(
         "changes",
         """
@@ -274,12 +274,12 @@ def test_every_restart_is_forked_from_the_one_server(job, warm):
     assert [event["attempt"] for event in result.of_type("attempt_started")] == [0, 1, 2, 3]
     for attempt in range(4):
         for rank in (0, 1):
-            told = json.loads(job.sign(f"attempt-{attempt}-rank-{rank}"))
-            assert (told["env"]["DISTLAUNCH_ATTEMPT"], told["env"]["RANK"]) == (
+            reported = json.loads(job.sign(f"attempt-{attempt}-rank-{rank}"))
+            assert (reported["env"]["DISTLAUNCH_ATTEMPT"], reported["env"]["RANK"]) == (
                 str(attempt),
                 str(rank),
             )
-            assert told["older"] == []
+            assert reported["older"] == []
     assert COLD not in result.stderr
     job.launcher.assert_no_survivors()
 
@@ -386,9 +386,9 @@ def test_one_worker_has_the_terminal_with_a_debugger(job, distlaunch, preload):
 def test_sixty_workers_come_up(job, warm):
     result = warm("process_state.py", procs=60).wait()
     assert result.returncode == 0, result.stderr
-    told = [json.loads(job.sign(f"process-{rank}")) for rank in range(60)]
-    assert len({each["pid"] for each in told}) == 60
-    assert {len(each["descriptors"]) for each in told} == {len(told[0]["descriptors"])}
+    reported = [json.loads(job.sign(f"process-{rank}")) for rank in range(60)]
+    assert len({each["pid"] for each in reported}) == 60
+    assert {len(each["descriptors"]) for each in reported} == {len(reported[0]["descriptors"])}
 
 
 def test_a_small_limit_of_open_files_is_enough(job, warm):

@@ -138,7 +138,7 @@ OUTER = {
 }
 
 
-def test_what_an_outer_launcher_set_does_not_leak(distlaunch):
+def test_variables_of_an_outer_launcher_do_not_leak(distlaunch):
     for env in environments(distlaunch, "--source", "flags", env=OUTER):
         for name, value in OUTER.items():
             assert env.get(name) != value, name
@@ -150,7 +150,7 @@ def test_what_an_outer_launcher_set_does_not_leak(distlaunch):
     assert ours == {f"DISTLAUNCH_{name}" for name in names}
 
 
-def test_what_the_user_chose_in_his_environment_stays(distlaunch):
+def test_settings_in_the_users_environment_stay(distlaunch):
     chosen = {
         "PYTHONUNBUFFERED": "",
         "OMP_NUM_THREADS": "3",

@@ -21,16 +21,16 @@ def installed(distlaunch):
     distlaunch.pretend("tensorflow", "tf_keras")
 
 
-def told(text: str) -> list[dict]:
+def reported(text: str) -> list[dict]:
     """Return what the workers have said, by attempt and rank."""
-    said = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
-    return sorted(said, key=lambda each: (each["attempt"], each["rank"]))
+    reports = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
+    return sorted(reports, key=lambda each: (each["attempt"], each["rank"]))
 
 
-def ports_of(said: dict) -> list[int]:
+def ports_of(reports: dict) -> list[int]:
     return [
         int(place.rpartition(":")[2])
-        for part in said["config"]["cluster"].values()
+        for part in reports["config"]["cluster"].values()
         for place in part
     ]
 
@@ -40,20 +40,20 @@ def test_every_worker_has_a_port_that_is_held_for_it(distlaunch):
         *TENSORFLOW, "--num-procs", "3", CONNECTS_TO_ALL, "local", env={"TF_CONFIG": "stale"}
     )
     assert result.returncode == 0, result.stderr
-    said = told(result.stdout)
-    [cluster] = {json.dumps(each["config"]["cluster"]) for each in said}
+    reports = reported(result.stdout)
+    [cluster] = {json.dumps(each["config"]["cluster"]) for each in reports}
     assert list(json.loads(cluster)) == ["worker"]
-    assert [each["config"]["task"] for each in said] == [
+    assert [each["config"]["task"] for each in reports] == [
         {"type": "worker", "index": index} for index in range(3)
     ]
     [started] = result.of_type("attempt_started")
-    assert len({*ports_of(said[0]), started["master_port"]}) == 4
-    assert [each["free"] for each in said] == [[]] * 3, "a stranger could have had them"
-    assert [each["met"] for each in said] == [json.loads(cluster)["worker"]] * 3
+    assert len({*ports_of(reports[0]), started["master_port"]}) == 4
+    assert [each["free"] for each in reports] == [[]] * 3, "a stranger could have had them"
+    assert [each["met"] for each in reports] == [json.loads(cluster)["worker"]] * 3
 
 
 @pytest.mark.parametrize("fmt", ["table", "json"])
-def test_a_plan_says_when_the_ports_are_settled_and_which_variable_has_them(distlaunch, fmt):
+def test_a_plan_shows_when_the_ports_are_settled_and_which_variable_has_them(distlaunch, fmt):
     result = distlaunch.run(
         ["plan", "--format", fmt, *TENSORFLOW, "--num-procs", "2", CONNECTS_TO_ALL]
     )
@@ -74,14 +74,14 @@ def test_a_restart_has_new_ports(distlaunch):
     )
     result = distlaunch.train(*words)
     assert result.returncode == 0, result.stderr
-    said = told(result.stdout)
-    assert [(each["attempt"], each["rank"]) for each in said[-2:]] == [(1, 0), (1, 1)]
+    reports = reported(result.stdout)
+    assert [(each["attempt"], each["rank"]) for each in reports[-2:]] == [(1, 0), (1, 1)]
     first, second = (
-        ports_of(said[0]),
-        ports_of(said[-1]),
+        ports_of(reports[0]),
+        ports_of(reports[-1]),
     )  # of the first attempt, one may have been stopped early
-    assert said[0]["attempt"] == 0
-    assert second == ports_of(said[-2])
+    assert reports[0]["attempt"] == 0
+    assert second == ports_of(reports[-2])
     assert not {*first} & {*second}
     for port in (*first, *second):
         # A program beside the tests may have got it since.
@@ -92,18 +92,18 @@ def test_chief_and_evaluator_are_ranks_of_their_own(distlaunch):
     words = (*TENSORFLOW, "-o", "chief", "-o", "evaluator", "--num-procs", "4", CONNECTS_TO_ALL)
     result = distlaunch.train(*words)
     assert result.returncode == 0, result.stderr
-    said = told(result.stdout)
-    tasks = [(each["config"]["task"]["type"], each["config"]["task"]["index"]) for each in said]
+    reports = reported(result.stdout)
+    tasks = [(each["config"]["task"]["type"], each["config"]["task"]["index"]) for each in reports]
     assert tasks == [("chief", 0), ("worker", 0), ("worker", 1), ("evaluator", 0)]
-    cluster = said[0]["config"]["cluster"]
+    cluster = reports[0]["config"]["cluster"]
     assert [len(part) for part in cluster.values()] == [1, 2]
-    assert [each.get("met") for each in said] == [[*cluster["chief"], *cluster["worker"]]] * 3 + [
-        None
-    ]
+    assert [each.get("met") for each in reports] == [
+        [*cluster["chief"], *cluster["worker"]]
+    ] * 3 + [None]
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_launchers_of_one_job_tell_all_workers_the_same(distlaunch, slots):
+def test_launchers_of_one_job_give_all_workers_the_same_values(distlaunch, slots):
     port = free_port()
     launchers = [
         distlaunch.start(
@@ -124,12 +124,12 @@ def test_launchers_of_one_job_tell_all_workers_the_same(distlaunch, slots):
     ]
     results = [each.wait() for each in launchers]
     assert [each.returncode for each in results] == [0, 0], [each.stderr for each in results]
-    said = told("\n".join(each.stdout for each in results))
-    assert [each["rank"] for each in said] == list(range(2 * slots))
-    [cluster] = {json.dumps(each["config"]["cluster"]) for each in said}
-    assert len(set(ports_of(said[0]))) == 2 * slots
-    assert [each["free"] for each in said] == [[]] * 2 * slots
-    assert [each["met"] for each in said] == [json.loads(cluster)["worker"]] * 2 * slots
+    reports = reported("\n".join(each.stdout for each in results))
+    assert [each["rank"] for each in reports] == list(range(2 * slots))
+    [cluster] = {json.dumps(each["config"]["cluster"]) for each in reports}
+    assert len(set(ports_of(reports[0]))) == 2 * slots
+    assert [each["free"] for each in reports] == [[]] * 2 * slots
+    assert [each["met"] for each in reports] == [json.loads(cluster)["worker"]] * 2 * slots
 
 
 # --- what Linux passes on
@@ -151,7 +151,7 @@ COUNTS = "import os, sys; sys.stdout.write(f'{len(os.environ[\"PEERS\"])}\\n')"
 
 
 @pytest.fixture
-def wordy(distlaunch, tmp_path):
+def long_variable(distlaunch, tmp_path):
     """Install a backend of another package whose variable is as long as WORDY says, once ports are
     known."""
     folder = tmp_path / "wordy"
@@ -165,14 +165,14 @@ def wordy(distlaunch, tmp_path):
     return ("--backend", "wordy", "--num-procs", "2", "counts.py")
 
 
-def test_workers_get_as_much_as_linux_passes_on(distlaunch, wordy):
-    result = distlaunch.train(*wordy, env={"WORDY": str(MOST)})
+def test_workers_get_as_much_as_linux_passes_on(distlaunch, long_variable):
+    result = distlaunch.train(*long_variable, env={"WORDY": str(MOST)})
     assert result.returncode == 0, result.stderr
     assert [result.lines_of(rank) for rank in range(2)] == [[str(MOST - len("PEERS="))]] * 2
 
 
-def test_a_byte_more_ends_the_job_before_a_worker_starts_and_once(distlaunch, wordy):
-    result = distlaunch.train(*wordy, "--max-restarts", "3", env={"WORDY": str(MOST + 1)})
+def test_a_byte_more_ends_the_job_before_a_worker_starts_and_once(distlaunch, long_variable):
+    result = distlaunch.train(*long_variable, "--max-restarts", "3", env={"WORDY": str(MOST + 1)})
     assert (result.returncode, result.stdout) == (2, "")
     errors = [
         line
@@ -186,7 +186,7 @@ def test_a_byte_more_ends_the_job_before_a_worker_starts_and_once(distlaunch, wo
     assert mentions(report, "error", "PEERS", "131,072 bytes", "131,071")
 
 
-def test_launchers_of_one_job_all_say_so(distlaunch, wordy):
+def test_launchers_of_one_job_all_report_it(distlaunch, long_variable):
     port = free_port()
     words = (
         "train",
@@ -211,7 +211,7 @@ def test_launchers_of_one_job_all_say_so(distlaunch, wordy):
 
 
 @pytest.mark.parametrize("command", [("plan",), ("train", "--dry-run")], ids=" ".join)
-def test_a_plan_says_that_no_address_is_short_enough(distlaunch, command):
+def test_a_plan_fails_if_no_address_is_short_enough(distlaunch, command):
     words = (
         "--backend",
         "tensorflow",

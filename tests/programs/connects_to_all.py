@@ -17,7 +17,7 @@ survivor.hold()
 config = json.loads(os.environ["TF_CONFIG"])
 cluster = [*config["cluster"].get("chief", ()), *config["cluster"].get("worker", ())]
 kind, index = config["task"]["type"], config["task"]["index"]
-told = {"rank": int(os.environ["RANK"]), "config": config, "attempt": int(os.environ["DISTLAUNCH_ATTEMPT"])}
+reported = {"rank": int(os.environ["RANK"]), "config": config, "attempt": int(os.environ["DISTLAUNCH_ATTEMPT"])}
 until = time.monotonic() + PATIENCE_S
 
 
@@ -35,7 +35,7 @@ def greet(place: str) -> str:
     while True:
         try:
             with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
-                connection.sendall(b"%d\n" % told["rank"])
+                connection.sendall(b"%d\n" % reported["rank"])
                 return connection.makefile().readline().strip()
         except ConnectionRefusedError:
             if time.monotonic() > until:
@@ -43,7 +43,7 @@ def greet(place: str) -> str:
             time.sleep(0.02)
 
 
-told["free"] = [place for place in cluster if is_free(int(place.rpartition(":")[2]))] if "local" in sys.argv else []
+reported["free"] = [place for place in cluster if is_free(int(place.rpartition(":")[2]))] if "local" in sys.argv else []
 if kind != "evaluator":
     own = cluster[0 if kind == "chief" else index + len(config["cluster"].get("chief", ()))]
     with socket.socket(socket.AF_INET6) as server:
@@ -59,8 +59,8 @@ if kind != "evaluator":
                     connection.makefile().readline()
                     connection.sendall(own.encode() + b"\n")
             os._exit(0)
-        told["met"] = [greet(place) for place in cluster]
+        reported["met"] = [greet(place) for place in cluster]
         assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
-print(json.dumps(told), flush=True)
-if "fail" in sys.argv and told["attempt"] == 0:
+print(json.dumps(reported), flush=True)
+if "fail" in sys.argv and reported["attempt"] == 0:
     sys.exit(7)

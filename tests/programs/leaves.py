@@ -82,7 +82,7 @@ def new_name():
         linger()
 
 
-def deaf():
+def ignores_term():
     if os.fork() == 0:
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             if number < 32 and number != signal.SIGALRM:
@@ -142,7 +142,7 @@ def swarm():
 
 KINDS = {
     function.__name__: function
-    for function in (child, session, daemon, clean_daemon, renamed, new_name, deaf, stopped, bomb, hopping, swarm)
+    for function in (child, session, daemon, clean_daemon, renamed, new_name, ignores_term, stopped, bomb, hopping, swarm)
 }
 
 if __name__ == "__main__":
@@ -154,7 +154,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     rank = os.environ["RANK"]
     survivor.hold()
-    if options.deaf:
+    if options.ignores_term:
         signal.signal(signal.SIGTERM, lambda *_: sign(f"asked-{rank}"))
     if options.end == "once" and (attempt := os.environ["DISTLAUNCH_ATTEMPT"]) != "0":
         for other in range(int(os.environ["WORLD_SIZE"])):

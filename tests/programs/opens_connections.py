@@ -72,12 +72,12 @@ def leave(number):
 
 
 poll.register(0, select.EPOLLIN)
-said_up = False
+is_up = False
 while True:
     for _ in range(min(200, count - len(open_ones))):
         another()
-    if opened >= count and not said_up:
-        said_up = True
+    if opened >= count and not is_up:
+        is_up = True
         print("up", flush=True)
     if kind == "drip":
         for number, state in list(open_ones.items()):

@@ -20,7 +20,7 @@ with open("/proc/self/status") as file:
     status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 with open("/proc/self/cmdline", "rb") as file:
     cmdline = file.read().hex()
-told = {
+reported = {
     "pid": os.getpid(),
     "session": os.getsid(0),
     "group": os.getpgid(0),
@@ -36,4 +36,4 @@ told = {
     "umask": os.umask(0o22),
     "env": {name: os.fsencode(value).hex() for name, value in os.environ.items()},
 }
-sign(f"process-{os.environ['RANK']}", json.dumps(told))
+sign(f"process-{os.environ['RANK']}", json.dumps(reported))

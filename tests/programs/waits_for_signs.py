@@ -26,9 +26,9 @@ names = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"),
     *("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_RUN_DIR"),
 )
-told = {name: os.environ[name] for name in names} | {"pid": os.getpid()}
+reported = {name: os.environ[name] for name in names} | {"pid": os.getpid()}
 with open(f".ready-{attempt}-{rank}", "w") as file:
-    json.dump(told, file)
+    json.dump(reported, file)
 os.rename(f".ready-{attempt}-{rank}", f"ready-{attempt}-{rank}")
 print(f"rank {rank} is here", flush=True)
 while not os.path.exists(f"end-{attempt}"):

@@ -89,7 +89,7 @@ class Coordinator:
             self.reading = ours.detach()
             self.writing = os.dup(self.reading)
         self._decoder: Decoder[Any] = Decoder(m.FROM_REMOTE, m.REMOTE_NESTED_TYPES)
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.taken: dict[tuple[int, int], bytearray] = {}
         self.ended = False
         self._write(code)
@@ -124,7 +124,7 @@ class Coordinator:
         if not data:
             self.ended = True
         for message in self._decoder.feed(data):
-            self.heard.append(message)
+            self.received.append(message)
             if isinstance(message, m.Output):
                 self.taken.setdefault((message.rank, message.stream), bytearray()).extend(
                     message.data
@@ -136,19 +136,21 @@ class Coordinator:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             found = [
-                one for one in self.heard if isinstance(one, kind) and (where is None or where(one))
+                one
+                for one in self.received
+                if isinstance(one, kind) and (where is None or where(one))
             ]
             if len(found) >= count:
                 return found
-            assert time.monotonic() < deadline, self.heard[-5:]
-            assert not self.ended, (self.heard[-5:], self.stderr())
+            assert time.monotonic() < deadline, self.received[-5:]
+            assert not self.ended, (self.received[-5:], self.stderr())
             self.read(1.0)
 
     def until_taken(self, rank: int, what: bytes, stream: int = 1) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while what not in self.taken.get((rank, stream), b""):
             assert time.monotonic() < deadline, (what, self.taken)
-            assert not self.ended, (self.heard[-5:], self.stderr())
+            assert not self.ended, (self.received[-5:], self.stderr())
             self.read(1.0)
 
     @property
@@ -161,7 +163,7 @@ class Coordinator:
         while not self.of(kind):
             self.send(m.Credit(size=self.size_taken - given))
             given = self.size_taken
-            assert self.read(PATIENCE_S), self.heard[-5:]
+            assert self.read(PATIENCE_S), self.received[-5:]
 
     def until_end(self) -> int:
         """Read to the end of the channel, and give the agent's exit code."""
@@ -178,7 +180,7 @@ class Coordinator:
         return ""
 
     def of(self, kind: type) -> list[Any]:
-        return [one for one in self.heard if isinstance(one, kind)]
+        return [one for one in self.received if isinstance(one, kind)]
 
     # --- what tests say
 

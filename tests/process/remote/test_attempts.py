@@ -38,13 +38,13 @@ def test_messages_about_a_worker_come_in_order(agent):
     for rank in (0, 1):
         of_rank = [
             type(one)
-            for one in agent.heard
+            for one in agent.received
             if getattr(one, "rank", None) == rank
             or (isinstance(one, m.Started) and rank in one.pids)
         ]
         outputs = of_rank.count(m.Output)
         assert of_rank == [m.Started, *([m.Output] * outputs), m.RankEnded, WorkerExit]
-    assert isinstance(agent.heard[-1], m.AttemptEnded)
+    assert isinstance(agent.received[-1], m.AttemptEnded)
 
 
 def test_a_rank_whose_descendant_keeps_its_streams_ends_with_the_attempt(agent):
@@ -52,7 +52,7 @@ def test_a_rank_whose_descendant_keeps_its_streams_ends_with_the_attempt(agent):
     agent.until(WorkerExit)
     agent.send(m.WaitForLeftovers(attempt=0, linger_s=0.0, grace_s=20.0))
     agent.until(m.AttemptEnded)
-    kinds = [type(one) for one in agent.heard]
+    kinds = [type(one) for one in agent.received]
     assert kinds.index(m.RankEnded) < kinds.index(m.AttemptEnded)
 
 

@@ -362,7 +362,7 @@ def test_another_agents_workers_on_the_node_are_untouched(make_agent):
     assert other.leave() == 0
 
 
-def test_what_processes_are_called_tells_the_job_and_not_the_launcher(agent):
+def test_process_names_show_the_job_and_not_the_launcher(agent):
     agent.survey(run_dir="/x/my-job")
     started(agent, OBEYS, env={**agent.env, "DISTLAUNCH_JOB_ID": "my-job"})
     titles = {}

@@ -16,7 +16,7 @@ def fed(agent) -> int:
     return sum(one.size for one in agent.of(m.StdinConsumed))
 
 
-def test_what_is_fed_arrives_byte_for_byte_and_is_reported_as_it_is_taken(agent):
+def test_input_arrives_byte_for_byte_and_is_acknowledged_as_it_is_read(agent):
     import hashlib
 
     data = bytes(range(256)) * 16384  # 4 MiB
@@ -66,7 +66,7 @@ def test_a_worker_that_reads_no_more_is_reported(agent):
         (READS_ALL, b"a\nb\n", True, 0),
     ],
 )
-def test_what_the_worker_never_reads_is_counted(agent, source, data, ends, unread):
+def test_unread_input_is_counted(agent, source, data, ends, unread):
     agent.start(source, stdin_rank=0, stdin_from_launcher=True)
     agent.send(m.StdinData(data=data), *([m.StdinData(data=b"")] if ends else []))
     agent.until(m.AttemptEnded)
@@ -77,8 +77,8 @@ def test_a_worker_that_closes_its_stdin_and_goes_on_is_reported_at_once(agent):
     agent.start(
         "import os, time\nos.close(0)\ntime.sleep(1000)\n", stdin_rank=0, stdin_from_launcher=True
     )
-    [told] = agent.until(m.StdinConsumed)
-    assert told == m.StdinConsumed(size=0, closed=True)
+    [reported] = agent.until(m.StdinConsumed)
+    assert reported == m.StdinConsumed(size=0, closed=True)
     assert not agent.of(WorkerExit)
     agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
     agent.until(m.AttemptEnded)

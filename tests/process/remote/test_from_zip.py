@@ -68,7 +68,7 @@ def test_stacks_are_shown_when_they_are_asked_for(make_agent, worker_spec, pytho
     assert agent.of(m.Alive)
 
 
-def test_what_imports_print_has_a_place_on_the_node(make_agent, worker_spec, tmp_path):
+def test_output_of_imports_is_stored_on_the_node(make_agent, worker_spec, tmp_path):
     (tmp_path / "loud.py").write_text("print('loud words')\n")
     agent = make_agent()
     env = {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there", "PYTHONPATH": str(tmp_path)}

@@ -24,7 +24,7 @@ SERVES = (
 )
 
 
-def said(address: str, port: int) -> bytes:
+def token_at(address: str, port: int) -> bytes:
     words = b""
     with socket.create_connection((address, port), timeout=30) as connection:
         while data := connection.recv(100):
@@ -46,7 +46,7 @@ def foreign(port: int, *, reuse: bool, family: int = socket.AF_INET6) -> str:
 
 
 @pytest.mark.parametrize("wanted", ["any", "a number"])
-def test_the_held_port_says_its_word_until_rank_0_has_it(agent, wanted):
+def test_the_held_port_sends_its_token_until_rank_0_has_it(agent, wanted):
     port = 0
     if wanted == "a number":
         port = free_port()
@@ -54,13 +54,13 @@ def test_the_held_port_says_its_word_until_rank_0_has_it(agent, wanted):
         prepared = agent.prepare(port, attempt=attempt, token=f"token {attempt}")
         assert prepared.problem is None
         for address in ("127.0.0.1", "::1"):
-            assert said(address, prepared.port) == b"token %d\n" % attempt
+            assert token_at(address, prepared.port) == b"token %d\n" % attempt
         for family in (socket.AF_INET, socket.AF_INET6):
             for reuse in (True, False):
                 assert foreign(prepared.port, reuse=reuse, family=family) == "EADDRINUSE"
         agent.start(SERVES, attempt=attempt, env={**agent.env, "PORT": str(prepared.port)})
         agent.until_taken(0, b"serving")
-        assert said("127.0.0.1", prepared.port) == b"rank 0"
+        assert token_at("127.0.0.1", prepared.port) == b"rank 0"
         agent.until(m.AttemptEnded, attempt + 1)
         agent.taken.clear()
 
@@ -75,7 +75,7 @@ def test_many_connections_and_idle_ones_hold_nothing_up(agent):
     agent.until_taken(0, b"serving")
     for each in idle:
         each.close()
-    assert said("::1", port) == b"rank 0"
+    assert token_at("::1", port) == b"rank 0"
     agent.until(m.AttemptEnded)
 
 
@@ -107,7 +107,7 @@ def test_all_addresses_with_the_right_listener_are_found_in_the_order_given(make
         assert (route.local, route.interface) == (address, name)
 
 
-def test_a_listener_with_another_word_is_not_taken_for_the_master(make_agent):
+def test_a_listener_with_another_token_is_not_taken_for_the_master(make_agent):
     with closing(socket.create_server(("127.0.0.1", 0))) as impostor:
         agent = make_agent()
         agent.send(
@@ -127,13 +127,13 @@ def test_a_listener_with_another_word_is_not_taken_for_the_master(make_agent):
     assert mentions(reached.problem, "127.0.0.1", "another program")
 
 
-def test_what_leads_nowhere_is_reported_and_does_not_hold_up_the_rest(make_agent):
+def test_an_unreachable_host_is_reported_and_does_not_hold_up_the_rest(make_agent):
     master, other = make_agent(), make_agent()
     port = master.prepare(0, token="t").port
     with closing(
         socket.create_server(("127.0.0.1", 0), backlog=1)
-    ) as silent:  # takes connections and says nothing
-        unanswered = silent.getsockname()[1]
+    ) as silent_listener:  # takes connections and says nothing
+        unanswered = silent_listener.getsockname()[1]
         reached = reach(other, "no-such-host.invalid", "127.0.0.1", port=unanswered, bound_s=0.5)
     assert reached.routes == ()
     assert mentions(reached.problem, "no-such-host.invalid", "resolved")
@@ -150,12 +150,12 @@ def test_what_leads_nowhere_is_reported_and_does_not_hold_up_the_rest(make_agent
 def test_a_new_order_replaces_one_that_is_under_way(make_agent):
     master, other = make_agent(), make_agent()
     port = master.prepare(0, token="t").port
-    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent_listener:
         other.send(
             m.Reach(
                 attempt=0,
                 addresses=("127.0.0.1",),
-                port=silent.getsockname()[1],
+                port=silent_listener.getsockname()[1],
                 token="t",
                 bound_s=60.0,
             )

@@ -45,9 +45,9 @@ def test_logs_that_cannot_be_written_are_one_notice_and_no_end(agent, tmp_path, 
         why = "Too many levels of symbolic links"
     agent.start(WRITES, WRITES, node_logs=str(place))
     agent.until(m.AttemptEnded)
-    [remark] = agent.of(m.AgentNotice)
-    assert remark.warning
-    assert mentions(remark.text, why, f"{place}/job")
+    [notice] = agent.of(m.AgentNotice)
+    assert notice.warning
+    assert mentions(notice.text, why, f"{place}/job")
     assert {one.returncode for one in agent.of(WorkerExit)} == {0}
     assert len(agent.taken[1, 1]) == 100_003
 

@@ -20,7 +20,7 @@ def place(tmp_path):
     return folder
 
 
-def test_a_node_that_has_all_tells_what_it_is(make_agent, place):
+def test_a_node_that_has_everything_reports_its_facts(make_agent, place):
     agent = make_agent(
         CUDA_VISIBLE_DEVICES="0,1",
         NVIDIA_VISIBLE_DEVICES="all",
@@ -75,7 +75,7 @@ def test_it_may_be_asked_again_and_sees_what_has_changed(agent, place, tmp_path)
         ({"script": "/dev/null"}, "/dev/null is no plain file", False),
     ],
 )
-def test_what_stands_in_the_way_is_reported_as_a_clause(agent, order, problem, hinted):
+def test_an_obstacle_is_reported_as_a_clause(agent, order, problem, hinted):
     found = agent.survey(**order)
     assert found.problem == problem
     assert (found.hint is not None) is hinted

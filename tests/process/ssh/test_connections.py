@@ -30,7 +30,7 @@ def test_a_closed_port_is_refused(sshd, way):
     sshd.start()
 
 
-def test_a_server_that_never_says_a_word_ends_at_the_deadline(sshd, way):
+def test_a_server_that_sends_nothing_ends_at_the_deadline(sshd, way):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = sshd.config()
         config.write_text(config.read_text().replace(str(sshd.port), str(silent.getsockname()[1])))
@@ -42,17 +42,17 @@ def test_a_server_that_never_says_a_word_ends_at_the_deadline(sshd, way):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x1b[2J" * 1000, b"x" * 100_000, b"", b"SSH-2.0-x\r\n"],
 )
-def test_what_is_no_ssh_server_is_reported(sshd, said):
+def test_a_foreign_server_on_the_ssh_port_is_reported(sshd, message):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             peer, _ = server.accept()
             with peer:
                 try:
-                    peer.sendall(said)
+                    peer.sendall(message)
                     time.sleep(0.2)
                 except OSError:
                     pass
@@ -147,7 +147,7 @@ def test_jump_hosts_in_a_circle_are_reported(sshd, serve):
     assert mentions(failed.text, "circle")
 
 
-def test_a_jump_host_that_reaches_nothing_says_why(sshd, serve):
+def test_a_jump_host_that_reaches_nothing_is_reported_with_the_reason(sshd, serve):
     jump = serve(name="jump")
     config = sshd.config("ProxyJump jump")
     config.write_text(config.read_text() + jump.config(host="jump").read_text())
@@ -187,7 +187,7 @@ def test_one_login_at_a_jump_host_serves_all_nodes_behind_it(sshd, serve):
     assert jump.log.read_bytes().count(b"Accepted publickey") == 1
 
 
-def test_a_proxy_command_that_fails_says_its_last_words(sshd):
+def test_a_failed_proxy_command_is_reported_with_its_last_line(sshd):
     failed = failure(sshd.config("ProxyCommand echo no way to %h >&2; exit 1"))
     assert failed.step == "connect"
     assert failed.text.endswith("no way to 127.0.0.1")

@@ -143,7 +143,7 @@ def test_pythons_that_are_too_old_are_named_with_their_versions(serve, tmp_path,
 # --- what goes wrong after the login
 
 
-def test_a_forced_command_is_shown_by_what_it_said(serve, way):
+def test_a_forced_command_is_shown_by_its_output(serve, way):
     server = serve("ForceCommand echo only backups here; exit 3")
     failed = failure(server.config(), way=way)
     assert (failed.step, failed.passing) == ("agent", False)
@@ -166,13 +166,13 @@ def test_an_agent_that_breaks_while_it_starts_shows_its_last_lines(sshd, way):
     assert failed.text.endswith("RuntimeError: no way")
 
 
-def test_what_a_node_prints_cannot_move_the_cursor(serve, way):
+def test_output_of_a_node_cannot_move_the_cursor(serve, way):
     failed = failure(serve("ForceCommand printf 'a\\033[2Jb\\n\\007c'; exit 3").config(), way=way)
     assert failed.text.endswith(r"a\x1b[2Jb / \x07c")
     assert failed.text.isprintable()
 
 
-def test_a_shell_that_says_nothing_ends_at_the_deadline(serve, way):
+def test_a_shell_that_prints_nothing_ends_at_the_deadline(serve, way):
     server = serve("ForceCommand echo hold on; sleep 20")
     started = time.monotonic()
     failed = failure(server.config(), way=way, within_s=2.0)
@@ -186,7 +186,7 @@ def test_a_shell_that_prints_without_end_is_left(serve, way):
     assert mentions(failed.text, "node", "16 MiB")
 
 
-def test_a_greeting_with_another_word_is_noise(serve, way):
+def test_a_greeting_with_another_token_is_noise(serve, way):
     failed = failure(
         serve("ForceCommand echo; echo distlaunch-agent 0123; exit 4").config(), way=way
     )

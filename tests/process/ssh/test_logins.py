@@ -148,7 +148,7 @@ def test_nobody_is_asked_for_a_password(serve, way):
         except ConnectError as exc:
             failed = exc.failure
         os._exit(0 if failed is not None and failed.step == "login" else 1)
-    said = b""
+    message = b""
     while True:
         try:
             data = os.read(terminal, 1000)
@@ -156,7 +156,7 @@ def test_nobody_is_asked_for_a_password(serve, way):
             break
         if not data:
             break
-        said += data
+        message += data
     os.close(terminal)
-    assert os.waitpid(pid, 0)[1] == 0, said
-    assert said == b""
+    assert os.waitpid(pid, 0)[1] == 0, message
+    assert message == b""

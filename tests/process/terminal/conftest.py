@@ -172,9 +172,9 @@ class Shell:
             **screen.streams(),
         )
         theirs.close()
-        self.launcher = int(self.told().split()[1])
+        self.launcher = int(self.reported().split()[1])
 
-    def told(self) -> str:
+    def reported(self) -> str:
         while b"\n" not in self._text:
             part = self.mine.recv(100)
             assert part, "the shell has ended"

@@ -161,7 +161,7 @@ print("went on", flush=True)
     until(lambda: len(distlaunch.holding()) == 2 * int(procs), "workers and their children run")
     workers = distlaunch.holding()
     screen.type("\x1a")
-    assert job.told().startswith("stopped")
+    assert job.reported().startswith("stopped")
     until(lambda: {state_of(pid) for pid in workers} == {"T"}, "all are stopped")
     assert state_of(job.launcher) == "T"
     assert screen.modes() == screen.modes_before
@@ -170,7 +170,7 @@ print("went on", flush=True)
     screen.wait_text("went on", after=at)
     while screen.look(0.2):
         pass
-    assert job.told() == "ended 0"
+    assert job.reported() == "ended 0"
     assert screen.modes() == screen.modes_before
 
 
@@ -184,7 +184,7 @@ def test_control_z_again_and_again(distlaunch, screen, shell):
     for _ in range(3):
         until(lambda: screen.modes() != screen.modes_before, "the terminal is the worker's")
         screen.type("\x1a")
-        assert job.told().startswith("stopped")
+        assert job.reported().startswith("stopped")
         assert screen.modes() == screen.modes_before
         job.continue_job()
     until(lambda: screen.modes() != screen.modes_before, "the terminal is the worker's")
@@ -192,7 +192,7 @@ def test_control_z_again_and_again(distlaunch, screen, shell):
     screen.wait_text("read typed")
     while screen.look(0.2):
         pass
-    assert job.told() == "ended 0"
+    assert job.reported() == "ended 0"
 
 
 def test_a_failing_worker_on_a_terminal_is_explained_below_its_output(
@@ -223,7 +223,7 @@ def test_the_last_lines_of_a_terminal_are_not_called_stderr(distlaunch, screen, 
     assert "stderr" not in report
 
 
-def test_what_is_pasted_arrives_whole_although_the_worker_is_busy(distlaunch, screen, on_screen):
+def test_pasted_input_arrives_whole_although_the_worker_is_busy(distlaunch, screen, on_screen):
     source = """
 import tty
 tty.setraw(0)
@@ -243,7 +243,7 @@ print("all of it", flush=True)
     screen.wait_text("all of it")
 
 
-def test_what_is_typed_before_the_worker_is_there_waits_for_it(distlaunch, screen, on_screen):
+def test_input_before_the_start_of_the_worker_waits_for_it(distlaunch, screen, on_screen):
     on_screen(
         "--num-procs",
         "1",

@@ -152,14 +152,14 @@ def test_only_rank_0_learns_of_a_terminal_and_only_where_one_shows_it(
     script.write_text(
         f"import os\nprint('variables', [os.environ.get(name) for name in {names}])\n"
     )
-    told, nothing = "variables ['1', '1', '195']", "variables [None, None, None]"
+    reported, nothing = "variables ['1', '1', '195']", "variables [None, None, None]"
 
     def seen(*words: str, **env: str) -> list[list[str]]:
         result = screen.read_until_end(on_screen("--num-procs", "2", *words, str(script), env=env))
         assert result.returncode == 0
         return [result.lines_of(rank) for rank in (0, 1)]
 
-    assert seen() == [[told], [nothing]]
+    assert seen() == [[reported], [nothing]]
     assert seen(TTY_COMPATIBLE="0", TQDM_NCOLS="50") == [
         ["variables ['0', '1', '50']"],
         ["variables ['0', None, '50']"],

@@ -42,7 +42,7 @@ def test_colour_is_for_terminals_that_want_it(distlaunch, screen, on_screen, env
     assert any(line.endswith("[1] line of 1") for line in screen.rendered())
 
 
-def test_the_status_line_tells_of_the_job_and_leaves_no_trace(distlaunch, screen, on_screen):
+def test_the_status_line_shows_the_job_and_leaves_no_trace(distlaunch, screen, on_screen):
     source = "print('begun', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('done', flush=True)"
     running = on_screen("--num-procs", "2", script(distlaunch, source))
     screen.wait_text("2/2 workers up")
@@ -62,7 +62,7 @@ def test_the_status_line_tells_of_the_job_and_leaves_no_trace(distlaunch, screen
 # --- terminals that stop or go away
 
 
-def test_a_stopped_terminal_skips_lines_and_says_how_many(distlaunch, screen, on_screen):
+def test_a_stopped_terminal_skips_lines_and_shows_how_many(distlaunch, screen, on_screen):
     source = """
 for number in range(60_000):
     os.write(1, b"%s %d " % (os.environ["RANK"].encode(), number) + b"s" * 80 + b"\\n")

@@ -75,6 +75,6 @@ def test_people_read_the_explanation_after_the_table_and_before_the_job(distlaun
     table, _, explanation = result.stdout.partition("Where this comes from\n")
     assert "localhost" in table
     assert "  source           flags  (--hosts)\n" in explanation
-    said, told = train("--hosts", "localhost:1", "--explain")
-    assert said == ["0 1 0 0"]
-    assert told.index("comes from") < told.index(": 1 worker on localhost")
+    message, reported = train("--hosts", "localhost:1", "--explain")
+    assert message == ["0 1 0 0"]
+    assert reported.index("comes from") < reported.index(": 1 worker on localhost")

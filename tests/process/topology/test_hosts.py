@@ -89,9 +89,9 @@ def test_a_job_that_leaves_a_named_host_idle_warns_and_names_the_number_for_each
     words = ["--hosts", "localhost:2,far:2", "--num-procs", "2"]
     warning = "--num-procs 2 is for the whole job, so far gets no worker; --procs-per-node 2 starts 2 on each host"
     assert plan(*words)["notes"] == [warning]
-    workers, said = train(*words)
+    workers, message = train(*words)
     assert [worker.split()[:2] for worker in workers] == [["0", "2"], ["1", "2"]]
-    assert f"distlaunch: {warning}\n" in said
+    assert f"distlaunch: {warning}\n" in message
     result = distlaunch.train("--format", "jsonl", *words, "t.py")
     (event,) = [
         record
@@ -135,7 +135,7 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--hosts", "a:2,b:2", "--num-procs", "5"], ["5", "4 slots"]),
         (["--hosts", "n[3-1]"], ["'n[3-1]'"]),
@@ -201,10 +201,10 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
         " ".join(value) if isinstance(value, list) and value[0].startswith("--") else ""
     ),
 )
-def test_what_cannot_be_meant_is_refused_with_the_reason(refused, distlaunch, words, said):
+def test_a_contradiction_is_refused_with_the_reason(refused, distlaunch, words, message):
     (distlaunch.work / "empty").touch()
     text = refused(*words, command="train")
-    assert all(part in text for part in said), text
+    assert all(part in text for part in message), text
     assert not (distlaunch.work / "ran").exists()
 
 
@@ -213,7 +213,7 @@ def test_plan_refuses_in_the_words_of_train(refused):
     assert refused(*words, command="plan") == refused(*words, command="train")
 
 
-def test_a_mask_is_taken_at_its_word_where_the_hosts_say_the_same(plan):
+def test_a_mask_counts_if_the_hosts_slots_match(plan):
     (node,) = plan("--hosts", "localhost:2", env={"CUDA_VISIBLE_DEVICES": "4,5"})["nodes"]
     assert (node["slots"], node["devices"]) == (2, ["4", "5"])
     assert {worker["env"]["CUDA_VISIBLE_DEVICES"] for worker in node["workers"]} == {"4,5"}

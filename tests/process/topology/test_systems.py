@@ -52,7 +52,7 @@ HERE = socket.gethostname()
         "skypilot",
     ],
 )
-def test_a_system_says_which_nodes_there_are(plan, env, source, nodes):
+def test_a_system_names_the_nodes(plan, env, source, nodes):
     record = plan(env=env)
     assert record["source"] == source
     assert [(node["host"], node["slots"], node["devices"]) for node in record["nodes"]] == nodes
@@ -113,9 +113,9 @@ STALE = {
 }
 
 
-def test_what_is_left_over_in_a_plain_shell_is_not_used_and_that_can_be_asked(train, plan):
-    said, _ = train("--num-procs", "2", env=STALE)
-    assert said == ["0 2 0 0", "1 2 1 0"]
+def test_leftover_variables_in_a_plain_shell_are_not_used_and_can_be_explained(train, plan):
+    message, _ = train("--num-procs", "2", env=STALE)
+    assert message == ["0 2 0 0", "1 2 1 0"]
     explained = plan("--explain", env=STALE)["explain"]
     assert explained["values"][0] == {
         "value": "source",
@@ -202,7 +202,9 @@ def test_variables_that_contradict_each_other_are_quoted(refused):
         "spares",
     ],
 )
-def test_a_launcher_that_finds_no_others_says_what_is_missing(distlaunch, words, env, code, parts):
+def test_a_launcher_that_finds_no_others_names_the_missing_settings(
+    distlaunch, words, env, code, parts
+):
     (distlaunch.work / "t.py").write_text(SAYS)
     result = distlaunch.run(["train", "--join-timeout", "0.3", *words, "t.py"], env=env)
     assert result.returncode == code, result.stderr
@@ -260,8 +262,8 @@ def test_a_launcher_that_finds_no_others_says_what_is_missing(distlaunch, words,
     ],
 )
 def test_a_job_of_this_machine_alone_runs_as_ever(train, words, env, workers):
-    said, _ = train(*words, env=env)
-    assert said == [f"{rank} {workers} {rank} 0" for rank in range(workers)]
+    message, _ = train(*words, env=env)
+    assert message == [f"{rank} {workers} {rank} 0" for rank in range(workers)]
 
 
 @pytest.mark.parametrize(

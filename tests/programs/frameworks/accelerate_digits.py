@@ -27,14 +27,14 @@ for _ in range(3):
         accelerator.backward(loss)
         optimizer.step()
         losses.append(accelerator.reduce(loss.detach(), "mean").item())
-told = {
+reported = {
     "processes": accelerator.num_processes,
     "precision": accelerator.mixed_precision,
     "type": accelerator.distributed_type.value,
     "dynamo": accelerator.state.dynamo_plugin.backend.value,
     "losses": losses,
 }
-print("told", json.dumps(told))
+print("told", json.dumps(reported))
 print(f"done {accelerator.process_index} {len(losses)} {losses[-1]:.6f}")
 if dist.is_initialized():
     dist.monitored_barrier()

@@ -58,7 +58,7 @@ for _ in range(5):
     loss.backward()
     optimizer.step()
 total = sum(parameter.full_tensor().sum() for parameter in model.parameters()).item()
-told = {
+reported = {
     "version": plugin.fsdp_version,
     "reshard": plugin.reshard_after_forward,
     "offload": type(plugin.cpu_offload).__name__,
@@ -71,7 +71,7 @@ told = {
     "type": str(accelerator.distributed_type),
     "sharded": sharded,
 }
-print("told", json.dumps(told))
+print("told", json.dumps(reported))
 print(f"done {accelerator.process_index} 5 {total:.4f}")
 dist.monitored_barrier()
 accelerator.end_training()

@@ -26,5 +26,5 @@ with strategy.scope():
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=tf.keras.optimizers.SGD(0.5), loss=loss, metrics=["accuracy"])
 history = model.fit(data.with_options(options), epochs=EPOCHS, verbose=0, shuffle=False).history
-said = {"task": task, "replicas": strategy.num_replicas_in_sync, "keras": tf.keras.Model.__module__, **history}
-print("trained", json.dumps(said), flush=True)
+message = {"task": task, "replicas": strategy.num_replicas_in_sync, "keras": tf.keras.Model.__module__, **history}
+print("trained", json.dumps(message), flush=True)

@@ -14,5 +14,5 @@ NAMES = [
     "MASTER_ADDR",
     "MASTER_PORT",
 ]
-said = {name: os.environ.get(name) for name in [*NAMES, *os.environ.get("ASK", "").split()]}
-print(json.dumps({"host": os.uname().nodename, "cwd": os.getcwd(), "argv": sys.argv[1:], **said}), flush=True)
+message = {name: os.environ.get(name) for name in [*NAMES, *os.environ.get("ASK", "").split()]}
+print(json.dumps({"host": os.uname().nodename, "cwd": os.getcwd(), "argv": sys.argv[1:], **message}), flush=True)

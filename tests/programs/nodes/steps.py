@@ -35,9 +35,9 @@ subprocess.Popen(["env", "-i", "setsid", "sh", "-c", "sleep 1001 & sleep 1002"])
 os.makedirs(HERE, exist_ok=True)
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
 step = int(open(STEP).read()) if os.path.exists(STEP) else 0
-said = {name: os.environ[name] for name in names}
+message = {name: os.environ[name] for name in names}
 write(
-    os.path.join(HERE, str(RANK)), json.dumps({"host": os.uname().nodename, "step": step, "pid": os.getpid(), **said})
+    os.path.join(HERE, str(RANK)), json.dumps({"host": os.uname().nodename, "step": step, "pid": os.getpid(), **message})
 )
 while sum(not name.endswith(".new") for name in os.listdir(HERE)) < WORLD:
     time.sleep(0.01)

@@ -30,11 +30,11 @@ names = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"),
     *("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_TOKEN"),
 )
-told = {name: os.environ.get(name) for name in names}
-told |= {"host": os.uname().nodename, "pid": os.getpid(), "parent": os.getppid()}
+reported = {name: os.environ.get(name) for name in names}
+reported |= {"host": os.uname().nodename, "pid": os.getpid(), "parent": os.getppid()}
 path = os.path.join(PLACE, f"ready-{ATTEMPT}-{RANK}")
 with open(f"{path}.new", "w") as file:
-    json.dump(told, file)
+    json.dump(reported, file)
 os.rename(f"{path}.new", path)
 print(f"rank {RANK} is here", flush=True)
 while not os.path.exists(os.path.join(PLACE, f"end-{ATTEMPT}")):

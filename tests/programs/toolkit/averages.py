@@ -80,16 +80,16 @@ def left_out(rank):
 def two_models(_):
     """A generator and a discriminator, whose parameters have the same names."""
     made, made_optimizer = wrapped(nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, WIDTH)))
-    told, told_optimizer = wrapped(nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1)))
+    reported, logged_optimizer = wrapped(nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1)))
     for _ in range(STEPS):
-        told_optimizer.zero_grad()
+        logged_optimizer.zero_grad()
         fake = made(torch.randn(8, WIDTH))
-        (told(fake.detach()).mean() - loss_of(told) / 50).backward()
-        told_optimizer.step()
+        (reported(fake.detach()).mean() - loss_of(reported) / 50).backward()
+        logged_optimizer.step()
         made_optimizer.zero_grad()
-        (-told(fake).mean()).backward()
+        (-reported(fake).mean()).backward()
         made_optimizer.step()
-    return nn.ModuleList([made, told])
+    return nn.ModuleList([made, reported])
 
 
 def closures(_):

@@ -27,7 +27,7 @@ def step(model, optimizer, seed):
     optimizer.step()
 
 
-def told(model, optimizer):
+def reported(model, optimizer):
     values = [round(float(value), 5) for part in model.state_dict().values() for value in part.flatten()]
     return [*values, optimizer.param_groups[0]["lr"]]
 
@@ -59,5 +59,5 @@ with init() as context:
             own_schedule.step()
             step(plain, alone, 100)
             print(
-                json.dumps({"case": f"{kind} {who}", "found": told(model, optimizer), "expected": told(plain, alone)})
+                json.dumps({"case": f"{kind} {who}", "found": reported(model, optimizer), "expected": reported(plain, alone)})
             )

@@ -19,11 +19,11 @@ def work(rank: int, url: str, meeting: str, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     checkpoint = Checkpoint(url, model=nn.Linear(2, 1))
     try:
-        told = {"kind": "resumed", "text": str(checkpoint.resume())}
+        reported = {"kind": "resumed", "text": str(checkpoint.resume())}
     except LaunchError as error:
-        told = {"kind": type(error).__name__, "text": error.message}
+        reported = {"kind": type(error).__name__, "text": error.message}
     with open(f"{out}/{rank}", "w", encoding="utf-8") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(reported) + "\n")
     checkpoint.close()
     dist.destroy_process_group()
 

@@ -67,8 +67,8 @@ def digest(values):
 
 def tell(when):
     kept = [optimizer.state[each]["master"] for each in model.parameters() if each in optimizer.state]
-    told = " ".join(f"{each.kind} {digest(each.kept.values())}" for each in averages)
-    print(f"{when}: masters {digest(kept)} {told}".strip(), flush=True)
+    reported = " ".join(f"{each.kind} {digest(each.kept.values())}" for each in averages)
+    print(f"{when}: masters {digest(kept)} {reported}".strip(), flush=True)
 
 
 context = init(seed=3)

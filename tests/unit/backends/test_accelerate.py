@@ -108,7 +108,7 @@ def test_a_matching_file_gives_no_notice():
 )
 def test_nodes_and_devices_of_the_file_are_compared_with_the_job(line, note):
     notes = made(f"distributed_type: MULTI_GPU\n{line}\n").notes_on(GPUS)
-    assert any(note in told for told in notes), notes
+    assert any(note in reported for reported in notes), notes
 
 
 def test_sizes_are_not_compared_where_they_may_change():
@@ -120,8 +120,8 @@ def test_sizes_are_not_compared_where_they_may_change():
     [("MULTI_GPU", "these workers run on CPUs"), ("FSDP", "supports FSDP on GPUs only")],
 )
 def test_a_file_for_gpus_gives_a_notice_if_workers_run_on_cpus(kind, note):
-    (told,) = made(f"distributed_type: {kind}\n").notes_on(CPUS)
-    assert note in told
+    (reported,) = made(f"distributed_type: {kind}\n").notes_on(CPUS)
+    assert note in reported
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_keys_of_a_newer_accelerate_give_a_notice_and_are_ignored():
 
 
 def test_a_key_that_is_only_an_option_gives_a_notice_with_that_option():
-    [said] = made("distributed_type: NO\ngradient_accumulation_steps: 4\n").notes
-    assert mentions(said, "ignored", "-o gradient-accumulation-steps=N")
+    [shown] = made("distributed_type: NO\ngradient_accumulation_steps: 4\n").notes
+    assert mentions(shown, "ignored", "-o gradient-accumulation-steps=N")
 
 
 def test_only_the_first_of_many_unknown_keys_give_notices():

@@ -67,7 +67,7 @@ def test_the_other_options_stay():
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "said"),
+    ("words", "environ", "shown"),
     [
         (
             ["--address", "a:1", "-o", "address=b:1"],
@@ -82,10 +82,10 @@ def test_the_other_options_stay():
         (["--address", ""], {}, "--address needs a value (auto|local"),
     ],
 )
-def test_two_addresses_or_none_are_refused(words, environ, said):
+def test_two_addresses_or_none_are_refused(words, environ, shown):
     with pytest.raises(ConfigError) as caught:
         address(*words, **environ)
-    assert said in caught.value.message
+    assert shown in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_choice_ignores_case():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "shown"),
     [
         (["bucket-mb=-1"], "bucket-mb takes N, a whole number from 0 to 1099511627776"),
         (
@@ -119,10 +119,10 @@ def test_a_choice_ignores_case():
         (["bucket-mb=1", "bucket_mb=2"], "-o bucket-mb is given twice: 1 and 2"),
     ],
 )
-def test_errors_quote_the_option_as_given(words, said):
+def test_errors_quote_the_option_as_given(words, shown):
     with pytest.raises(ConfigError) as caught:
         chosen_options(words, PytorchDdp.options(), "pytorch-ddp")
-    assert said in caught.value.message
+    assert shown in caught.value.message
 
 
 @pytest.mark.parametrize(

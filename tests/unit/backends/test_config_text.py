@@ -59,7 +59,7 @@ TREES = st.dictionaries(
 @given(TREES, st.booleans())
 @example({"key": "word " * 40 + "it's: #"}, True)
 @example({"key": "é" + "word " * 40}, False)
-def test_what_pyyaml_writes_is_read_back(values, unicode):
+def test_yaml_written_by_pyyaml_is_read_back(values, unicode):
     text = yaml.safe_dump(values, allow_unicode=unicode)
     assert read_document(text, "c.yaml").values == yaml.safe_load(text) == values
 

@@ -77,7 +77,7 @@ def test_an_option_fills_in_auto_and_contradicts_other_values():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "shown"),
     [
         ("{'a': 1}", "ds.json: not JSON: Expecting"),
         ("[1]", "not a configuration"),
@@ -85,8 +85,8 @@ def test_an_option_fills_in_auto_and_contradicts_other_values():
     ],
     ids=["single quotes", "a list", "deep"],
 )
-def test_an_invalid_configuration_is_refused(text, said):
-    assert said in refused("config=ds.json", config=text)
+def test_an_invalid_configuration_is_refused(text, shown):
+    assert shown in refused("config=ds.json", config=text)
 
 
 def test_hjson_is_left_to_deepspeed():
@@ -94,7 +94,7 @@ def test_hjson_is_left_to_deepspeed():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "shown"),
     [
         (
             ["zero=0", "offload-optimizer=cpu"],
@@ -110,16 +110,16 @@ def test_hjson_is_left_to_deepspeed():
     ],
     ids=str,
 )
-def test_contradicting_options_are_refused(words, said):
-    assert said in refused(*words)
+def test_contradicting_options_are_refused(words, shown):
+    assert shown in refused(*words)
 
 
 def test_a_notice_says_that_accelerate_does_not_use_deepspeed_on_cpus():
     cpus = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
-    [said] = configured("zero=2").notes_on(cpus)
-    assert mentions(said, "CPUs", "Accelerate", "Transformers", "-o zero")
-    assert mentions(said, "DeepSpeed", "one worker")
-    assert "fail" not in said, "it depends on the script, which nobody has read"
+    [shown] = configured("zero=2").notes_on(cpus)
+    assert mentions(shown, "CPUs", "Accelerate", "Transformers", "-o zero")
+    assert mentions(shown, "DeepSpeed", "one worker")
+    assert "fail" not in shown, "it depends on the script, which nobody has read"
     assert configured("local-rank").notes_on(cpus) == ()
     assert (
         configured("zero=2").notes_on(Topology(nodes=(Node(host="a", slots=1),), device="cpu"))

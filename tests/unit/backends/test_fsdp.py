@@ -115,7 +115,7 @@ def test_a_chosen_sharding_discards_another_mesh():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("model = DistributedDataParallel(model)\n", True),
         (
@@ -130,8 +130,8 @@ def test_a_chosen_sharding_discards_another_mesh():
         ("from accelerate import Accelerator\nDDP(model)\n", False),
     ],
 )
-def test_a_script_that_calls_ddp_itself_gives_a_notice(text, told):
+def test_a_script_that_calls_ddp_itself_gives_a_notice(text, reported):
     notes = Fsdp({}, {}).notes_on_script("train.py", text)
     assert [mentions(note, "train.py", "DistributedDataParallel") for note in notes] == [
         True
-    ] * told
+    ] * reported

@@ -75,7 +75,7 @@ class Strange(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "text"),
     [
         (SystemExit(0), "SystemExit: 0"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
@@ -84,13 +84,13 @@ class Strange(BaseException):
     ids=["sys.exit", "a Ctrl-C that is none", "no text"],
 )
 @pytest.mark.parametrize("method", ["options", "job_variables"])
-def test_no_method_ends_the_launcher(method, end, said):
+def test_no_method_ends_the_launcher(method, end, text):
     def finish(*_):
         raise end
 
     with pytest.raises(ConfigError) as caught:
         asked(made(**{method: of_class(method, finish)}), method)
-    assert caught.value.message.endswith(f"error in their-package: Theirs.{method}: {said}")
+    assert caught.value.message.endswith(f"error in their-package: Theirs.{method}: {text}")
     assert caught.value.__cause__ is end
 
 
@@ -130,16 +130,16 @@ def test_a_ctrl_c_ends_the_launcher_even_if_a_method_catches_it(answer):
 
 
 def test_another_handler_of_ctrl_c_is_left_in_place():
-    heard = []
-    before = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
     try:
         assert made(agreed=lambda self: pressed() or {})({}, {}).agreed() == {}
     finally:
         signal.signal(signal.SIGINT, before)
-    assert heard
+    assert received
 
 
-def test_what_a_method_prints_is_not_on_stdout(capsys):
+def test_the_output_of_a_hook_is_not_on_stdout(capsys):
     made(agreed=lambda self: print("here") or {})({}, {}).agreed()
     assert capsys.readouterr() == ("", "here\n")
 
@@ -164,7 +164,7 @@ def test_config_errors_of_the_backend_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("method", "value", "said"),
+    ("method", "value", "text"),
     [
         ("job_variables", {"N": 3}, "the value of N is '3', text without NUL is needed"),
         ("worker_variables", {"N": "a\0b"}, "the value of N"),
@@ -244,15 +244,15 @@ def test_config_errors_of_the_backend_stay_as_they_are():
         ("needed", ("torch",), "is not a Requirement"),
     ],
 )
-def test_return_values_of_methods_are_checked(method, value, said):
+def test_return_values_of_methods_are_checked(method, value, text):
     kind = made(**{method: value if method == "notes" else of_class(method, lambda *_: value)})
     with pytest.raises(ConfigError, match=r"error in their-package: Theirs\.") as caught:
         asked(kind, method)
-    assert said in caught.value.message
+    assert text in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "text"),
     [
         ({"about": ""}, "Theirs.about: a line of text is needed"),
         ({"about": "two\nlines"}, "Theirs.about: a line of text is needed"),
@@ -288,10 +288,10 @@ def test_return_values_of_methods_are_checked(method, value, said):
         ),
     ],
 )
-def test_an_incomplete_backend_class_is_refused(body, said):
+def test_an_incomplete_backend_class_is_refused(body, text):
     with pytest.raises(ConfigError, match="--backend 'good': error in their-package: ") as caught:
         made(**body)
-    assert said in caught.value.message
+    assert text in caught.value.message
 
 
 def test_a_valid_backend_works_unchanged():

@@ -44,7 +44,7 @@ def test_without_a_size_there_is_a_worker_for_each_gpu_of_the_cluster():
 
 
 @pytest.mark.parametrize(
-    ("words", "options", "said"),
+    ("words", "options", "message"),
     [
         ((), {"hosts": "a,b"}, "--hosts and --backend ray exclude each other"),
         ((), {"spares": 1}, "--spares and --backend ray exclude each other"),
@@ -79,8 +79,8 @@ def test_without_a_size_there_is_a_worker_for_each_gpu_of_the_cluster():
         ),
     ],
 )
-def test_sizes_that_ray_cannot_place_are_refused(words, options, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_sizes_that_ray_cannot_place_are_refused(words, options, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         placement_request(*words, **options)
 
 

@@ -31,10 +31,10 @@ def backend(*words: str) -> TensorFlow:
 def configs(*words: str, cluster: tuple[str, ...] = CLUSTER) -> list[dict]:
     """Return TF_CONFIG of each worker, by rank."""
     made = backend(*words)
-    told = made.cluster_variables(cluster)
+    reported = made.cluster_variables(cluster)
     found = [made.task_variables(len(cluster), rank) for rank in range(len(cluster))]
-    assert all(list(each) == ["TF_CONFIG"] for each in (told, *found))
-    return [json.loads(told["TF_CONFIG"] + each["TF_CONFIG"]) for each in found]
+    assert all(list(each) == ["TF_CONFIG"] for each in (reported, *found))
+    return [json.loads(reported["TF_CONFIG"] + each["TF_CONFIG"]) for each in found]
 
 
 def tasks(found: list[dict]) -> list[tuple[str, int]]:
@@ -134,8 +134,11 @@ def test_one_worker_a_node_has_as_many_gpus_as_are_asked_for():
         (("0", "1"),),
         ("0", "1"),
     )
-    for there, said in ((1, "2 GPUs asked for, but only 1"), (0, "2 GPUs asked for, but no GPU")):
-        with pytest.raises(ConfigError, match=said):
+    for there, message in (
+        (1, "2 GPUs asked for, but only 1"),
+        (0, "2 GPUs asked for, but no GPU"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             topology_of(there, "per=node", gpus_per_node=2)
     with pytest.raises(ConfigError, match=r"--device cpu .* GPUs"):
         topology_of(3, "per=node", gpus_per_node=2, device="cpu")

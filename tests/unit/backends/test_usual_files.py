@@ -30,15 +30,15 @@ def put(folder, precision: str):
 
 def configured(home, *words: str, **environ: str):
     options = TrainOptions(script="train.py", backend="accelerate", opt=words)
-    backend, told = configured_backend(Accelerate, options, environ, str(home))
-    return backend.job_variables(CPUS).get("ACCELERATE_MIXED_PRECISION"), told
+    backend, reported = configured_backend(Accelerate, options, environ, str(home))
+    return backend.job_variables(CPUS).get("ACCELERATE_MIXED_PRECISION"), reported
 
 
 def test_accelerates_default_configuration_is_read_with_a_notice(home):
-    precision, told = configured(home)
+    precision, reported = configured(home)
     assert precision == "bf16"
     path = home / ".cache/huggingface/accelerate/default_config.yaml"
-    assert told == (f"{path} is read (-o config=none ignores it)",)
+    assert reported == (f"{path} is read (-o config=none ignores it)",)
     assert configured(home, "mixed-precision=fp16")[0] == "fp16"
 
 

@@ -105,7 +105,7 @@ def test_a_plain_command_has_all_gpus_of_this_machine():
         (["--grace", "5"], "grace", 5.0),
     ],
 )
-def test_what_an_option_becomes(words, field, value):
+def test_each_option_becomes_the_expected_options(words, field, value):
     assert getattr(options(*words), field) == value
 
 
@@ -154,7 +154,7 @@ def test_machines_that_each_have_a_launcher_have_the_rendezvous_on_the_first():
     assert (found.node_rank, found.procs_per_node, found.rendezvous) == (0, 4, "[::1]:29999")
 
 
-def test_c10d_machines_are_numbered_as_they_come_unless_one_says_which_it_is():
+def test_c10d_machines_are_numbered_as_they_come_unless_one_gives_its_rank():
     file = {**TWO_MACHINES, "rdzv_backend": "c10d"}
     assert options(file=file).node_rank is None
     assert options("--machine_rank", "0", file=file).node_rank == 0
@@ -260,7 +260,7 @@ def test_options_of_a_section_are_set_in_it():
         ),
     ],
 )
-def test_what_changes_nothing_or_is_otherwise_is_reported_once(words, notice):
+def test_options_without_effect_or_with_another_are_reported_once(words, notice):
     (found,) = meaning(*words).notices
     assert found.startswith(notice)
 
@@ -298,7 +298,7 @@ def test_what_changes_nothing_or_is_otherwise_is_reported_once(words, notice):
         ),
     ],
 )
-def test_what_is_not_done_here_or_contradicts_itself_is_refused_by_name(words, message):
+def test_unsupported_or_contradictory_options_are_refused_by_name(words, message):
     error = refused(*words)
     assert error.message == message
     assert (error.hint is None) is ("takes" in message)

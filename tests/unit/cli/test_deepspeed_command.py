@@ -47,7 +47,7 @@ def test_a_file_that_names_no_process_that_is_gone_is_left_alone(tmp_path, text)
     assert path.read_text() == text
 
 
-def test_what_is_no_plain_file_is_left_alone(tmp_path):
+def test_anything_but_a_plain_file_is_left_alone(tmp_path):
     path = tmp_path / f"{os.getpid()}.deepspeed"
     other = tmp_path / "other"
     other.write_text(str(os.getpid()))

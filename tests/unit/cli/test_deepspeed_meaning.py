@@ -98,7 +98,7 @@ def test_a_number_of_gpus_is_each_nodes(flag):
     assert options(flag, "-1").hosts is None
 
 
-def test_both_names_of_the_number_of_gpus_may_say_the_same():
+def test_both_names_of_the_number_of_gpus_may_have_the_same_value():
     assert options("--num_accelerators", "2", "--num_gpus", "2").hosts == "localhost:2"
     assert mentions(
         refused("--num_accelerators", "2", "--num_gpus", "3").message,
@@ -109,7 +109,7 @@ def test_both_names_of_the_number_of_gpus_may_say_the_same():
 
 
 @pytest.mark.parametrize("flag", ["--include", "--exclude", "--master_addr", "--launcher_args"])
-def test_empty_texts_that_are_its_defaults_say_nothing(flag):
+def test_empty_texts_that_are_its_defaults_have_no_effect(flag):
     assert options(flag, "", "--num_gpus", "2") == options("--num_gpus", "2")
 
 
@@ -132,7 +132,7 @@ def test_errors_name_options_as_deepspeed_writes_them(words, message):
     )
 
 
-def test_ds_accelerator_says_what_workers_compute_on_unless_gpus_are_asked_for():
+def test_ds_accelerator_decides_the_device_unless_gpus_are_asked_for():
     assert options(DS_ACCELERATOR="cpu").device == "cpu"
     assert options("--gpus", "1", DS_ACCELERATOR="cpu").device == "auto"
 
@@ -194,7 +194,7 @@ def test_a_node_rank_is_of_use_without_ssh_alone():
     ],
     ids=lambda words: words[0][2:] + str(len(words)),
 )
-def test_whatever_names_other_nodes_leaves_the_master_where_it_is(words):
+def test_other_sources_of_nodes_do_not_move_the_master(words):
     assert options(*words, "--master_addr", "10.0.0.1").master_addr == "10.0.0.1"
     assert options(*words, "--no_ssh", "--node_rank", "1").node_rank == 1
 
@@ -217,13 +217,13 @@ def test_with_another_rendezvous_a_node_rank_is_of_use_too():
 
 
 def test_the_nodes_are_those_of_the_slurm_job_or_anothers():
-    said = "--launcher slurm: the nodes are those of the Slurm job, not "
+    shown = "--launcher slurm: the nodes are those of the Slurm job, not "
     assert (
         refused("--launcher", "slurm", "--source", "kubernetes").message
-        == f"{said}--source kubernetes's"
+        == f"{shown}--source kubernetes's"
     )
     assert options("--launcher", "slurm", DISTLAUNCH_SOURCE="kubernetes").source == "slurm"
-    assert refused("--launcher", "slurm", "--source", "auto").message == f"{said}--source auto's"
+    assert refused("--launcher", "slurm", "--source", "auto").message == f"{shown}--source auto's"
     assert (
         options("--launcher", "slurm", DISTLAUNCH_HOSTS="a:1").hosts is None
     )  # the command line wins
@@ -285,7 +285,7 @@ def test_elastic_training_is_a_range_of_nodes_and_restarts():
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "hint"),
+    ("words", "shown", "hint"),
     [
         (["--autotuning", "tune"], "--autotuning", "deepspeed --autotuning tune"),
         (
@@ -323,9 +323,9 @@ def test_elastic_training_is_a_range_of_nodes_and_restarts():
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_refused_with_what_stands_for_it(words, said, hint):
+def test_an_unsupported_option_is_refused_with_its_replacement(words, shown, hint):
     error = refused(*words)
-    assert said in error.message
+    assert shown in error.message
     assert hint in error.hint
 
 

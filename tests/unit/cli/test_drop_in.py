@@ -114,7 +114,7 @@ def test_options_of_other_backends_are_not_those_of_a_launcher_with_its_own(name
 
 
 @pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed", "horovodrun"])
-def test_what_is_taken_instead_of_an_option_of_train_is_an_option_or_a_variable_there(name):
+def test_replacements_of_train_options_are_options_or_variables_there(name):
     rows = import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS
     flags = {flag.replace("_", "-") for option in rows for flag in option.flags}
     for option in TRAIN_OPTIONS:

@@ -41,7 +41,7 @@ def test_a_handled_error_is_two_lines_and_its_own_code(capsys):
     assert captured.out == ""
 
 
-def test_what_moves_the_cursor_is_escaped_in_an_error(capsys):
+def test_cursor_movements_are_escaped_in_an_error(capsys):
     def work() -> int:
         raise LaunchError("a\x1b[2J\x9b\udcff\rü", hint="\x07")
 
@@ -69,7 +69,7 @@ def test_a_fault_of_ours_is_one_line_and_a_private_file_with_the_traceback(tmp_p
     assert "ValueError: odd\nmore" in saved.read_text()
 
 
-def test_a_fault_whose_traceback_cannot_be_saved_says_where_it_happened_in_one_line(tmp_path):
+def test_a_fault_whose_traceback_cannot_be_saved_names_its_place_in_one_line(tmp_path):
     code = "import tempfile\ntempfile.tempdir = '/nowhere'\nfrom distlaunch.cli.option import convert\n"
     done = run_guarded(f"{code}def work():\n    return convert(None, '', '')", tmp_path)
     first, second = done.stderr.splitlines()
@@ -208,7 +208,7 @@ def unread(words: list[str], tmp_path: Path) -> tuple[int, bytes]:
     ],
     ids=" ".join,
 )
-def test_what_nobody_reads_to_its_end_is_no_failure(words, tmp_path):
+def test_output_that_is_not_read_to_its_end_is_no_failure(words, tmp_path):
     assert unread(["-m", "distlaunch", *words], tmp_path) == (0, b"")
 
 
@@ -223,9 +223,9 @@ def broken(*given, **named):
 distlaunch.launch.run.run_job = broken
 raise SystemExit(guarded(lambda: train(TrainOptions(script="x.py"))))
 """
-    code, said = unread(["-c", source], tmp_path)
+    code, message = unread(["-c", source], tmp_path)
     assert code == 70
-    assert b"a channel of the job broke" in said
+    assert b"a channel of the job broke" in message
 
 
 def test_the_command_prints_an_error_and_exits_with_its_code():

@@ -64,7 +64,7 @@ def test_np_is_taken_however_it_is_written(words):
     ],
     ids=str,
 )
-def test_a_command_line_that_cannot_be_taken_apart_is_spoken_of_in_its_words(words, says, hint):
+def test_an_error_in_a_command_line_quotes_its_words(words, says, hint):
     with pytest.raises(UsageError) as caught:
         horovodrun(words, {})
     assert (caught.value.message, caught.value.hint) == (says, hint)
@@ -279,13 +279,13 @@ def test_files_are_named_as_horovodruns():
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_refused_with_what_stands_for_it(words, says, hint):
+def test_an_unsupported_option_is_refused_with_its_replacement(words, says, hint):
     error = refused(*words)
     assert says in error.message
     assert hint in (error.hint or "")
 
 
-def test_what_has_no_effect_is_reported_in_its_words():
+def test_options_without_effect_are_reported_in_horovodruns_words():
     spelt = options("-np", "2").dialect.spelt
     assert spelt("-o autotune-log-file has no effect without -o autotune") == (
         "--autotune-log-file has no effect without --autotune"

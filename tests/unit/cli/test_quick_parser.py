@@ -34,7 +34,7 @@ def parse(*words: str, **environ: str) -> TrainOptions:
         (["--no-spread"], {"SPREAD": "yes"}, {"spread": "--spread"}),
     ],
 )
-def test_who_set_an_option_is_kept(words, environ, given_by):
+def test_the_origin_of_an_option_is_kept(words, environ, given_by):
     options = parse_train(
         [*words, "s"], {f"DISTLAUNCH_{name}": value for name, value in environ.items()}
     )
@@ -63,7 +63,7 @@ def test_a_script_alone_gives_the_defaults():
     assert parse("train.py") == TrainOptions(script="train.py")
 
 
-def test_what_follows_the_script_is_the_scripts():
+def test_words_after_the_script_are_the_scripts():
     options = parse("--quiet", "train.py", "--num-gpus", "4", "--", "-h", "", "--help")
     assert options == TrainOptions(
         script="train.py", script_args=("--num-gpus", "4", "--", "-h", "", "--help"), quiet=True

@@ -71,7 +71,7 @@ def test_options_that_are_spelled_again_are_the_same(words):
     assert replace(again, given={}) == replace(options, given={})
 
 
-def test_what_a_variable_set_is_spelled_too_and_the_negation_that_undoes_it():
+def test_a_value_of_a_variable_is_shown_with_the_variable_and_the_option_that_undoes_it():
     options = parser.parse_train(
         ["--no-forward-env", "--no-quiet", "t.py"],
         {"DISTLAUNCH_QUIET": "1", "DISTLAUNCH_NUM_NODES": "2:4"},
@@ -183,7 +183,7 @@ def test_render_without_a_kind_lists_the_kinds_and_fails(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "rendered"),
     [
         (
             ["render", "helm"],
@@ -192,10 +192,10 @@ def test_render_without_a_kind_lists_the_kinds_and_fails(capsys):
         (["render", "slurm"], "SCRIPT is missing"),
     ],
 )
-def test_wrong_arguments_are_reported(words, said):
+def test_wrong_arguments_are_reported(words, rendered):
     with pytest.raises(UsageError) as caught:
         run_app(words, {})
-    assert caught.value.message == said
+    assert caught.value.message == rendered
 
 
 def command(tmp_path, *words: str, **environ: str) -> subprocess.CompletedProcess[bytes]:

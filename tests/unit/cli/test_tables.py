@@ -204,7 +204,7 @@ def test_gpus_of_a_node_are_named_or_counted(printed, node, device, shown):
     assert shown in text
 
 
-def test_what_the_nodes_have_to_tell_is_open(printed):
+def test_facts_that_only_nodes_know_are_open(printed):
     plan = record(nodes=2)
     plan.update(world_size=None, master_addr=None)
     plan["nodes"][1].update(slots=None, devices=None, workers=None)
@@ -239,7 +239,7 @@ def test_a_value_that_follows_no_pattern_is_given_with_its_ranks(printed):
     assert "(not set) (rank 1)" in text
 
 
-def test_what_the_user_gave_is_named_without_its_value(printed):
+def test_a_given_variable_is_named_without_its_value(printed):
     text = printed(record())
     assert "  TOKEN\n" in text
     assert "secret" not in text

@@ -76,8 +76,8 @@ def test_rank_0s_address_and_port_are_those_of_a_static_rendezvous(words, master
 @pytest.mark.parametrize("endpoint", ["h", "[::1]", "10.0.0.7"])
 @pytest.mark.parametrize("nnodes", ["1", "2"])
 def test_a_static_endpoint_needs_a_port(endpoint, nnodes):
-    said = refused("--nnodes", nnodes, "--rdzv-endpoint", endpoint)
-    assert mentions(said, "--rdzv-endpoint", "HOST:PORT", f"'{endpoint}'")
+    shown = refused("--nnodes", nnodes, "--rdzv-endpoint", endpoint)
+    assert mentions(shown, "--rdzv-endpoint", "HOST:PORT", f"'{endpoint}'")
     assert meaning("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
     assert meaning("--standalone", "--rdzv-endpoint", endpoint)
 
@@ -224,9 +224,9 @@ def test_nodes_without_a_rendezvous_are_refused_and_a_variable_is_named():
     assert meaning("--nnodes=1:1", "--node-rank=0").options.rendezvous is None
 
 
-def test_a_range_of_nodes_without_an_endpoint_runs_one_and_says_so():
-    said = "--nnodes 1:4: this one node runs; --rdzv-endpoint lets others join"
-    assert meaning("--nnodes=1:4").notices == (said,)
+def test_a_range_of_nodes_without_an_endpoint_runs_one_with_a_notice():
+    shown = "--nnodes 1:4: this one node runs; --rdzv-endpoint lets others join"
+    assert meaning("--nnodes=1:4").notices == (shown,)
     assert meaning(PET_NNODES="1:4").notices == ()
     assert meaning("--nnodes=1:4").options.num_nodes is None
 
@@ -234,7 +234,7 @@ def test_a_range_of_nodes_without_an_endpoint_runs_one_and_says_so():
 # --- what runs
 
 
-def test_what_runs_is_settled_as_torchrun_settles_it():
+def test_the_command_is_chosen_as_torchrun_chooses_it():
     assert meaning("-m").options.module
     assert meaning("--no-python").options.no_python
     run_path = meaning("--run-path", "--no-python", PYTHON_EXEC="/opt/python").options
@@ -249,7 +249,7 @@ def test_what_runs_is_settled_as_torchrun_settles_it():
     ("words", "env", "other"),
     [((), {"PYTHON_EXEC": "/opt/python"}, "PYTHON_EXEC"), (("--no-python",), {}, "--no-python")],
 )
-def test_what_excludes_a_preload_is_named_as_the_user_wrote_it(words, env, other):
+def test_an_option_that_excludes_preload_is_named_as_the_user_wrote_it(words, env, other):
     options = meaning(*words, DISTLAUNCH_PRELOAD="torch", **env).options
     with pytest.raises(ConfigError) as caught:
         preloaded_modules(options)
@@ -387,7 +387,7 @@ def test_ranks_that_the_job_does_not_have_are_reported():
 # --- what is said once
 
 
-def test_what_changes_nothing_is_reported_in_one_line_if_it_was_written_on_the_command_line():
+def test_options_of_the_command_line_without_effect_are_reported_in_one_line():
     words = [
         "--monitor-interval=1",
         "--start-method",
@@ -417,7 +417,7 @@ def test_ordinary_command_lines_are_not_remarked_upon(words):
     assert meaning(*words).notices == ()
 
 
-def test_what_torchruns_agent_would_serve_is_remarked_upon():
+def test_a_missing_server_of_torchruns_agent_is_reported():
     (notice,) = meaning(
         TORCHELASTIC_ENABLE_FILE_TIMER="1", TORCHELASTIC_HEALTH_CHECK_PORT="8080"
     ).notices

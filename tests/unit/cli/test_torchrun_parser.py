@@ -138,7 +138,7 @@ def test_short_flags_may_be_joined_and_carry_their_value(words, module, redirect
     ],
     ids=str,
 )
-def test_what_follows_the_script_is_the_scripts(words, script, rest):
+def test_words_after_the_script_are_the_scripts(words, script, rest):
     parsed = parse(words, {})
     assert (parsed.script, list(parsed.script_args)) == (script, rest)
 
@@ -152,14 +152,14 @@ def test_any_words_after_the_script_come_through(words: list[str]):
 
 @given(st.lists(st.text(max_size=12)))
 def test_any_words_at_all_are_parsed_or_refused_in_one_line(words: list[str]):
-    said = ""
+    shown = ""
     try:
         parse(words, {})
     except HelpRequested:
         pass
     except ConfigError as error:
-        said = error.message + (error.hint or "")
-    assert said.isprintable()
+        shown = error.message + (error.hint or "")
+    assert shown.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_any_words_at_all_are_parsed_or_refused_in_one_line(words: list[str]):
     ids=str,
 )
 def test_bad_words_are_answered_with_one_line_and_what_to_do(words, message, hint):
-    said, advice = refused(*words)
-    assert said.startswith(message)
+    shown, advice = refused(*words)
+    assert shown.startswith(message)
     assert hint in advice
 
 
@@ -274,9 +274,9 @@ def _error(environ: dict[str, str]) -> ConfigError:
 
 
 def test_a_misspelt_variable_is_reported_and_a_strange_one_is_not():
-    told = misspelt_variables({"PET_NPROC_PERNODE": "2", "PET_NAME": "Rex", "PET_NNODES": "1"})
-    assert len(told) == 1
-    assert mentions(told, "'PET_NPROC_PERNODE'", "PET_NPROC_PER_NODE")
+    reported = misspelt_variables({"PET_NPROC_PERNODE": "2", "PET_NAME": "Rex", "PET_NNODES": "1"})
+    assert len(reported) == 1
+    assert mentions(reported, "'PET_NPROC_PERNODE'", "PET_NPROC_PER_NODE")
 
 
 def test_filters_split_at_commas_and_a_double_comma_is_one():

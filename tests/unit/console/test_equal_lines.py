@@ -131,7 +131,7 @@ def test_a_big_block_of_one_rank_waits_a_tenth_of_a_second_at_most():
     assert shown.of(0) == lines
 
 
-def test_what_waits_is_bounded_when_one_rank_floods():
+def test_the_backlog_is_bounded_when_one_rank_floods():
     fold, shown = folder(2)
     block = b"\n".join([b"z" * 99] * 600)
     for _ in range(100):

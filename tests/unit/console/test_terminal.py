@@ -267,7 +267,7 @@ def test_a_status_line_when_stdout_goes_where_nobody_reads(screen, tmp_path, kin
 # --- a stopped terminal
 
 
-def test_a_stopped_terminal_skips_lines_and_says_how_many(screen):
+def test_a_stopped_terminal_skips_lines_and_shows_how_many(screen):
     one = screen(world_size=1)
     one.terminal.stop()
     total = 40_000

@@ -191,7 +191,7 @@ def test_a_terminal_gets_raw_bytes_unchanged_and_teed_ones_harmless(terminal):
     assert b"\x1b[2J" not in seen.partition(b"[default1]:")[2]
 
 
-def test_a_stopped_terminal_skips_raw_lines_and_says_how_many(terminal):
+def test_a_stopped_terminal_skips_raw_lines_and_shows_how_many(terminal):
     console = on_terminal(terminal.fd)
     terminal.stop()
     for _ in range(4000):

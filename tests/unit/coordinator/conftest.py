@@ -16,7 +16,7 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.master_address import MasterChoice
 from distlaunch.transport.connect_errors import ConnectFailure
-from tests.unit.coordinator.joined.assembling import meeting  # noqa: F401 - a fixture
+from tests.unit.coordinator.joined.assembling import make_assembly  # noqa: F401 - a fixture
 from tests.unit.coordinator.joined.joined_launcher import joined_launcher  # noqa: F401 - a fixture
 from tests.unit.coordinator.remote_agents import remote_agents  # noqa: F401 - a fixture
 
@@ -111,7 +111,7 @@ class Job:
         returncode: int = 0,
         *,
         tail=b"",
-        told=False,
+        reported=False,
         uptime_s=1.0,
         attempt=None,
         error_file=None,
@@ -124,12 +124,12 @@ class Job:
             returncode=returncode,
             uptime_s=uptime_s,
             ended=self.now if ended is None else ended,
-            told_to_stop=told,
+            told_to_stop=reported,
             oom_kills=0,
             error_file=error_file,
             stderr_tail=tail,
         )
-        return self.say(self.member_of(rank), exited)
+        return self.say(self.joined_launcher_of(rank), exited)
 
     def gone(self, node: int = 0, *, left=(), attempt=None) -> list[p.Action]:
         return self.say(
@@ -139,7 +139,7 @@ class Job:
     def fault(self, node: int = 0, text: str = "it broke") -> list[p.Action]:
         return self.say(node, m.AgentFailed(text=text))
 
-    def member_of(self, rank: int) -> int:
+    def joined_launcher_of(self, rank: int) -> int:
         return rank // self.per_node
 
     # --- whole turns
@@ -170,7 +170,7 @@ class Job:
         """Make rank 0 fail and all others stop."""
         self.exited(0, returncode, tail=tail, uptime_s=uptime_s)
         for rank in self.ranks[1:]:
-            self.exited(rank, -15, told=True)
+            self.exited(rank, -15, reported=True)
         return self.all_gone()
 
     # --- reading what came of it
@@ -309,7 +309,7 @@ class NodesJob(Job):
     def node_numbers(self) -> tuple[int, ...]:
         return self.composed[-1].node_numbers
 
-    def member_of(self, rank: int) -> int:
+    def joined_launcher_of(self, rank: int) -> int:
         return self.node_numbers[rank // self.per_node]
 
     @property
@@ -360,7 +360,9 @@ class NodesJob(Job):
 
     def started(self, rank: int, *, attempt=None) -> list[p.Action]:
         at = self.attempt if attempt is None else attempt
-        return self.say(self.member_of(rank), m.Started(attempt=at, pids={rank: 1000 + rank}))
+        return self.say(
+            self.joined_launcher_of(rank), m.Started(attempt=at, pids={rank: 1000 + rank})
+        )
 
     # --- whole turns
 
@@ -421,8 +423,8 @@ class NodesJob(Job):
     def stop_others(self, *lost: int) -> list[p.Action]:
         """Let the workers end that are not on lost nodes."""
         for rank in self.ranks:
-            if self.member_of(rank) not in lost:
-                self.exited(rank, -15, told=True)
+            if self.joined_launcher_of(rank) not in lost:
+                self.exited(rank, -15, reported=True)
         return self.all_gone(*lost)
 
     def connects(self, actions=None) -> list[tuple[int, float]]:

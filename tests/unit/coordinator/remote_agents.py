@@ -59,18 +59,18 @@ class Kept:
     """A place for output, which may be full."""
 
     def __init__(self) -> None:
-        self.said: list[tuple] = []
+        self.written: list[tuple] = []
         self.full = False
         self.wake = lambda: None
 
     def output(self, rank, stream, data, now):
-        self.said.append((rank, stream, data))
+        self.written.append((rank, stream, data))
 
     def rank_ended(self, rank, now):
-        self.said.append((rank, "ended"))
+        self.written.append((rank, "ended"))
 
     def begin_attempt(self, attempt):
-        self.said.append(("attempt", attempt))
+        self.written.append(("attempt", attempt))
 
     def tick(self, now):
         return None
@@ -129,7 +129,7 @@ class Nodes:
     def pump(self, condition) -> None:
         end = time.monotonic() + WITHIN_S
         while not condition():
-            assert time.monotonic() < end, (self.events, self._received, self.kept.said)
+            assert time.monotonic() < end, (self.events, self._received, self.kept.written)
             poll = select.poll()
             for descriptor, wanted in self.agents.descriptors().items():
                 poll.register(descriptor, wanted)

@@ -93,9 +93,11 @@ def record(
             found["faulthandler"].append(entry)
             if py_spy:
                 command = [py_spy, "dump", "--full-filenames", "--pid", str(worker.pid)]
-                said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-                said = neutral(said.replace(str(worker.pid), str(4000 + rank)))
-                found["py-spy"].append(entry | {"text": said})
+                message = subprocess.run(
+                    command, capture_output=True, text=True, check=False
+                ).stdout
+                message = neutral(message.replace(str(worker.pid), str(4000 + rank)))
+                found["py-spy"].append(entry | {"text": message})
     finally:
         for worker in workers:
             worker.kill()

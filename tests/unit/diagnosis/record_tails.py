@@ -80,7 +80,7 @@ def run(program: Path, scratch: Path) -> list[dict[str, object]]:
     ended: dict[int, tuple[float, bool]] = {}
     raised: dict[int, float] = {}
     stop_at: float | None = None
-    told = False
+    reported = False
     while len(ended) < WORLD_SIZE:
         now = time.monotonic() - began
         for rank, worker in workers.items():
@@ -88,12 +88,12 @@ def run(program: Path, scratch: Path) -> list[dict[str, object]]:
             if rank not in raised and b"Traceback (most recent call last)" in written:
                 raised[rank] = now
             if rank not in ended and worker.poll() is not None:
-                ended[rank] = (now, told)
+                ended[rank] = (now, reported)
                 if worker.returncode != 0 and stop_at is None:
                     stop_at = now + float(os.environ.get("SPREAD_S", "1"))
         for number, since in ((15, 0.0), (9, 2.0)):
             if now > LIMIT_S or (stop_at is not None and now > stop_at + since):
-                told = True
+                reported = True
                 for rank, worker in workers.items():
                     if rank not in ended:
                         worker.send_signal(number)

@@ -83,7 +83,7 @@ def test_two_lines_of_a_loop_that_polls_are_no_change(second):
 
 
 @pytest.mark.parametrize("call", [ALL_REDUCE, LOADER, QUEUE, JOIN])
-def test_what_happens_within_a_call_that_waits_is_no_change(call):
+def test_progress_within_a_waiting_call_is_no_change(call):
     inner = (
         (f"{LIB}/selectors.py", 415, "select"),
         (f"{LIB}/multiprocessing/connection.py", 900, "wait"),

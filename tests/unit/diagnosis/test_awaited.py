@@ -26,14 +26,14 @@ def watchdog(rank: int, number: int, op: str = "ALLREDUCE", enqueued: int | None
 
 
 def timed_out(call: str = "all_reduce", text: str = "") -> str:
-    said = text or "Timed out waiting 2000ms for recv operation to complete"
+    message = text or "Timed out waiting 2000ms for recv operation to complete"
     return (
         "[rank0]: Traceback (most recent call last):\n"
         '[rank0]:   File "/home/user/train.py", line 15, in <module>\n'
         f"[rank0]:     dist.{call}(torch.ones(8))\n"
         f'[rank0]:   File "{TORCH}/distributed_c10d.py", line 3252, in {call}\n'
         "[rank0]:     work.wait()\n"
-        f"[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:79] {said}\n"
+        f"[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:79] {message}\n"
     )
 
 

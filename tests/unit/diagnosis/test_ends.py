@@ -215,7 +215,7 @@ def test_text_of_sys_exit_is_found_before_warnings(end_of):
     assert one(end_of, tail).cause.message == "no data in /data"
 
 
-def test_silent_end_says_so(end_of):
+def test_a_silent_end_is_reported(end_of):
     assert mentions(one(end_of, returncode=3).cause.summary, "code 3", "nothing", "stderr")
 
 
@@ -284,7 +284,7 @@ OURS = "distlaunch has an option --num-procs, which goes before SCRIPT: what fol
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("phrase", "hint"),
     [
         ("usage: t.py [-h]\nt.py: error: unrecognized arguments: --num-procs 2\n", OURS),
         (
@@ -304,22 +304,22 @@ OURS = "distlaunch has an option --num-procs, which goes before SCRIPT: what fol
         ("usage: t.py [-h]\nt.py: error: argument --num-procs: expected one argument\n", None),
     ],
 )
-def test_an_option_that_the_script_does_not_have_is_led_to_where_it_belongs(end_of, said, hint):
-    assert one(end_of, said, returncode=1 if "Traceback" in said else 2).hint == hint
+def test_an_option_that_the_script_does_not_have_is_led_to_where_it_belongs(end_of, phrase, hint):
+    assert one(end_of, phrase, returncode=1 if "Traceback" in phrase else 2).hint == hint
 
 
-@pytest.mark.parametrize("said", ["--local_rank=0", "--local_rank=0 --num-procs 2"])
-def test_the_local_rank_can_be_left_out_where_the_launcher_has_added_it(end_of, said):
+@pytest.mark.parametrize("phrase", ["--local_rank=0", "--local_rank=0 --num-procs 2"])
+def test_the_local_rank_can_be_left_out_where_the_launcher_has_added_it(end_of, phrase):
     end = end_of(
-        0, f"usage: t.py [-h]\nt.py: error: unrecognized arguments: {said}\n", returncode=2
+        0, f"usage: t.py [-h]\nt.py: error: unrecognized arguments: {phrase}\n", returncode=2
     )
     off = "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same"
     assert diagnose([end], world_size=2, adds_local_rank=True).hint == off
-    assert diagnose([end], world_size=2).hint == (OURS if "num-procs" in said else None)
+    assert diagnose([end], world_size=2).hint == (OURS if "num-procs" in phrase else None)
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("phrase", "code"),
     [
         ("usage: t.py [-h]\nt.py: error: unrecognized arguments: -- --lr 1\n", 2),
         (
@@ -330,9 +330,9 @@ def test_the_local_rank_can_be_left_out_where_the_launcher_has_added_it(end_of, 
     ],
 )
 def test_dashes_behind_the_script_are_named_where_the_scripts_own_parser_refused_its_arguments(
-    end_of, said, code
+    end_of, phrase, code
 ):
-    end = end_of(0, said, returncode=code)
+    end = end_of(0, phrase, returncode=code)
     hint = diagnose([end], world_size=1, dashes_first=True).hint or ""
     assert mentions(hint, "`--` behind SCRIPT")
     assert "behind SCRIPT" not in (diagnose([end], world_size=1).hint or "")
@@ -341,9 +341,9 @@ def test_dashes_behind_the_script_are_named_where_the_scripts_own_parser_refused
 
 
 def test_a_module_that_is_missing_is_named_for_whoever_can_look_for_it(end_of):
-    said = "Traceback (most recent call last):\n  File 't.py', line 1\nModuleNotFoundError: No module named 'A.b'\n"
-    assert one(end_of, said).missing_module == "A.b"
-    assert one(end_of, said.replace("ModuleNotFoundError", "ValueError")).missing_module is None
+    phrase = "Traceback (most recent call last):\n  File 't.py', line 1\nModuleNotFoundError: No module named 'A.b'\n"
+    assert one(end_of, phrase).missing_module == "A.b"
+    assert one(end_of, phrase.replace("ModuleNotFoundError", "ValueError")).missing_module is None
 
 
 def test_missing_module_names_the_interpreter(end_of):
@@ -354,7 +354,7 @@ def test_missing_module_names_the_interpreter(end_of):
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("phrase", "hint"),
     [
         (
             "Error while finding module specification for 'no.such' (ModuleNotFoundError: No module named 'no')",
@@ -370,8 +370,8 @@ def test_missing_module_names_the_interpreter(end_of):
         ),
     ],
 )
-def test_a_mistyped_module_is_reported_with_where_it_was_looked_for(end_of, said, hint):
-    end = end_of(0, f"/usr/bin/python3: {said}\n")
+def test_a_mistyped_module_is_reported_with_where_it_was_looked_for(end_of, phrase, hint):
+    end = end_of(0, f"/usr/bin/python3: {phrase}\n")
     assert (diagnose([end], world_size=1, python="/usr/bin/python3").hint or "").startswith(hint)
 
 
@@ -402,9 +402,7 @@ SET_E = "Traceback (most recent call last):\n  File \"/p/run.bash\", line 2, in 
         ("sh: 1: ./run: Permission denied\n", 126, "is it executable"),
     ],
 )
-def test_what_was_started_or_asked_in_a_wrong_way_is_put_right_by_the_hint(
-    end_of, tail, code, hint
-):
+def test_the_hint_corrects_a_wrong_start_or_request(end_of, tail, code, hint):
     assert hint in (diagnose([end_of(0, tail, returncode=code)], world_size=2).hint or "")
 
 
@@ -536,7 +534,7 @@ def test_error_file_wins_over_an_unrelated_traceback_on_stderr(end_of):
     )
 
 
-def test_chain_on_stderr_tells_more_than_the_error_file_of_the_same_exception(end_of):
+def test_the_chain_on_stderr_wins_over_the_error_file_of_the_same_exception(end_of):
     frame = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n'
     tail = f"{frame}OSError: first\n\nThe above exception was the direct cause of the following exception:\n\n{frame}KeyError: 'x'\n"
     assert (

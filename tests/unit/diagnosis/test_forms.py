@@ -100,8 +100,8 @@ def test_lines_of_two_threads_that_a_logger_has_mixed_are_distinguished(end_of):
 
 def test_message_that_rich_has_wrapped_is_whole(end_of):
     path = "/data/a/very/long/name/of/a/vocabulary/that/is/not/there/at/all.json"
-    said = f"ValueError: cannot read \n'{path}'\n"
-    found = cause(end_of, RICH.replace("ValueError: loss is nan\n", said))
+    shown = f"ValueError: cannot read \n'{path}'\n"
+    found = cause(end_of, RICH.replace("ValueError: loss is nan\n", shown))
     assert found.message == f"cannot read '{path}'"
 
 

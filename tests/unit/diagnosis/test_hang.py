@@ -77,14 +77,14 @@ def steps(*numbers: float) -> dict[int, dict[str, float]]:
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_named_with_its_line(name, rank, function):
-    told = explain(recorded(name))
-    assert told.behind == (rank,)
-    assert told.frame is not None
-    assert told.frame.endswith(f" in {function}")
-    assert told.signature == ("hang", told.frame)
-    assert f"rank {rank} " in told.summary
-    assert told.frame in told.summary
-    groups = [line for line in told.text.splitlines()[2:] if line.startswith("  rank")]
+    reported = explain(recorded(name))
+    assert reported.behind == (rank,)
+    assert reported.frame is not None
+    assert reported.frame.endswith(f" in {function}")
+    assert reported.signature == ("hang", reported.frame)
+    assert f"rank {rank} " in reported.summary
+    assert reported.frame in reported.summary
+    groups = [line for line in reported.text.splitlines()[2:] if line.startswith("  rank")]
     assert groups[0].startswith(f"  rank {rank}")
 
 
@@ -106,81 +106,81 @@ def test_a_whole_report_reads_as_people_write():
 
 @pytest.mark.parametrize("name", ["stopped.python311", "stopped.py-spy"])
 def test_a_stopped_worker_comes_first_and_who_may_have_stopped_it_is_reported(name):
-    told = explain(recorded(name))
-    assert told.behind == (3,)
-    assert told.frame is None
-    assert mentions(told.text.splitlines()[1], "rank 3", "state T", "SIGSTOP")
-    assert mentions(told.text, "`kill -STOP`")
-    [hint] = told.text.partition("hint: ")[2:]
+    reported = explain(recorded(name))
+    assert reported.behind == (3,)
+    assert reported.frame is None
+    assert mentions(reported.text.splitlines()[1], "rank 3", "state T", "SIGSTOP")
+    assert mentions(reported.text, "`kill -STOP`")
+    [hint] = reported.text.partition("hint: ")[2:]
     assert "4003" not in hint, "it has been killed when this is read"
 
 
 def test_a_worker_in_the_kernel_is_named_and_where_to_look():
-    told = explain([stack(0, ALL_REDUCE), silent(1, "D")], heartbeats=steps(3, 4))
-    assert told.behind == (1,)
-    assert mentions(told.text, "rank 1", "kernel", "state D")
-    assert "/proc/4001/stack" in told.text
+    reported = explain([stack(0, ALL_REDUCE), silent(1, "D")], heartbeats=steps(3, 4))
+    assert reported.behind == (1,)
+    assert mentions(reported.text, "rank 1", "kernel", "state D")
+    assert "/proc/4001/stack" in reported.text
 
 
 @pytest.mark.parametrize(("state", "words"), [("t", "held by a debugger"), ("Z", "zombie")])
 def test_other_odd_states_are_named(state, words):
-    told = explain([stack(0, ALL_REDUCE), silent(1, state)])
-    assert told.behind == (1,)
-    assert words in told.text
+    reported = explain([stack(0, ALL_REDUCE), silent(1, state)])
+    assert reported.behind == (1,)
+    assert words in reported.text
 
 
-def test_who_waits_is_not_behind_whatever_the_steps_say():
+def test_a_waiting_rank_is_not_behind_for_any_steps():
     """Heartbeats are sent now and then: the last ones of two ranks may differ though the ranks do
     not."""
     stacks = [stack(0, ALL_REDUCE), stack(1, line=57, function="load_batch"), stack(2, ALL_REDUCE)]
     assert explain(stacks, heartbeats=steps(117, 118, 118)).behind == (1,)
 
 
-def test_who_computes_is_behind_who_may_wait_in_backward():
+def test_a_computing_rank_is_behind_those_that_may_wait_in_backward():
     assert explain(
         [stack(0, BACKWARD), stack(1, line=57), stack(2, BACKWARD), stack(3, BACKWARD)]
     ).behind == (1,)
 
 
-def test_who_may_wait_in_backward_is_behind_who_surely_waits():
+def test_a_rank_that_may_wait_in_backward_is_behind_those_that_surely_wait():
     assert explain([stack(0, ALL_REDUCE), stack(1, BACKWARD), stack(2, ALL_REDUCE)]).behind == (1,)
 
 
 def test_where_nobody_waits_the_lowest_step_is_behind():
     stacks = [stack(0, line=10), stack(1, line=20), stack(2, line=30), stack(3, line=30)]
-    told = explain(stacks, heartbeats=steps(7, 8, 5, 5))
-    assert told.behind == (2, 3)
-    assert mentions(told.text, "step 5", "7-8")
+    reported = explain(stacks, heartbeats=steps(7, 8, 5, 5))
+    assert reported.behind == (2, 3)
+    assert mentions(reported.text, "step 5", "7-8")
 
 
-def test_where_nobody_waits_and_steps_tell_nothing_the_odd_rank_is_behind():
+def test_the_odd_rank_is_behind_if_no_rank_waits_and_steps_are_equal():
     stacks = [stack(rank, line=20 if rank == 5 else 10) for rank in range(8)]
     assert explain(stacks, heartbeats=steps(*[4] * 8)).behind == (5,)
 
 
 def test_where_nobody_stands_out_nobody_is_blamed_but_all_places_are_shown():
-    told = explain([stack(0, line=10, function="one"), stack(1, line=20, function="two")])
-    assert told.behind == ()
-    assert mentions(told.text, "no rank", "2 places")
-    assert "train.py:10 in one" in told.text
-    assert "train.py:20 in two" in told.text
+    reported = explain([stack(0, line=10, function="one"), stack(1, line=20, function="two")])
+    assert reported.behind == ()
+    assert mentions(reported.text, "no rank", "2 places")
+    assert "train.py:10 in one" in reported.text
+    assert "train.py:20 in two" in reported.text
 
 
 @pytest.mark.parametrize(
     ("frames", "call"), [((ALL_REDUCE,), "torch.distributed all_reduce"), ((), "")]
 )
 def test_where_all_stand_at_the_same_place_nobody_is_blamed(frames, call):
-    told = explain([stack(rank, *frames) for rank in range(4)], heartbeats=steps(8, 8, 9, 8))
-    assert told.behind == ()
-    assert told.frame == "train.py:90 in main"
-    assert mentions(told.text, "all 4", call)
-    assert told.signature == ("hang", "train.py:90 in main")
+    reported = explain([stack(rank, *frames) for rank in range(4)], heartbeats=steps(8, 8, 9, 8))
+    assert reported.behind == ()
+    assert reported.frame == "train.py:90 in main"
+    assert mentions(reported.text, "all 4", call)
+    assert reported.signature == ("hang", "train.py:90 in main")
 
 
 def test_the_only_worker_is_the_one_that_hangs():
-    told = explain([stack(0, LOADER)])
-    assert told.behind == (0,)
-    first, second = told.text.splitlines()[:2]
+    reported = explain([stack(0, LOADER)])
+    assert reported.behind == (0,)
+    first, second = reported.text.splitlines()[:2]
     assert mentions(first, "only worker", "30 s")
     assert mentions(second, "train.py:90 in main")
 
@@ -193,27 +193,27 @@ def test_workers_that_compute_are_doubted_to_hang():
 
 
 @pytest.mark.parametrize("state", ["R", "S"])
-def test_who_waits_or_sleeps_is_not_reported_to_compute(state):
+def test_a_waiting_or_sleeping_rank_is_not_reported_to_compute(state):
     frames = (ALL_REDUCE,) if state == "R" else ()
     assert "compute" not in explain([stack(rank, *frames, state=state) for rank in range(3)]).text
     assert "compute" not in explain([stack(0, line=57), stack(1, line=58, state="R")]).text
 
 
 def test_output_that_did_not_count_is_reported_with_what_to_do_beside_the_hint_of_the_place():
-    told = explain([stack(0, LOADER)], output_came=True)
-    assert mentions(told.text.splitlines()[0], "heartbeat", "only worker", "30 s", "output")
-    flat = told.text.replace("\n    ", " ")
+    reported = explain([stack(0, LOADER)], output_came=True)
+    assert mentions(reported.text.splitlines()[0], "heartbeat", "only worker", "30 s", "output")
+    flat = reported.text.replace("\n    ", " ")
     assert mentions(flat, "hint", "heartbeat", "evaluation")
     assert mentions(flat, "hint", "DataLoader's workers")
-    assert told.record["output_came"] is True
+    assert reported.record["output_came"] is True
 
 
 def test_ranks_that_wait_in_different_collectives_are_reported():
-    told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, BARRIER, line=80)])
-    assert told.behind == (2,)
-    first = " ".join(line.strip() for line in told.text.splitlines()[1:3])
+    reported = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, BARRIER, line=80)])
+    assert reported.behind == (2,)
+    first = " ".join(line.strip() for line in reported.text.splitlines()[1:3])
     assert mentions(first, "rank 2", "torch.distributed barrier", "train.py:80 in main")
-    assert "same order" in told.text
+    assert "same order" in reported.text
 
 
 def test_ranks_that_look_for_each_other_without_torchs_own_call_are_reported_to_form_a_group():
@@ -225,57 +225,57 @@ def test_ranks_that_look_for_each_other_without_torchs_own_call_are_reported_to_
         "init_process_group",
     )  # only rank 0 waits before
     init = (toolkit, 147, "init")
-    told = explain(
+    reported = explain(
         [
             stack(0, looking, (toolkit, 280, "_meet"), init),
             *(stack(rank, forming, init) for rank in (1, 2)),
         ]
     )
-    assert told.behind == ()
-    flat = " ".join(told.text.split())
+    assert reported.behind == ()
+    flat = " ".join(reported.text.split())
     assert mentions(flat, "all 3", "torch.distributed init_process_group", "hint", "group")
 
 
 def test_ranks_that_ended_are_what_the_others_wait_for():
-    told = explain([stack(rank, ALL_REDUCE) for rank in range(3)], ended=[3])
-    assert told.behind == (3,)
-    assert mentions(told.text, "3 workers", "still run")
-    assert mentions(told.text, "rank 3", "code 0", "wait")
+    reported = explain([stack(rank, ALL_REDUCE) for rank in range(3)], ended=[3])
+    assert reported.behind == (3,)
+    assert mentions(reported.text, "3 workers", "still run")
+    assert mentions(reported.text, "rank 3", "code 0", "wait")
     assert mentions(explain([stack(0)], ended=[1]).text, "only worker", "still runs", "30 s")
     assert "rank 0 stands at train.py:90" in explain([stack(0)], ended=[1]).text
 
 
 def test_ranks_that_ended_are_only_mentioned_where_somebody_else_is_behind():
-    told = explain([stack(0, ALL_REDUCE), stack(1, line=57)], ended=[2])
-    assert told.behind == (1,)
-    assert mentions(told.text, "rank 2", "before", "code 0")
+    reported = explain([stack(0, ALL_REDUCE), stack(1, line=57)], ended=[2])
+    assert reported.behind == (1,)
+    assert mentions(reported.text, "rank 2", "before", "code 0")
 
 
 def test_a_rank_without_a_stack_is_behind_when_all_others_wait():
-    told = explain([stack(0, ALL_REDUCE), silent(1, "S"), stack(2, ALL_REDUCE)])
-    assert told.behind == (1,)
-    assert mentions(told.text, "rank 1", "no stack", "state S", "pid 4001")
+    reported = explain([stack(0, ALL_REDUCE), silent(1, "S"), stack(2, ALL_REDUCE)])
+    assert reported.behind == (1,)
+    assert mentions(reported.text, "rank 1", "no stack", "state S", "pid 4001")
 
 
 def test_a_node_that_does_not_answer_is_named():
-    told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE)], world_size=4)
-    assert told.behind == (2, 3)
-    assert mentions(told.text, "ranks 2-3", "no answer")
+    reported = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE)], world_size=4)
+    assert reported.behind == (2, 3)
+    assert mentions(reported.text, "ranks 2-3", "no answer")
 
 
 def test_of_no_stacks_at_all_the_report_is_honest():
-    told = explain([silent(rank, "S") for rank in range(2)])
-    assert told.behind == ()
-    assert told.frame is None
-    assert told.signature is None
+    reported = explain([silent(rank, "S") for rank in range(2)])
+    assert reported.behind == ()
+    assert reported.frame is None
+    assert reported.signature is None
     assert explain([], ended=[0]).text
 
 
 def test_hosts_are_named_where_there_are_several():
     stacks = [stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, line=57)]
-    told = explain(stacks, hosts=lambda rank: f"node{rank}")
-    assert "  rank 2 on node2:" in told.text
-    assert "ranks 0-1, in" in told.text
+    reported = explain(stacks, hosts=lambda rank: f"node{rank}")
+    assert "  rank 2 on node2:" in reported.text
+    assert "ranks 0-1, in" in reported.text
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_hosts_are_named_where_there_are_several():
     ],
 )
 def test_a_hint_says_what_to_look_at(name, hint):
-    told = explain(recorded(f"{name}.python311"))
-    assert hint in told.text.replace("\n    ", " ").partition("hint: ")[2]
+    reported = explain(recorded(f"{name}.python311"))
+    assert hint in reported.text.replace("\n    ", " ").partition("hint: ")[2]
 
 
 INITIALIZE = (f"{LIB}/deepspeed/__init__.py", 203, "initialize")
@@ -313,20 +313,20 @@ BUILDS = (
 )
 
 
-def test_who_builds_an_extension_is_distinguished_from_who_waits_for_that_and_its_lock_stays():
-    told = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *BUILDS), stack(2, *WAITS_FOR_LOCK)])
-    assert told.behind == (1,)
-    assert [group["ranks"] for group in told.record["groups"]] == [[1], [0, 2]]
-    assert "communicate" not in json.dumps(told.record["groups"][1])
-    assert mentions(told.text, "ranks 0,2", "lock", "extension")
-    assert mentions(told.record["hint"], "builds", "--hang-timeout")
-    assert "remove" not in told.text
+def test_a_rank_that_builds_an_extension_is_distinguished_from_those_that_wait_for_it():
+    reported = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *BUILDS), stack(2, *WAITS_FOR_LOCK)])
+    assert reported.behind == (1,)
+    assert [group["ranks"] for group in reported.record["groups"]] == [[1], [0, 2]]
+    assert "communicate" not in json.dumps(reported.record["groups"][1])
+    assert mentions(reported.text, "ranks 0,2", "lock", "extension")
+    assert mentions(reported.record["hint"], "builds", "--hang-timeout")
+    assert "remove" not in reported.text
 
 
 def test_a_lock_that_nobody_holds_is_to_be_removed():
-    told = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *WAITS_FOR_LOCK)])
-    assert mentions(told.text, "all 2", "lock", "extension")
-    assert "remove that" in told.text
+    reported = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *WAITS_FOR_LOCK)])
+    assert mentions(reported.text, "all 2", "lock", "extension")
+    assert "remove that" in reported.text
 
 
 def test_other_threads_of_the_users_code_are_shown_with_who_is_behind():
@@ -340,31 +340,31 @@ def test_a_main_thread_that_is_not_in_the_dump_is_reported():
 def test_a_thousand_ranks_make_a_short_report():
     stacks = [stack(rank, ALL_REDUCE) for rank in range(1024)]
     stacks[700] = stack(700, line=57, function="load_batch")
-    told = explain(stacks, heartbeats=steps(*[119] * 1024))
-    assert told.behind == (700,)
-    assert len(told.text.splitlines()) < 15
-    assert "ranks 0-699,701-1023, in torch.distributed all_reduce" in told.text
+    reported = explain(stacks, heartbeats=steps(*[119] * 1024))
+    assert reported.behind == (700,)
+    assert len(reported.text.splitlines()) < 15
+    assert "ranks 0-699,701-1023, in torch.distributed all_reduce" in reported.text
 
 
 def test_a_thousand_places_make_a_short_report_too():
     stacks = [stack(rank, line=rank) for rank in range(1024)]
-    told = explain(stacks)
-    assert len(told.text.splitlines()) <= 60
-    assert len(json.dumps(told.record)) < 100_000
+    reported = explain(stacks)
+    assert len(reported.text.splitlines()) <= 60
+    assert len(json.dumps(reported.record)) < 100_000
 
 
 def test_ranks_that_alternate_are_counted():
     stacks = [stack(rank, ALL_REDUCE) if rank % 2 else stack(rank, line=57) for rank in range(1024)]
-    told = explain(stacks)
-    assert "512 ranks (0,2,4," in told.text
-    assert max(map(len, told.text.splitlines())) <= 100
+    reported = explain(stacks)
+    assert "512 ranks (0,2,4," in reported.text
+    assert max(map(len, reported.text.splitlines())) <= 100
 
 
 def test_the_record_is_json_and_has_what_the_report_has():
-    told = explain(recorded("late_in_all_reduce.python311"), heartbeats=steps(3, 3, 2, 3))
-    record = json.loads(json.dumps(told.record))
+    reported = explain(recorded("late_in_all_reduce.python311"), heartbeats=steps(3, 3, 2, 3))
+    record = json.loads(json.dumps(reported.record))
     assert record["behind"] == [2]
-    assert record["frame"] == told.frame
+    assert record["frame"] == reported.frame
     assert [group["ranks"] for group in record["groups"]] == [[2], [0, 1, 3]]
     assert record["groups"][1]["waits_in"] == "torch.distributed all_reduce"
     assert record["groups"][0]["steps"] == [2, 2]
@@ -378,9 +378,9 @@ def test_hostile_words_reach_the_screen_as_text_only():
         state="\x1b",
         text='Current thread 0x0 [\x1b]0;x\x07] (most recent call first):\n  File "/p/\x1b[2J.py", line 1 in a\x07\n',
     )
-    told = explain([evil, silent(1, "\x07\n")], hosts=lambda rank: f"n\x1b{rank}")
-    assert all(line.isprintable() for line in told.text.splitlines())
-    assert told.summary.isprintable()
+    reported = explain([evil, silent(1, "\x07\n")], hosts=lambda rank: f"n\x1b{rank}")
+    assert all(line.isprintable() for line in reported.text.splitlines())
+    assert reported.summary.isprintable()
 
 
 STACKS = st.builds(
@@ -409,19 +409,19 @@ STACKS = st.builds(
     ),
     st.sets(st.integers(0, 7)),
 )
-def test_whatever_comes_the_report_accounts_for_every_rank_and_fits_the_screen(
+def test_the_report_accounts_for_every_rank_and_fits_the_screen_for_any_input(
     stacks, heartbeats, ended
 ):
     ended -= {one.rank for one in stacks}
-    told = explain(stacks, world_size=8, heartbeats=heartbeats, ended=sorted(ended))
-    assert told.text.endswith("\n")
-    assert "\n\n" not in told.text
-    assert max(map(len, told.text.splitlines())) <= 100
-    assert told.summary.isprintable()
-    assert set(told.behind) <= set(range(8))
-    ranks = [rank for group in told.record["groups"] for rank in group["ranks"]]
+    reported = explain(stacks, world_size=8, heartbeats=heartbeats, ended=sorted(ended))
+    assert reported.text.endswith("\n")
+    assert "\n\n" not in reported.text
+    assert max(map(len, reported.text.splitlines())) <= 100
+    assert reported.summary.isprintable()
+    assert set(reported.behind) <= set(range(8))
+    ranks = [rank for group in reported.record["groups"] for rank in group["ranks"]]
     assert sorted([*ranks, *ended]) == list(range(8))
-    json.dumps(told.record, allow_nan=True)
+    json.dumps(reported.record, allow_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_failure_that_is_written_to_stdout_has_the_same_hint(end_of):
     assert (diagnosis.cause.stream, diagnosis.hint_kind) == ("stdout", row["kind"])
 
 
-def test_each_row_has_words_that_tell_it_from_the_other_rows_and_a_near_miss():
+def test_each_row_has_words_that_distinguish_it_from_the_other_rows_and_a_near_miss():
     for row in CASES:
         assert row["text"], row["hint"]
         assert row["near"], row["hint"]
@@ -148,7 +148,7 @@ def test_a_hint_fits_on_four_lines_of_the_report(end_of):
         assert len(diagnosed(end_of, text).hint) <= 360
 
 
-def test_the_page_that_says_more_has_a_section_for_each_kind():
+def test_the_page_behind_a_hint_has_a_section_for_each_kind():
     page = (ROOT / "distlaunch" / "docs" / "hints.md").read_text(encoding="utf-8")
     sections = [
         line[4:].lower().replace(" ", "-") for line in page.splitlines() if line[:4] == "### "

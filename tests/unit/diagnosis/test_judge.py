@@ -132,7 +132,7 @@ def test_worker_that_we_stopped_is_never_a_cause(end_of, code):
     assert mentions(stopped, "KILL") == (code == -9)
 
 
-def test_a_worker_that_had_lost_its_peers_before_our_order_is_not_only_stopped(end_of):
+def test_a_worker_that_had_lost_the_other_ranks_before_our_order_is_not_only_stopped(end_of):
     stopped = {"returncode": -15, "told_to_stop": True, "ended_s": 1.5}
     ends = [
         end_of(0, LOST, **stopped),
@@ -147,10 +147,10 @@ def test_a_worker_that_had_lost_its_peers_before_our_order_is_not_only_stopped(e
     assert mentions(stopped, "rank 3", "stopped")
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_worker_that_aborted_by_itself_was_not_stopped_by_us(end_of, told):
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_worker_that_aborted_by_itself_was_not_stopped_by_us(end_of, reported):
     ends = [
-        end_of(0, LOST, returncode=-6, told_to_stop=told, ended_s=1.5),
+        end_of(0, LOST, returncode=-6, told_to_stop=reported, ended_s=1.5),
         end_of(1, OWN, ended_s=1.0),
     ]
     (lost,) = diagnose(ends, world_size=2).others

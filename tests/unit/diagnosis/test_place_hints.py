@@ -33,7 +33,7 @@ def hint_of(calls):
         for call in (*calls, "/home/user/project/train.py in main")
     ]
     text = "Current thread 0x00007f0 (most recent call first):\n" + "".join(lines)
-    told = diagnose_hang(
+    reported = diagnose_hang(
         [m.Stack(rank=0, pid=4000, state="S", text=text)],
         world_size=1,
         silent_s=30.0,
@@ -42,7 +42,7 @@ def hint_of(calls):
         hosts=lambda _rank: "node1",
         script_dir="/home/user/project",
     )
-    return " ".join(told.text.partition("hint: ")[2].split())
+    return " ".join(reported.text.partition("hint: ")[2].split())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["hint"])

@@ -40,12 +40,12 @@ def test_recorded_failure_is_explained_whatever_the_order_of_the_ends(
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_rank_is_accounted_for_in_the_report(program, recorded):
     diagnosis = diagnose(recorded(program), world_size=4)
-    said = len(diagnosis.cause.ranks) + sum(
+    message = len(diagnosis.cause.ranks) + sum(
         (int(part.partition("-")[2] or part) - int(part.partition("-")[0]) + 1)
         for line in (*diagnosis.failed_too, *diagnosis.others)
         for part in line.partition(":")[0].removeprefix("ranks ").removeprefix("rank ").split(",")
     )
-    assert said == 4
+    assert message == 4
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -131,7 +131,7 @@ def test_some_ranks_name_the_first(end_of):
     )
 
 
-def test_missing_cause_is_the_first_thing_said(end_of):
+def test_a_missing_cause_is_reported_first(end_of):
     lost = TAIL.replace(
         "ValueError: bad batch",
         "RuntimeError: [/x/gloo/pair.cc:1] Connection closed by peer [::1]:3",
@@ -238,7 +238,7 @@ PIECES = st.sampled_from(
     st.booleans(),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_whatever_a_worker_writes_the_report_is_short_and_safe(tail, returncode, error_file, told):
+def test_the_report_is_short_and_safe_for_any_output(tail, returncode, error_file, reported):
     end = WorkerExit(
         rank=0,
         local_rank=0,
@@ -247,7 +247,7 @@ def test_whatever_a_worker_writes_the_report_is_short_and_safe(tail, returncode,
         returncode=returncode,
         ended_s=1.0,
         uptime_s=1.0,
-        told_to_stop=told,
+        told_to_stop=reported,
         stderr_tail=tail,
         error_file=error_file,
     )

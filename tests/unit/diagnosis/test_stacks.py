@@ -179,7 +179,7 @@ def test_a_beginning_that_was_torn_does_not_hurt():
     "text",
     ["", "\n", "\x00\xff", "Thread", 'File "a", line 1 in b', "Thread 0x0 (most", "(" * 9999],
 )
-def test_what_is_no_stack_gives_none(text):
+def test_an_invalid_stack_gives_none(text):
     assert parse_stacks(text) == []
 
 

@@ -125,7 +125,7 @@ def explained(end_of, tail, **fields):
     return diagnose([end_of(2, tail, **fields)], world_size=4)
 
 
-def said(diagnosis):
+def shown_report(diagnosis):
     report = render_report(
         diagnosis,
         job_id="ab",
@@ -148,7 +148,7 @@ def assert_no_markers_are_the_cause(diagnosis):
     assert "^" not in one_line(diagnosis)
     assert "~" not in one_line(diagnosis)
     assert diagnosis_record(diagnosis)
-    assert said(diagnosis)
+    assert shown_report(diagnosis)
 
 
 @pytest.mark.parametrize("returncode", ENDS)
@@ -194,7 +194,7 @@ def test_line_that_breaks_off_belongs_to_the_traceback(end_of):
 
 
 def test_report_of_a_cut_traceback_shows_its_frames(end_of):
-    report = said(explained(end_of, "".join(PLAIN.splitlines(keepends=True)[:9])))
+    report = shown_report(explained(end_of, "".join(PLAIN.splitlines(keepends=True)[:9])))
     assert CUT_OFF in " ".join(report.split())
     assert "  at train.py:42 in step\n" in report
     assert "loss = model(batch)" in report
@@ -213,7 +213,7 @@ def test_exception_that_the_interpreter_dumped_before_the_frames_is_named(end_of
     assert cause.message == "104, 'Connection reset by peer'"
     assert cause.frame == (None if lines == 1 else "train.py:8 in <module>")
     assert mentions(diagnosis.hint or "", "loader worker", "killed") is (lines >= 4)
-    assert "object" not in said(diagnosis)
+    assert "object" not in shown_report(diagnosis)
 
 
 def test_exception_that_was_dumped_in_the_middle_of_a_line_is_named(end_of):
@@ -263,7 +263,7 @@ def test_exception_ignored_after_a_cut_traceback_does_not_hide_it(end_of):
     assert CUT_OFF in cause.summary
 
 
-def test_loaders_own_word_in_an_ignored_exception_says_more_than_a_cut_traceback(end_of):
+def test_the_loaders_message_in_an_ignored_exception_wins_over_a_cut_traceback(end_of):
     killed = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
     ignored = f"Exception ignored in: <function f at 0x7f>\n{PLAIN.replace('ValueError: bad batch', killed)}"
     cause = explained(end_of, WAITING.partition("EOFError")[0] + ignored).cause
@@ -293,8 +293,8 @@ def test_exception_before_a_cut_one_in_the_chain_is_the_original(end_of, rest):
 
 
 def test_error_file_names_the_exception_of_a_cut_traceback(end_of):
-    told = '{"message": {"message": "ValueError: bad batch", "extraInfo": {}}}'
-    cause = explained(end_of, PLAIN.partition("ValueError")[0], error_file=told).cause
+    reported = '{"message": {"message": "ValueError: bad batch", "extraInfo": {}}}'
+    cause = explained(end_of, PLAIN.partition("ValueError")[0], error_file=reported).cause
     assert (cause.summary, cause.exception_type, cause.message) == (
         "exit code 1",
         "ValueError",
@@ -309,7 +309,7 @@ def test_kill_while_a_traceback_was_printed_is_both_reported(end_of):
     assert diagnosis.exit_code == 137
 
 
-def test_word_of_native_code_says_more_than_a_cut_traceback(end_of):
+def test_a_message_of_native_code_wins_over_a_cut_traceback(end_of):
     native = "terminate called after throwing an instance of 'std::out_of_range'\n  what():  vector::at\n"
     cause = explained(end_of, PLAIN.partition("ValueError")[0] + native, returncode=-6).cause
     assert (cause.exception_type, cause.message) == ("std::out_of_range", "vector::at")
@@ -361,7 +361,7 @@ def test_named_exception_of_another_rank_wins_over_a_cut_traceback(end_of):
     assert any(CUT_OFF in line for line in diagnosis.others)
 
 
-def test_cut_traceback_wins_over_a_lost_peer(end_of):
+def test_a_cut_traceback_wins_over_a_lost_rank(end_of):
     lost = PLAIN.replace(
         "ValueError: bad batch",
         "RuntimeError: [/g/gloo/pair.cc:5] Connection closed by peer [::1]:4",
@@ -378,7 +378,7 @@ def test_markers_under_the_last_words_are_no_message(end_of):
     assert cause.excerpt[0] == "k.cu:3:5: error: x is undeclared"
 
 
-def test_what_an_interpreter_leaves_whose_printing_breaks_off(end_of, tmp_path):
+def test_a_traceback_whose_printing_breaks_off_is_read(end_of, tmp_path):
     """Writing fails after each possible number of writes, as if a signal handler raised an
     exception."""
     program = tmp_path / "torn.py"
@@ -416,7 +416,7 @@ def test_what_an_interpreter_leaves_whose_printing_breaks_off(end_of, tmp_path):
         assert (
             not done.stderr or cause.exception_type == "AttributeError" or CUT_OFF in cause.summary
         )
-        assert "lost sys.stderr" not in said(diagnosis)
+        assert "lost sys.stderr" not in shown_report(diagnosis)
         if sys.version_info >= (3, 11):
             assert cause.message == "'int' object has no attribute 'size'"
         if b"\nAttributeError: 'int' object has no attribute 'size'\n" in done.stderr:

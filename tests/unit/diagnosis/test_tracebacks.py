@@ -278,7 +278,7 @@ def test_ignored_exception_is_named_where_there_is_nothing_else(end_of):
     assert cause.message == "bad batch"
 
 
-def test_child_process_of_multiprocessing_is_named_where_the_parent_says_nothing(end_of):
+def test_a_child_process_of_multiprocessing_is_named_if_the_parent_writes_nothing(end_of):
     cause = explained(end_of, "Process SpawnProcess-2:\n" + textwrap.dedent(PLAIN), returncode=4)
     assert cause.message == "bad batch"
     assert mentions(cause.summary, "code 4", "child process")

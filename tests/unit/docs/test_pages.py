@@ -114,11 +114,11 @@ def test_every_link_leads_somewhere(page):
 def test_the_batch_script_on_the_slurm_page_is_what_render_prints(tmp_path, monkeypatch, capsys):
     page = DOCS / "slurm.md"
     [block] = [block for block in blocks(page) if block.language == "bash"]
-    said = re.search(r"`distlaunch (render slurm [^`]*)` prints:", page.read_text("utf-8"))
-    assert said is not None
+    message = re.search(r"`distlaunch (render slurm [^`]*)` prints:", page.read_text("utf-8"))
+    assert message is not None
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    assert run(said[1].split(), {"PATH": os.defpath, "HOME": str(tmp_path)}) == 0
+    assert run(message[1].split(), {"PATH": os.defpath, "HOME": str(tmp_path)}) == 0
     assert capsys.readouterr().out == block.text
 
 

@@ -33,7 +33,7 @@ def test_a_command_gets_our_environment_and_no_stdin():
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "text"),
     [
         ("exit 3", "exit code 3"),
         ("kill -TERM $$", "signal SIGTERM"),
@@ -43,9 +43,9 @@ def test_a_command_gets_our_environment_and_no_stdin():
         ("yes", "printed over 1 MiB"),
     ],
 )
-def test_a_command_that_fails_is_quoted_with_its_last_words(monkeypatch, command, said):
+def test_a_command_that_fails_is_quoted_with_its_last_words(monkeypatch, command, text):
     monkeypatch.setattr(discovery, "_MOST_BYTES", 1 << 20)
-    assert said in failed(command)
+    assert text in failed(command)
 
 
 def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(tmp_path):
@@ -63,7 +63,7 @@ def test_one_that_closes_its_output_and_runs_on_is_waited_for():
 @pytest.mark.parametrize(
     "leaving", ["sleep 600", "setsid sleep 600", "setsid sh -c 'sleep 600 & sleep 600 & wait'"]
 )
-def test_what_it_leaves_in_the_background_is_killed(tmp_path, leaving):
+def test_background_processes_of_a_command_are_killed(tmp_path, leaving):
     os.mkfifo(tmp_path / "held")
     end = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
     assert run_discover(f"{leaving} 3>'{tmp_path / 'held'}' & echo a; sleep 0.1", PATH) == "a\n"

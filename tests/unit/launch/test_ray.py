@@ -35,37 +35,37 @@ def test_without_ray_it_is_reported_that_distlaunch_itself_needs_it_and_how_to_s
     assert caught.value.hint == there + pip
 
 
-def test_what_takes_long_is_reported_while_it_does():
-    heard = threading.Event()
-    said = []
+def test_a_slow_step_is_reported_while_it_lasts():
+    shown = threading.Event()
+    messages = []
 
     def say(text: str) -> None:
-        said.append(text)
-        heard.set()
+        messages.append(text)
+        shown.set()
 
     with notice_if_slow(say, "starting Ray here", after_s=0.0):
-        assert heard.wait(BOUND_S)
-    assert said == ["starting Ray here"]
+        assert shown.wait(BOUND_S)
+    assert messages == ["starting Ray here"]
 
 
-def test_what_is_done_in_time_is_not_reported_and_leaves_no_thread():
-    said = []
-    with notice_if_slow(said.append, "starting Ray here", after_s=BOUND_S):
+def test_a_step_that_ends_in_time_is_not_reported_and_leaves_no_thread():
+    messages = []
+    with notice_if_slow(messages.append, "starting Ray here", after_s=BOUND_S):
         during = threading.active_count()
-    assert said == []
+    assert messages == []
     assert threading.active_count() == during - 1
 
 
-def test_what_is_done_before_the_rest_is_not_reported_while_that_lasts():
-    said = []
-    with notice_if_slow(said.append, "connecting to Ray", after_s=BOUND_S) as done:
+def test_a_finished_step_is_not_reported_while_others_run():
+    messages = []
+    with notice_if_slow(messages.append, "connecting to Ray", after_s=BOUND_S) as done:
         [timer] = [
             thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
         ]
         done()
         timer.join(BOUND_S / 2)
         assert not timer.is_alive()
-    assert said == []
+    assert messages == []
 
 
 def test_a_reader_who_has_stopped_holds_nothing_up():

@@ -19,7 +19,7 @@ UNKNOWN = "not requeued: Slurm does not say why the job was stopped"
 
 
 @pytest.mark.parametrize(
-    ("told", "why_not"),
+    ("reported", "why_not"),
     [
         (ENDING, CANCELLED),
         (ENDING.replace("COMPLETING", "CANCELLED"), CANCELLED),
@@ -39,8 +39,8 @@ UNKNOWN = "not requeued: Slurm does not say why the job was stopped"
         (None, UNKNOWN),
     ],
 )
-def test_a_job_that_somebody_has_cancelled_is_known_by_its_times(told, why_not):
-    assert why_not_requeued(told, restart_count=2) == why_not
+def test_a_job_that_somebody_has_cancelled_is_known_by_its_times(reported, why_not):
+    assert why_not_requeued(reported, restart_count=2) == why_not
 
 
 # --- another turn
@@ -52,7 +52,7 @@ def requeue_if_interrupted(tmp_path):
     and what was said."""
 
     def concluding(
-        code: int, *, told=None, warned=None, since_s=1.0, scontrol="exit 1", requeue=True
+        code: int, *, reported=None, warned=None, since_s=1.0, scontrol="exit 1", requeue=True
     ):
         if scontrol is not None:
             program = tmp_path / "scontrol"
@@ -62,12 +62,12 @@ def requeue_if_interrupted(tmp_path):
         site = SlurmJob(
             environ, TrainOptions(requeue=requeue), part="all", several=False, flexible=False
         )
-        policy = SimpleNamespace(stop_signal=told, warned=warned, since_warned_s=since_s)
-        said: list[str] = []
-        sink = SimpleNamespace(say=lambda text, level="info": said.append(f"{level}: {text}"))
+        policy = SimpleNamespace(stop_signal=reported, warned=warned, since_warned_s=since_s)
+        messages: list[str] = []
+        sink = SimpleNamespace(say=lambda text, level="info": messages.append(f"{level}: {text}"))
         code = site.requeue_if_interrupted(policy, code, sink)
         calls = tmp_path / "calls"
-        return code, said, calls.read_text().splitlines() if calls.exists() else []
+        return code, messages, calls.read_text().splitlines() if calls.exists() else []
 
     return concluding
 
@@ -77,28 +77,28 @@ SHOWS = f'test "$1" != --oneliner || {{ echo "{ENDING}"; exit 0; }}; exit'
 
 
 def test_a_job_that_was_not_interrupted_asks_slurm_nothing(requeue_if_interrupted):
-    for code, told, warned in ((0, None, None), (7, None, USR1), (130, signal.SIGINT, USR1)):
-        assert requeue_if_interrupted(code, told=told, warned=warned) == (code, [], [])
-    assert requeue_if_interrupted(143, told=TERM, requeue=False) == (143, [], [])
+    for code, reported, warned in ((0, None, None), (7, None, USR1), (130, signal.SIGINT, USR1)):
+        assert requeue_if_interrupted(code, reported=reported, warned=warned) == (code, [], [])
+    assert requeue_if_interrupted(143, reported=TERM, requeue=False) == (143, [], [])
 
 
 def test_a_warned_job_gets_another_turn_unless_it_went_on_for_long(requeue_if_interrupted):
     code, [asks], calls = requeue_if_interrupted(0, warned=USR1, scontrol="exit 0")
     assert (code, calls) == (0, ["requeue 7"])
     assert mentions(asks, "info", "--requeue")
-    code, said, calls = requeue_if_interrupted(0, warned=USR1, since_s=36_000.0)
+    code, messages, calls = requeue_if_interrupted(0, warned=USR1, since_s=36_000.0)
     assert (code, calls) == (0, ["requeue 7"])  # no further call
-    assert len(said) == 1
-    assert mentions(said, "info", "not requeued", "36000 s")
+    assert len(messages) == 1
+    assert mentions(messages, "info", "not requeued", "36000 s")
 
 
 def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(
     requeue_if_interrupted,
 ):
-    code, said, _ = requeue_if_interrupted(143, told=TERM, scontrol=f"{SHOWS} 0")
-    assert (code, said) == (143, [f"info: {CANCELLED}"])
+    code, messages, _ = requeue_if_interrupted(143, reported=TERM, scontrol=f"{SHOWS} 0")
+    assert (code, messages) == (143, [f"info: {CANCELLED}"])
     code, _, calls = requeue_if_interrupted(
-        143, told=TERM, scontrol=f"{SHOWS} 0".replace("=None", "=TimeLimit")
+        143, reported=TERM, scontrol=f"{SHOWS} 0".replace("=None", "=TimeLimit")
     )
     assert (code, calls[-1]) == (143, "requeue 7")
 
@@ -106,21 +106,25 @@ def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(
 def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_is_reported(
     requeue_if_interrupted,
 ):
-    code, [said], calls = requeue_if_interrupted(143, told=TERM, scontrol="echo down >&2; exit 1")
+    code, [messages], calls = requeue_if_interrupted(
+        143, reported=TERM, scontrol="echo down >&2; exit 1"
+    )
     assert code == 143
-    assert mentions(said, "warning", UNKNOWN, "down", "scontrol requeue 7")
+    assert mentions(messages, "warning", UNKNOWN, "down", "scontrol requeue 7")
     assert calls == ["--oneliner show job 7"]
 
 
-def test_what_slurm_refuses_the_batch_script_can_do(requeue_if_interrupted):
-    code, [_, said], _ = requeue_if_interrupted(
+def test_the_batch_script_can_do_what_slurm_refuses(requeue_if_interrupted):
+    code, [_, messages], _ = requeue_if_interrupted(
         0, warned=USR1, scontrol="echo disabled >&2; exit 1"
     )
     assert code == EXIT_REQUEUE
     what_to_do = "exit code 75 lets the batch script do it (scontrol requeue 7)"
-    assert said == f"warning: not requeued: scontrol ended with 1: disabled; {what_to_do}"
-    code, said, _ = requeue_if_interrupted(0, warned=USR1, scontrol="kill -TERM $$")
-    assert (code, len(said)) == (0, 1), "Slurm has ended scontrol with the job, as it was asked to"
+    assert messages == f"warning: not requeued: scontrol ended with 1: disabled; {what_to_do}"
+    code, messages, _ = requeue_if_interrupted(0, warned=USR1, scontrol="kill -TERM $$")
+    assert (code, len(messages)) == (0, 1), (
+        "Slurm has ended scontrol with the job, as it was asked to"
+    )
 
 
 @pytest.mark.parametrize(("tracker", "signals_all"), [("linuxproc", True), ("cgroup", False)])

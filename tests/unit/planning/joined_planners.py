@@ -96,5 +96,5 @@ def surveyed(name: str, **more) -> Surveyed:
     return Surveyed(**{**values, **more})
 
 
-def told(planner: JoinedPlanner, **more) -> p.LauncherInfo:
+def reported(planner: JoinedPlanner, **more) -> p.LauncherInfo:
     return replace(planner.launcher_info(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)

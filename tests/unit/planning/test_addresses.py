@@ -76,8 +76,8 @@ from tests.unit.planning.node_reports import DOCKER, node, reached, way
     ],
 )
 def test_addresses_come_best_first(make_surveyed, written, named, host, interface, expected):
-    told = node(make_surveyed, "a", *written, named=named)
-    assert list(addresses(told, host, interface=interface)) == expected
+    reported = node(make_surveyed, "a", *written, named=named)
+    assert list(addresses(reported, host, interface=interface)) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,15 @@ def test_addresses_come_best_first(make_surveyed, written, named, host, interfac
 def test_the_schedulers_address_is_the_first_if_the_nodes_own_name_leads_to_none(
     make_surveyed, named, interface, expected
 ):
-    told = node(make_surveyed, "a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", named=named)
-    assert list(addresses(told, "a", interface=interface, of_scheduler=["10.1.0.1"])) == expected
+    reported = node(make_surveyed, "a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", named=named)
+    assert (
+        list(addresses(reported, "a", interface=interface, of_scheduler=["10.1.0.1"])) == expected
+    )
 
 
 def test_the_schedulers_address_is_tried_if_the_node_does_not_know_it_as_its_own(make_surveyed):
-    told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
-    assert addresses(told, "a", interface=None, of_scheduler=["192.0.2.7"]) == (
+    reported = node(make_surveyed, "a", "eth0 10.0.0.1/24")
+    assert addresses(reported, "a", interface=None, of_scheduler=["192.0.2.7"]) == (
         "10.0.0.1",
         "192.0.2.7",
     )
@@ -106,11 +108,11 @@ def test_the_schedulers_address_is_tried_if_the_node_does_not_know_it_as_its_own
 
 
 def test_the_users_address_stands_alone(make_surveyed):
-    told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
+    reported = node(make_surveyed, "a", "eth0 10.0.0.1/24")
     choice = AddressChooser(
         TrainOptions(master_addr="gw.example"), PlannedBackend(), rendezvous_host="10.0.0.1"
     )
-    assert choice.candidates(told, "a", of_scheduler=lambda _: ["192.0.2.7"]) == ("gw.example",)
+    assert choice.candidates(reported, "a", of_scheduler=lambda _: ["192.0.2.7"]) == ("gw.example",)
 
 
 def test_a_schedulers_address_that_all_nodes_have_reached_is_taken(make_surveyed):
@@ -126,9 +128,9 @@ def test_a_schedulers_address_that_all_nodes_have_reached_is_taken(make_surveyed
 
 @pytest.mark.parametrize("interface", ["eth7", "10.9.0.0/16", "fd00::/8", "lo"])
 def test_a_node_without_such_an_interface_is_named_with_what_it_has(make_surveyed, interface):
-    told = node(make_surveyed, "b", "lo 127.0.0.1/8", "eth0 10.0.0.1/24", "ib0 10.1.0.1/16")
+    reported = node(make_surveyed, "b", "lo 127.0.0.1/8", "eth0 10.0.0.1/24", "ib0 10.1.0.1/16")
     with pytest.raises(ConfigError, match=r"--interface: n7 has no ") as caught:
-        addresses(told, "n7", interface=interface)
+        addresses(reported, "n7", interface=interface)
     assert caught.value.hint == "it has eth0 10.0.0.1/24, ib0 10.1.0.1/16"
 
 
@@ -159,7 +161,7 @@ def test_names_and_networks_are_interfaces(text):
         "é" * 9,
     ],
 )
-def test_what_is_neither_is_refused_early(text):
+def test_an_invalid_value_is_refused_early(text):
     with pytest.raises(ConfigError) as caught:
         check_interface(text)
     assert caught.value.hint

@@ -83,7 +83,7 @@ def test_numa_without_gpus_spreads_workers_over_the_nodes():
     assert bind_cpus(machine(4, nodes=2), 4, mode="numa") == ((0, 1), (0, 1), (2, 3), (2, 3))
 
 
-def test_numa_on_a_machine_that_tells_no_nodes_is_the_whole_machine():
+def test_numa_on_a_machine_without_known_nodes_is_the_whole_machine():
     cpus = CpuInventory(allowed=(0, 1, 2), online=3)
     assert bind_cpus(cpus, 2, mode="numa") == ((0, 1, 2), (0, 1, 2))
 

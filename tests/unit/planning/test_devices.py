@@ -84,7 +84,7 @@ def test_mask_is_kept_as_written_and_understood(mask, expected):
 
 
 @pytest.mark.parametrize(
-    ("mask", "expected", "said"),
+    ("mask", "expected", "text"),
     [
         ("0,1,8,2", [0, 1], "'8' is not a GPU and ends the list"),
         ("0,-1,2", [0], "'-1' is not a GPU and ends the list"),
@@ -97,11 +97,11 @@ def test_mask_is_kept_as_written_and_understood(mask, expected):
         (f"{UUIDS[1]},GPU-bb", [], "names a GPU twice"),
     ],
 )
-def test_mask_that_cuda_cuts_short_is_cut_short_and_reported(mask, expected, said):
+def test_mask_that_cuda_cuts_short_is_cut_short_and_reported(mask, expected, text):
     selection = select(CUDA_VISIBLE_DEVICES=mask)
     assert indices(selection) == expected
     (note,) = selection.notes
-    assert said in note
+    assert text in note
 
 
 def test_wish_is_taken_in_its_own_order_by_index():
@@ -163,11 +163,11 @@ def test_empty_entry_is_refused(requested):
 
 
 @pytest.mark.parametrize("requested", ["x", "-1", "1.5", "0-3"])
-def test_what_is_no_gpu_id_is_refused(requested):
+def test_an_invalid_gpu_id_is_refused(requested):
     assert mentions(refused(requested=requested).message, "no GPU")
 
 
-def test_wish_on_a_machine_without_gpus_says_so():
+def test_a_wish_on_a_machine_without_gpus_is_refused():
     error = refused(NOTHING, "0")
     assert mentions(error.message, "--gpus 0", "GPU")
     assert error.hint is not None
@@ -259,7 +259,7 @@ def test_cudas_own_mask_counts_beside_the_containers():
     assert select(NVIDIA_VISIBLE_DEVICES="none", CUDA_VISIBLE_DEVICES="1").ids == ("1",)
 
 
-def test_in_cudas_own_order_an_index_says_nothing_about_the_gpu():
+def test_in_cudas_own_order_an_index_does_not_identify_the_gpu():
     selection = select(CUDA_VISIBLE_DEVICES="1,0", CUDA_DEVICE_ORDER="FASTEST_FIRST")
     assert (selection.ids, selection.gpus) == (("1", "0"), (None, None))
     by_uuid = select(CUDA_VISIBLE_DEVICES=UUIDS[1], CUDA_DEVICE_ORDER="FASTEST_FIRST")

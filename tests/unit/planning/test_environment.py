@@ -28,12 +28,12 @@ KEPT = [
 
 
 @pytest.mark.parametrize("name", OUTER)
-def test_what_an_outer_launcher_set_for_its_own_worker_is_dropped(make_facts, name):
+def test_variables_of_an_outer_launcher_for_its_own_worker_are_dropped(make_facts, name):
     assert base_environment(make_facts(environ={name: "1", "A": "b"})) == {"A": "b"}
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_the_users_is_inherited(make_facts, name):
+def test_variables_of_the_user_are_inherited(make_facts, name):
     assert base_environment(make_facts(environ={name: "1"})) == {name: "1"}
 
 
@@ -126,7 +126,7 @@ def test_a_value_that_no_variable_can_hold_is_refused(make_facts):
 
 
 @pytest.mark.parametrize("name", ["1A", "A-B", "A B", "", "É", "A.B", "\uff41"])
-def test_what_is_no_variable_name_is_refused(make_facts, name):
+def test_an_invalid_variable_name_is_refused(make_facts, name):
     for error in (
         refused(make_facts, f"{name}=1"),
         refused(make_facts, files={"e": f"{name}=1\n"}),
@@ -139,7 +139,7 @@ def test_what_is_no_variable_name_is_refused(make_facts, name):
 @pytest.mark.parametrize(
     "name", ["RANK", "MASTER_PORT", "DISTLAUNCH_COOKIE", "TORCHELASTIC_ERROR_FILE"]
 )
-def test_what_we_set_ourselves_cannot_be_given(make_facts, name):
+def test_variables_that_we_set_cannot_be_given(make_facts, name):
     assert mentions(refused(make_facts, f"{name}=1").message, f"--env {name}", name)
     assert refused(make_facts, name, environ={name: "1"}).message.startswith(f"--env {name}: ")
     assert refused(make_facts, files={"e": f"{name}=1\n"}).message.startswith("e:1: ")

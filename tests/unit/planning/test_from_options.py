@@ -81,11 +81,11 @@ def test_nothing_but_a_config_error_comes_of_any_output(output, command):
     try:
         found = find(discover=command, discovered=output)
     except ConfigError as error:
-        found, said = None, error
+        found, notices = None, error
     if found is None:
-        assert said.message.startswith("--discover ")
-        assert said.message.isprintable()
-        assert said.hint
+        assert notices.message.startswith("--discover ")
+        assert notices.message.isprintable()
+        assert notices.hint
     else:
         assert all(
             origin.source.isprintable() and origin.shown.isprintable() for origin in found.origins

@@ -114,7 +114,7 @@ def test_a_host_per_slot_is_counted_once_any_host_repeats():
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "shown"),
     [
         ("a\n\nw slots=2abc", 3, "from 1 to 65536, not '2abc'"),
         ("w slots=0", 1, "not '0'"),
@@ -162,10 +162,10 @@ def test_a_host_per_slot_is_counted_once_any_host_repeats():
         ("n[1-65536]\n" * 65, 65, "named more than 4,194,304 times"),
     ],
 )
-def test_error_names_file_line_and_what_was_expected(text, line, said):
+def test_error_names_file_line_and_what_was_expected(text, line, shown):
     error = refusal(read, text)
     assert error.message.startswith(f"hosts.txt:{line}: ")
-    assert said in error.message
+    assert shown in error.message
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "\ufeff", "  \t\r\n"])
@@ -215,7 +215,7 @@ def test_hosts_of_the_command_line_are_understood(text, hosts):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "shown"),
     [
         ("", "an entry is empty"),
         (",", "an entry is empty"),
@@ -241,13 +241,13 @@ def test_hosts_of_the_command_line_are_understood(text, hosts):
         ("n[1-65536],m[1-65536],o[1-65536],p[1-65536],q", "more than 262,144 hosts"),
     ],
 )
-def test_what_no_host_can_be_is_refused_by_name(text, said):
+def test_an_invalid_host_is_refused_by_name(text, shown):
     error = refusal(parse_hosts, text)
     assert error.message.startswith("--hosts: ")
-    assert said in error.message
+    assert shown in error.message
 
 
-def test_caller_names_the_place():
+def test_the_user_names_the_environment():
     assert refusal(parse_hosts, "a:0", "DISTLAUNCH_HOSTS").message.startswith(
         "DISTLAUNCH_HOSTS: 'a:0'"
     )

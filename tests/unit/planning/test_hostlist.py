@@ -89,7 +89,7 @@ def test_suffix_after_the_last_bracket_is_taken(text, names):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "shown"),
     [
         ("", "names no host"),
         (" , ", "names no host"),
@@ -119,8 +119,8 @@ def test_suffix_after_the_last_bracket_is_taken(text, names):
         ("n[1]" * 200, "names that are too long"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(text, said):
-    assert said in refused(text).message
+def test_a_contradiction_is_refused(text, shown):
+    assert shown in refused(text).message
 
 
 def test_list_may_be_as_large_as_the_largest_cluster_and_no_larger():
@@ -188,7 +188,7 @@ def test_counts_per_node_are_read_and_written(text, counts):
 @pytest.mark.parametrize(
     "text", ["", "2(x3", "2x3", "2(3)", "-1", "0", "2(x0)", "1,,2", "1(x999999999)", "9" * 30, "a"]
 )
-def test_what_is_no_count_is_refused(text):
+def test_an_invalid_count_is_refused(text):
     with pytest.raises(ConfigError, match=r"^SLURM_TASKS_PER_NODE: ") as caught:
         parse_counts(text, where="SLURM_TASKS_PER_NODE")
     assert caught.value.hint

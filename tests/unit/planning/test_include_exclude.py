@@ -137,7 +137,7 @@ def test_leaving_nothing_is_refused(include, exclude):
 
 
 @pytest.mark.parametrize(
-    ("include", "said"),
+    ("include", "shown"),
     [
         ("worker-2:2", "worker-2 has no slot 2"),
         ("worker-?:0-3", "worker-2 has no slot 3"),
@@ -161,15 +161,15 @@ def test_leaving_nothing_is_refused(include, exclude):
         ("w[0-2000]*", "no host 'w0*'"),
     ],
 )
-def test_what_is_no_filter_is_refused(include, said):
-    assert said in refused(include).message
+def test_an_invalid_filter_is_refused(include, shown):
+    assert shown in refused(include).message
 
 
 def test_more_patterns_than_anyone_means_are_refused():
     assert "more than 1,000 patterns" in refused("@".join(["w*"] * 1001)).message
 
 
-def test_hosts_of_unknown_size_keep_what_the_filters_say():
+def test_hosts_of_unknown_size_keep_the_filters():
     def of(include, exclude):
         return [
             (c.host.name, c.slots, c.without)
@@ -208,7 +208,7 @@ def test_nothing_but_a_config_error_comes_of_any_filter(include, exclude):
         chosen = apply_filters(hosts, include, exclude)
     except ConfigError as error:
         chosen = ()
-        said = error
+        shown = error
     if chosen:
         places = [hosts.index(each.host) for each in chosen]
         assert places == sorted(set(places))
@@ -216,6 +216,6 @@ def test_nothing_but_a_config_error_comes_of_any_filter(include, exclude):
             each.slots is None or each.slots == tuple(sorted(set(each.slots))) for each in chosen
         )
     else:
-        assert said.message.startswith(("--include", "--exclude"))
-        assert said.message.isprintable()
-        assert said.hint
+        assert shown.message.startswith(("--include", "--exclude"))
+        assert shown.message.isprintable()
+        assert shown.hint

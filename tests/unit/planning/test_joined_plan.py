@@ -13,7 +13,7 @@ from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.joined_plan import LauncherRecord
 from distlaunch.planning.rendezvous import choose_rendezvous_without_plan
 from tests.facts import mentions
-from tests.unit.planning.joined_planners import slurm, surveyed, tasks, told
+from tests.unit.planning.joined_planners import reported, slurm, surveyed, tasks
 
 # --- where launchers meet
 
@@ -64,7 +64,7 @@ def test_a_port_that_the_source_names_is_the_launchers_and_rank_0_gets_another(f
     planner = from_source(slurm(source="kubernetes", master_addr="m", master_port=23456))
     assert (planner.rendezvous.host, planner.rendezvous.ports) == ("m", (23456,))
     _, plan = planner.plan_attempt(
-        {0: surveyed("a"), 1: surveyed("b")}, {1: LauncherRecord(host="b", info=told(planner))}
+        {0: surveyed("a"), 1: surveyed("b")}, {1: LauncherRecord(host="b", info=reported(planner))}
     )
     assert plan.wanted_port == 0
 
@@ -123,7 +123,7 @@ def test_a_launcher_of_a_system_without_a_plan_knows_where_to_call(from_source, 
     assert choose_rendezvous_without_plan(planner._options, planner._location) == planner.rendezvous
 
 
-def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
+def test_launchers_without_a_known_host_are_called_by_their_rank(by_hand):
     assert by_hand("me", rendezvous="h:5", node_rank=0).hosts == ("me", "node 1", "node 2")
     assert by_hand("me", rendezvous="h:5", node_rank=1).hosts == ("h", "node 1", "node 2")
 
@@ -148,7 +148,7 @@ def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
     ],
     ids=str,
 )
-def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(
+def test_term_is_for_a_launcher_alone_if_no_system_around_it_signals_all(
     by_hand, environ, options, leaves
 ):
     planner = by_hand(rendezvous="h:5", node_rank=1, **options)
@@ -160,7 +160,7 @@ def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({}, None),
         ({"slots": 5}, None),
@@ -181,23 +181,23 @@ def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(
     ],
     ids=str,
 )
-def test_contradictions_are_named(by_hand, more, said):
+def test_contradictions_are_named(by_hand, more, message):
     planner = by_hand(rendezvous="h:5", node_rank=0)
-    conflict = planner.conflict(1, "n1", told(planner, **more))
-    assert conflict is None if said is None else said in conflict
+    conflict = planner.conflict(1, "n1", reported(planner, **more))
+    assert conflict is None if message is None else message in conflict
 
 
 def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
-    assert planner.conflict(1, "n1", told(planner, slots=2)) is None
+    assert planner.conflict(1, "n1", reported(planner, slots=2)) is None
     assert mentions(
-        planner.conflict(1, "n1", told(planner, slots=3)), "3 workers", "n0", "rank 0", "2"
+        planner.conflict(1, "n1", reported(planner, slots=3)), "3 workers", "n0", "rank 0", "2"
     )
 
 
 def test_commands_are_the_same_wherever_the_script_lies(by_hand):
     def digest(script, *args, **more):
-        return told(
+        return reported(
             by_hand(
                 script=script, script_args=args, **{"rendezvous": "h:6", "node_rank": 0, **more}
             )
@@ -210,17 +210,17 @@ def test_commands_are_the_same_wherever_the_script_lies(by_hand):
 
 def test_a_clock_that_is_far_off_is_reported(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0)
-    assert planner.clock_note(1, "n1", told(planner, wall=1000.0), wall=900.0) is None
+    assert planner.clock_note(1, "n1", reported(planner, wall=1000.0), wall=900.0) is None
     assert mentions(
-        planner.clock_note(1, "n1", told(planner, wall=1600.0), wall=1000.0),
+        planner.clock_note(1, "n1", reported(planner, wall=1600.0), wall=1000.0),
         "node 1",
         "n1",
         "10 min",
         "ahead",
     )
-    behind = planner.clock_note(1, "n1", told(planner, wall=400.0), wall=1000.0)
+    behind = planner.clock_note(1, "n1", reported(planner, wall=400.0), wall=1000.0)
     assert mentions(behind, "n1", "10 min", "behind")
-    far = planner.clock_note(1, "n1", told(planner, wall=1e308), wall=0.0)
+    far = planner.clock_note(1, "n1", reported(planner, wall=1e308), wall=0.0)
     assert mentions(far, "n1", "99 h", "ahead")
 
 
@@ -230,7 +230,7 @@ def test_a_clock_that_is_far_off_is_reported(by_hand):
 def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0)
     known = {
-        number: LauncherRecord(host=f"n{number}", info=told(planner, slots=number))
+        number: LauncherRecord(host=f"n{number}", info=reported(planner, slots=number))
         for number in (2, 1)
     }
     node_numbers, plan = planner.plan_attempt(
@@ -249,7 +249,7 @@ def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
 
 def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_coordinator(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=(2, 3))
-    known = {number: LauncherRecord(host=f"n{number}", info=told(planner)) for number in (1, 2)}
+    known = {number: LauncherRecord(host=f"n{number}", info=reported(planner)) for number in (1, 2)}
     node_numbers, plan = planner.plan_attempt({0: surveyed("n0"), 2: surveyed("n2")}, known)
     assert (node_numbers, plan.world_size, [node.host for node in plan.nodes]) == (
         (0, 2),
@@ -262,7 +262,7 @@ def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_co
 
 def test_scripts_that_differ_are_reported_by_the_names_of_their_hosts(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=2, module=False, script="train.py")
-    known = {1: LauncherRecord(host="other", info=told(planner))}
+    known = {1: LauncherRecord(host="other", info=reported(planner))}
     with pytest.raises(NodesDifferError, match="on other, but") as caught:
         planner.plan_attempt(
             {0: surveyed("n0", script_sha256="a" * 64), 1: surveyed("n1", script_sha256="b" * 64)},
@@ -307,7 +307,9 @@ def test_no_worker_gets_the_unspecified_address_if_another_was_reached(by_hand):
 
 def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
     planner = from_source(tasks(0, 0))
-    known = {n: LauncherRecord(host="a" if n < 2 else "b", info=told(planner)) for n in range(1, 5)}
+    known = {
+        n: LauncherRecord(host="a" if n < 2 else "b", info=reported(planner)) for n in range(1, 5)
+    }
     surveys = {number: surveyed("x") for number in range(5)}
     node_numbers, plan = planner.plan_attempt(surveys, known)
     assert node_numbers == (0, 1, 2, 3, 4)
@@ -327,7 +329,7 @@ def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
     }
 
 
-def test_launchers_of_workers_tell_one_address_for_each_node(from_source):
+def test_launchers_of_workers_give_one_address_for_each_node(from_source):
     planner = from_source(tasks(0, 0))
     ways = {
         place: Reached(

@@ -40,8 +40,8 @@ def test_a_joined_launcher_plans_its_own_workers_only(by_hand):
 
 def test_a_joined_launcher_takes_no_interface_that_it_has_not(by_hand):
     planner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    told_of = commence(interface="eth0; rm", nccl_interface="eth9")
-    assert interfaces_of(planner.plan_start(told_of, ["lo", "eth0"]), 1) == ("", "")
+    named_in = commence(interface="eth0; rm", nccl_interface="eth9")
+    assert interfaces_of(planner.plan_start(named_in, ["lo", "eth0"]), 1) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_a_joined_launcher_refuses_a_start_that_makes_no_sense(by_hand, more):
 
 
 def test_a_launcher_of_one_worker_starts_that_one(from_source):
-    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
-    plan = from_source(tasks(1, 2)).plan_start(told_of, ["eth0"])
+    named_in = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
+    plan = from_source(tasks(1, 2)).plan_start(named_in, ["eth0"])
     assert [(worker.rank, worker.env["LOCAL_RANK"]) for worker in plan.workers] == [(4, "2")]
 
 
 @pytest.mark.parametrize("local_ranks", [(), (1,), (0, 2), (3,)], ids=str)
 def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
-    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=local_ranks)
+    named_in = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=local_ranks)
     with pytest.raises(ProtocolError):
-        from_source(tasks(1, 2)).plan_start(told_of, ["eth0"])
+        from_source(tasks(1, 2)).plan_start(named_in, ["eth0"])
 
 
 def test_new_workers_get_the_job_id_of_a_coordinator_that_came_back(by_hand):

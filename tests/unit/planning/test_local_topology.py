@@ -106,7 +106,7 @@ def test_amd_gpus_have_their_own_mask(make_facts):
 
 
 @pytest.mark.parametrize("asked", [{"num_gpus": 5}, {"gpus_per_node": 8}])
-def test_more_gpus_than_there_are_is_an_error_that_says_what_there_is(make_facts, asked):
+def test_more_gpus_than_there_are_is_an_error_that_lists_them(make_facts, asked):
     error = refused(make_facts, FOUR, **asked)
     assert f"{next(iter(asked.values()))} GPUs asked for" in error.message
     assert "4" in error.message

@@ -122,7 +122,7 @@ def test_ipv6_alone_works(make_surveyed):
     assert (met.address, met.env) == ("fd00::1", {0: {GLOO: "eth0", TENSORPIPE: "eth0"}})
 
 
-def test_what_the_user_or_the_node_has_set_stays(make_surveyed):
+def test_variables_of_the_user_or_the_node_stay(make_surveyed):
     first = {"written": ["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], "named": ()}
     second = {
         "written": ["eth0 10.0.0.2/24", "eth1 10.1.0.2/24"],

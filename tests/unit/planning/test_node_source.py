@@ -84,7 +84,7 @@ def test_without_surroundings_nothing_is_looked_for(make_facts):
     assert locate(TrainOptions(), facts) == (None, ())
 
 
-def test_a_rank_that_a_system_told_may_not_be_another(make_facts):
+def test_a_rank_of_the_system_may_not_be_changed(make_facts):
     environ = {
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
@@ -133,7 +133,7 @@ def test_the_cpus_that_slurm_grants_are_known_on_its_node(make_facts):
         ("4,5", "nodeA:2", GpuInventory(gpus=(Gpu(index=4), Gpu(index=5)), source="nvml"), False),
     ],
 )
-def test_a_mask_counts_without_gpus_only_where_the_hosts_say_the_same(
+def test_a_mask_counts_without_gpus_only_if_the_hosts_slots_match(
     make_facts, mask, hosts, gpus, trusted
 ):
     facts = make_facts(environ={} if mask is None else {CUDA: mask}, gpus=gpus)

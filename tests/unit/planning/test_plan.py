@@ -92,7 +92,7 @@ def test_a_pinned_launcher_is_reported(make_facts):
 
 
 @pytest.mark.parametrize(
-    ("environ", "options", "said"),
+    ("environ", "options", "message"),
     [
         ({"VIRTUAL_ENV": "/venv"}, {}, True),
         ({"CONDA_PREFIX": "/conda"}, {}, True),
@@ -105,12 +105,12 @@ def test_a_pinned_launcher_is_reported(make_facts):
     ],
 )
 def test_an_active_environment_that_workers_do_not_run_in_is_reported(
-    make_facts, environ, options, said
+    make_facts, environ, options, message
 ):
     planned = plan(make_facts, facts={"environ": environ, "programs": {"py": "/bin/py"}}, **options)
     notes = [note for note in planned.notes if "not that of the active environment" in note]
-    assert bool(notes) == said
-    if said:
+    assert bool(notes) == message
+    if message:
         assert f"--python={next(iter(environ.values()))}/bin/python" in notes[0]
 
 

@@ -138,7 +138,7 @@ def test_a_script_that_is_only_where_the_command_was_typed_is_named_in_full(make
     assert (planned.workdir, planned.argv) == ("/data", ("/usr/bin/python3", "/w/train.py"))
 
 
-def test_a_missing_script_says_where_it_was_looked_for(make_facts):
+def test_an_error_about_a_missing_script_names_the_searched_paths(make_facts):
     error = refused(
         make_facts, facts={"paths": {"/data": "directory"}}, workdir="/data", script="gone.py"
     )
@@ -205,7 +205,7 @@ def test_a_backends_words_stand_before_the_scripts_own_and_after_each_nodes_own_
     ]
 
 
-def test_a_backends_words_say_the_same_as_local_rank_where_each_worker_sees_its_own_gpu_alone(
+def test_a_backends_arguments_match_local_rank_if_each_worker_sees_only_its_own_gpu(
     make_facts,
 ):
     masks = (("0",), ("1",))

@@ -128,7 +128,7 @@ def test_on_many_nodes_each_worker_has_its_nodes_numbers(make_facts):
     assert (planned.first_ranks, planned.record()["source"]) == ((0, 3, 4), "flags")
 
 
-def test_from_a_node_that_has_to_tell_its_size_no_rank_is_known(make_facts):
+def test_after_a_node_of_unknown_size_no_rank_is_known(make_facts):
     nodes = (Node(host="a", slots=2), Node(host="b", slots=None), Node(host="c", slots=4))
     planned = plan(make_facts, topology=Topology(nodes=nodes, device="auto", master_addr="a"))
     assert (
@@ -191,7 +191,9 @@ def test_an_id_that_launchers_have_yet_to_agree_on_is_null(make_facts):
         ({"several": True}, {"master_addr": "m"}, ("m", None)),
     ],
 )
-def test_the_master_is_who_the_user_says_then_the_source(make_facts, topology, options, expected):
+def test_the_master_is_chosen_by_the_user_then_by_the_source(
+    make_facts, topology, options, expected
+):
     nodes = (Node(host="a", slots=1), Node(host="b", slots=1))[
         : 2 if topology.pop("several", False) else 1
     ]
@@ -208,7 +210,7 @@ def test_an_elastic_plan_shows_its_bounds(make_facts):
     assert (elastic["min_nodes"], elastic["max_nodes"]) == (1, 4)
 
 
-def test_the_record_tells_who_logs_in_where_and_which_gpu_is_which(make_facts):
+def test_the_record_shows_the_login_user_and_the_gpus(make_facts):
     gpus = (Gpu(index=4, uuid="GPU-4", name="H100"), None)
     nodes = (
         Node(host="a", slots=2, devices=("0", "1"), gpus=gpus),

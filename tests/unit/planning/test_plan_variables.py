@@ -46,7 +46,7 @@ def test_a_variable_of_a_backend_may_not_be_too_long_either(make_facts):
 
 
 @pytest.mark.parametrize("name", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
-def test_what_is_inherited_against_a_backend_is_left_out_and_reported(make_facts, name):
+def test_an_inherited_variable_that_contradicts_a_backend_is_dropped_and_reported(make_facts, name):
     environ = {
         name: "true",
         "ACCELERATE_MIXED_PRECISION": "bf16",
@@ -62,7 +62,7 @@ def test_what_is_inherited_against_a_backend_is_left_out_and_reported(make_facts
     assert mentions(note, name, "--backend fsdp", "--env", "NAME")
 
 
-def test_what_contradicts_a_backend_can_be_given_all_the_same(make_facts):
+def test_a_variable_that_contradicts_a_backend_can_be_given(make_facts):
     environ = {"ACCELERATE_USE_DEEPSPEED": "true"}
     planned = plan(
         make_facts, backend="fsdp", facts={"environ": environ}, env=("ACCELERATE_USE_DEEPSPEED",)
@@ -72,7 +72,7 @@ def test_what_contradicts_a_backend_can_be_given_all_the_same(make_facts):
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "accelerate"])
-def test_what_the_user_exports_for_accelerate_reaches_it(make_facts, backend):
+def test_exported_variables_for_accelerate_reach_it(make_facts, backend):
     environ = {
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_VERSION": "2",
@@ -95,19 +95,19 @@ def test_what_the_user_exports_for_accelerate_reaches_it(make_facts, backend):
         ("tensorflow", "TF_CONFIG"),
     ],
 )
-def test_what_a_backend_sets_for_each_worker_cannot_be_given(make_facts, backend, name):
-    said = f"--env {name}: --backend {backend} sets {name} for each worker"
-    assert refused(make_facts, backend=backend, env=("A=1", f"{name}=7")).message == said
+def test_a_variable_that_a_backend_sets_for_each_worker_cannot_be_given(make_facts, backend, name):
+    text = f"--env {name}: --backend {backend} sets {name} for each worker"
+    assert refused(make_facts, backend=backend, env=("A=1", f"{name}=7")).message == text
     file = refused(
         make_facts, backend=backend, env_file=("/w/f",), facts={"texts": {"/w/f": f"{name}=7\n"}}
     )
-    assert file.message == said.replace(f"--env {name}", f"{name} in /w/f")
+    assert file.message == text.replace(f"--env {name}", f"{name} in /w/f")
     assert plan(make_facts, env=(f"{name}=7",)).given_env == {name: "7"}, (
         "another backend has no use for it"
     )
 
 
-def test_what_a_backend_sets_for_all_can_be_given(make_facts):
+def test_a_variable_that_a_backend_sets_for_all_can_be_given(make_facts):
     assert (
         variables(plan(make_facts, backend="horovod", env=("HOROVOD_CONTROLLER=x",)))[
             "HOROVOD_CONTROLLER"
@@ -227,7 +227,7 @@ def test_cpu_workers_see_no_gpu_by_any_mask_that_is_set_outside(make_facts, name
     assert (seen["CUDA_VISIBLE_DEVICES"], seen[name]) == ("", "-1")
 
 
-def test_what_is_given_wins_over_what_is_inherited(make_facts):
+def test_given_variables_win_over_inherited_ones(make_facts):
     planned = plan(make_facts, facts={"environ": {"A": "1", "B": "1", "RANK": "7"}}, env=("A=2",))
     seen = variables(planned)
     assert (seen["A"], seen["B"], seen["RANK"]) == ("2", "1", "0")

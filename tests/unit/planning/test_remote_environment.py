@@ -112,17 +112,17 @@ OURS = (
 
 
 @pytest.mark.parametrize("name", STAY)
-def test_what_belongs_to_a_host_stays(name):
+def test_variables_of_a_host_stay(name):
     assert split_environment({name: "x"}) == ({}, {})
 
 
 @pytest.mark.parametrize("name", GO)
-def test_what_the_user_set_goes(name):
+def test_variables_of_the_user_are_removed(name):
     assert split_environment({name: "x"}) == ({name: "x"}, {})
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_says_where_software_is_goes_where_our_interpreter_is(name):
+def test_software_paths_go_where_our_interpreter_is(name):
     assert split_environment({name: "x"}) == ({}, {name: "x"})
 
 
@@ -164,7 +164,7 @@ def test_each_node_gets_what_fits_it(make_planner, make_surveys):
     assert (first["RANK"], second["RANK"]) == ("0", "1")
 
 
-def test_what_the_user_gives_comes_before_all(make_planner, make_surveys):
+def test_given_variables_come_before_all(make_planner, make_surveys):
     plan = composed(make_planner, make_surveys, env=("PATH=/mine", "HOME", "DISPLAY=:1"))
     assert [variables(plan, rank)["PATH"] for rank in (0, 1)] == ["/mine", "/mine"]
     assert [variables(plan, rank)["HOME"] for rank in (0, 1)] == ["/h", "/h"]

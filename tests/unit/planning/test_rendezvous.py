@@ -21,7 +21,7 @@ from distlaunch.planning.train_options import TrainOptions
         "1.2.3:5",
     ],
 )
-def test_what_is_written_like_an_address_has_to_be_one(text):
+def test_a_host_that_looks_like_an_address_must_be_one(text):
     with pytest.raises(ConfigError, match=r"^--rendezvous: .* IP address") as error:
         rendezvous_endpoint(TrainOptions(rendezvous=text))
     assert error.value.exit_code == 2

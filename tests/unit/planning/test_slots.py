@@ -64,7 +64,7 @@ def test_gpus_that_were_granted_and_are_not_here_are_refused(make_facts, counts,
     assert set(sizes(topology).values()) == {5}
 
 
-def test_granted_gpus_say_nothing_of_workers_on_cpus_nor_cores_of_workers_on_gpus(make_facts):
+def test_granted_gpus_do_not_limit_workers_on_cpus_nor_cores_workers_on_gpus(make_facts):
     assert sizes(
         plan(make_facts, "x", source="slurm", allocation=slotted("gpus", 4, 4), device="cpu")
     ) == {
@@ -79,7 +79,7 @@ def test_granted_gpus_say_nothing_of_workers_on_cpus_nor_cores_of_workers_on_gpu
     assert sizes(plan(make_facts, "x", **cores)) == {"a": 4, "b": None}
 
 
-def test_gpus_of_which_nobody_told_the_number_may_be_none(make_facts):
+def test_an_unknown_number_of_gpus_may_be_zero(make_facts):
     topology = plan(
         make_facts, "x", source="skypilot", here=1, allocation=slotted("gpus", None, None)
     )
@@ -167,12 +167,12 @@ def test_gpus_that_were_not_granted_are_not_picked(make_facts):
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
+    ("text", "options", "shown"),
     [
         ("a:2,b:2,c:2", {"num_nodes": 2}, "not needed for --num-nodes 2: c"),
         ("a:2,b:2,c:2", {"num_nodes": (1, 2)}, "not needed for --num-nodes 1:2: c"),
         ("a:2,b:2", {"spread": True}, "--spread has no effect"),
     ],
 )
-def test_what_is_left_out_is_reported(make_facts, text, options, said):
-    assert said in plan(make_facts, text, **options).notes[0].text
+def test_skipped_variables_are_reported(make_facts, text, options, shown):
+    assert shown in plan(make_facts, text, **options).notes[0].text

@@ -103,7 +103,7 @@ def test_a_mask_of_the_node_itself_is_narrowed(make_planner, make_surveys):
     assert masks(plan) == ["0,1", "2,5"]
 
 
-def test_a_mask_of_ours_says_nothing_of_other_machines(make_planner, make_surveys):
+def test_our_own_mask_does_not_count_for_other_machines(make_planner, make_surveys):
     made = make_planner(hosts="a,b", environ={CUDA: "0", "A": "1"})
     _, plan = made.plan_attempt(make_surveys(made, seen=4))
     assert masks(plan) == ["0,1,2,3"] * 2
@@ -217,7 +217,7 @@ def test_a_spare_that_has_less_is_too_little_when_it_is_needed(make_planner, mak
         made.plan_attempt({0: surveys[0], 2: surveys[2]})
 
 
-def test_a_mask_without_a_driver_counts_if_the_hosts_slots_say_the_same(make_planner, make_surveys):
+def test_a_mask_without_a_driver_counts_if_the_hosts_slots_match(make_planner, make_surveys):
     changed = {"b": {"seen": 0, "environ": {CUDA: "4,5"}}}
     plan = composed(make_planner, make_surveys, changed, hosts="a:2,b:2")
     assert (masks(plan)[1], plan.device) == ("4,5", "cuda")

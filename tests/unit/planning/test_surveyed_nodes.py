@@ -18,8 +18,8 @@ def composed(make_planner, make_surveys, *, away=(), changed=None, **options):
     """Compose with all hosts but those away; ``changed`` has by host what one tells otherwise."""
     made = make_planner(**options)
     surveys = {
-        number: told
-        for number, told in make_surveys(made).items()
+        number: reported
+        for number, reported in make_surveys(made).items()
         if made.hosts[number].host not in away
     }
     for number in surveys:
@@ -388,7 +388,7 @@ def test_few_or_no_hosts_for_a_while_are_no_error(make_planner, make_surveys):
     assert made.plan_attempt(make_surveys(made))[0] == (0, 2)
 
 
-def test_what_is_no_list_of_hosts_is_refused_and_changes_nothing(make_planner):
+def test_an_invalid_list_of_hosts_is_refused_and_changes_nothing(make_planner):
     made = make_planner(discover="cmd", discovered="a\nb\n", num_nodes=(1, 3))
     with pytest.raises(ConfigError):
         made.update_hosts("a:x:y:z\n")
@@ -430,7 +430,7 @@ def test_filters_may_name_hosts_that_have_gone(make_planner, make_surveys):
     assert made.plan_attempt(make_surveys(made))[0] == (2,)
 
 
-def test_what_a_scheduler_grants_here_limits_this_machine_alone(make_planner, make_surveys):
+def test_a_schedulers_grant_limits_this_machine_alone(make_planner, make_surveys):
     pbs = {"PBS_JOBID": "1.s", "PBS_NODEFILE": "/nodes", "NCPUS": "4"}
     made = make_planner(environ=pbs, texts={"/nodes": "a\na\nb\nb\n"}, identity="a", device="cpu")
     _, plan = made.plan_attempt(make_surveys(made))

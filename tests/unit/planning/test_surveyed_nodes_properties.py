@@ -13,7 +13,7 @@ SLOTS = st.lists(st.integers(1, 5), min_size=1, max_size=7)
 
 
 @given(slots=SLOTS, data=st.data())
-def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(
+def test_ranks_are_contiguous_every_worker_is_there_once_and_sizes_agree(
     make_planner, make_surveys, slots, data
 ):
     spares = data.draw(st.integers(0, len(slots) - 1), label="spares")
@@ -24,7 +24,9 @@ def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(
     bounds = (fewest, training) if fewest < training else training
     made = make_planner(hosts=hosts, num_nodes=bounds, spares=spares)
     there = data.draw(st.sets(st.sampled_from(range(len(slots)))), label="there")
-    surveys = {number: told for number, told in make_surveys(made).items() if number in there}
+    surveys = {
+        number: reported for number, reported in make_surveys(made).items() if number in there
+    }
     if len(there) < fewest:
         with pytest.raises(NodesError):
             made.plan_attempt(surveys)

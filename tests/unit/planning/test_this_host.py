@@ -107,7 +107,7 @@ def test_without_a_known_domain_the_short_name_decides():
     assert not is_this_machine("node2.a.example", SHORT)
 
 
-def test_a_hostname_with_domain_tells_it():
+def test_a_hostname_with_domain_gives_the_domain():
     assert is_this_machine("node1", BY_FQDN)
     assert is_this_machine("node1.a.example", BY_FQDN)
     assert not is_this_machine("node1.b.example", BY_FQDN)
@@ -116,7 +116,7 @@ def test_a_hostname_with_domain_tells_it():
 @pytest.mark.parametrize(
     "fqdn", ["localhost", "localhost.localdomain", "10.0.0.1", "1.0.0.10.in-addr.arpa", "", None]
 )
-def test_a_resolvers_useless_answer_tells_no_domain(fqdn):
+def test_a_resolvers_useless_answer_gives_no_domain(fqdn):
     identity = Identity(hostname="node1", fqdn=fqdn)
     assert is_this_machine("node1.a.example", identity)
     assert not is_this_machine("10.0.0.1", identity)
@@ -160,7 +160,7 @@ nonsense here
 """
 
 
-def test_etc_hosts_tells_our_further_names():
+def test_etc_hosts_gives_our_further_names():
     ours = names_in(ETC_HOSTS, ("10.0.0.1", "2001:db8::1"))
     assert ours == ("node1.a.example", "node1", "node1-ib", "node1-ib.a.example", "six")
     assert names_in(ETC_HOSTS, ()) == ("node1.a.example", "node1")

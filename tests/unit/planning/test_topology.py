@@ -45,7 +45,7 @@ def test_the_request_is_exact(make_facts, text, options, expected):
     assert sizes(plan(make_facts, text, **options)) == expected
 
 
-def test_what_only_the_node_knows_stays_open(make_facts):
+def test_facts_that_only_the_node_knows_stay_open(make_facts):
     topology = plan(make_facts, "a:2,b,c:1")
     assert sizes(topology) == {"a": 2, "b": None, "c": 1}
     assert topology.world_size is None
@@ -80,7 +80,7 @@ def test_what_only_the_node_knows_stays_open(make_facts):
         ("a,b", {"gpus": "0,1", "gpus_per_node": 4}, ("--gpus-per-node 4", "2 slots")),
     ],
 )
-def test_what_cannot_be_done_as_asked_is_refused(make_facts, text, options, words):
+def test_an_impossible_request_is_refused(make_facts, text, options, words):
     message = refused(make_facts, text, **options).message
     for word in words:
         assert word in message

@@ -145,16 +145,22 @@ def test_gpus_that_a_task_asks_for_have_to_be_there(make_facts, options):
 
 
 def test_the_first_task_of_a_node_says_that_workers_run_on_the_cpu(make_facts):
-    def said(local_rank: int, **options) -> tuple[str, ...]:
+    def notices(local_rank: int, **options) -> tuple[str, ...]:
         allocation = {**TASKS, "local_rank": local_rank}
         topology = plan(
             make_facts, "a:2,b:2", source="openmpi", here=0, allocation=allocation, **options
         )
         return tuple(note.text for note in topology.notes if note.kind is NoteKind.KNOWN_NODES)
 
-    (note,) = said(0)
+    (note,) = notices(0)
     assert mentions(note, "no GPU", "CPU")
-    assert said(1) == said(0, device="cpu") == said(0, procs_per_node=2) == said(0, seen=1) == ()
+    assert (
+        notices(1)
+        == notices(0, device="cpu")
+        == notices(0, procs_per_node=2)
+        == notices(0, seen=1)
+        == ()
+    )
 
 
 def test_the_only_task_of_each_node_is_a_launcher_like_any_other(make_facts):
@@ -217,7 +223,7 @@ def test_notes_of_the_source_are_passed_on(make_facts):
     )
 
 
-def test_a_name_that_nobody_told_is_none(make_facts):
+def test_a_missing_name_is_none(make_facts):
     unknown = {"hosts": UNKNOWN}
     topology = plan(make_facts, "x", source="azureml", allocation=unknown, device="cpu")
     assert [node.known for node in topology.nodes] == [False, False]

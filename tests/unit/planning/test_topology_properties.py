@@ -60,7 +60,7 @@ def written(chosen) -> str | None:
     unit=st.sampled_from(["workers", "gpus", "cores"]),
 )
 @settings(deadline=None)
-def test_what_is_planned_is_what_was_asked_for(
+def test_the_plan_matches_the_request(
     make_facts, slots, size, options, include, exclude, here, seen, by_user, part, unit
 ):
     named = tuple(

@@ -74,7 +74,7 @@ def test_cpus_are_those_that_this_container_may_use(make_facts, cpus, count):
     assert mentions(without_gpus.notes[-1].text, "CPU")
 
 
-def test_gpus_that_are_not_there_are_an_error_that_says_why(make_facts):
+def test_missing_gpus_are_an_error_with_the_reason(make_facts):
     assert mentions(refused(make_facts, workers="gpu").message, "no GPU")
     broken = GpuInventory(source="device files", problem="nvidia-smi: silent")
     assert "nvidia-smi: silent" in refused(make_facts, broken, workers="gpu").message

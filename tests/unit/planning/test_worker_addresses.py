@@ -89,14 +89,14 @@ def test_a_node_is_sent_the_cluster_once_and_gives_each_worker_all_of_it():
     plan = with_cluster(plan_of(backend), CLUSTER, backend)
     sent = dict(starts(plan, Streams(terminal=None, stdin=False, is_remote=True)))
     assert len(sent) == NODES
-    told = []
+    reported = []
     for start in sent.values():
         assert encode(start).count(CLUSTER[3].encode()) == 1
-        told += [json.loads(start.env_of(spec)["TF_CONFIG"]) for spec in start.workers]
+        reported += [json.loads(start.env_of(spec)["TF_CONFIG"]) for spec in start.workers]
         assert [start.env_of(spec)["RANK"] for spec in start.workers] == [
             spec.env["RANK"] for spec in start.workers
         ]
-    assert told == [
+    assert reported == [
         {"cluster": {"worker": list(CLUSTER)}, "task": {"type": "worker", "index": rank}}
         for rank in range(WORKERS)
     ]
@@ -124,7 +124,7 @@ class Shared(PlannedBackend):
         return {"PEERS": ",".join(cluster)}
 
 
-def test_what_does_not_go_on_is_the_same_for_all():
+def test_exit_codes_without_a_restart_are_the_same_for_all_controllers():
     plan = with_cluster(plan_of(Shared()), CLUSTER * 2, Shared())
     start = next(
         start for _, start in starts(plan, Streams(terminal=None, stdin=False, is_remote=True))
@@ -186,7 +186,7 @@ def test_one_byte_more_for_one_of_the_workers_is_refused():
     assert mentions(caught.value.hint, "fewer workers")
 
 
-def test_what_only_each_worker_has_is_measured_too():
+def test_values_of_each_worker_are_measured_too():
     class Apart(Filling):
         def cluster_variables(self, cluster):
             return {"A": "b"}
@@ -198,7 +198,7 @@ def test_what_only_each_worker_has_is_measured_too():
         with_cluster(plan_of(Apart(0)), CLUSTER, Apart(0))
 
 
-def test_what_only_one_of_the_workers_has_is_measured_too():
+def test_values_of_one_worker_are_measured_too():
     class Lone(Filling):
         def task_variables(self, workers, rank):
             return {"Z": "z" * MOST} if rank == 5 else {}
@@ -228,12 +228,12 @@ def over(workers: int) -> Topology:
 
 def test_so_many_workers_that_no_address_is_short_enough_are_refused_when_planned(make_facts):
     error = refused(make_facts, backend="tensorflow", topology=over(12_000), num_procs=None)
-    said = "TF_CONFIG of 12,000 workers, even with the shortest addresses: it has 156,0"
-    assert error.message.startswith(said)
+    text = "TF_CONFIG of 12,000 workers, even with the shortest addresses: it has 156,0"
+    assert error.message.startswith(text)
     assert "-o per=node" in str(error.hint)
 
 
-def test_what_may_fit_with_short_addresses_is_planned_and_refused_once_they_are_long(make_facts):
+def test_a_cluster_that_may_fit_with_short_addresses_is_refused_once_they_are_long(make_facts):
     plan = planned_by(make_facts, backend="tensorflow", topology=over(8_000), num_procs=None)
     assert len(plan.workers) == 8_000
     backend, shortest = TensorFlow({}, {}), tuple("[::1]:1024" for _ in plan.workers)
@@ -243,7 +243,7 @@ def test_what_may_fit_with_short_addresses_is_planned_and_refused_once_they_are_
 
 
 @pytest.mark.parametrize("address", [None, "h", "abcd", "abcde", "127.0.0.1", "fd00::1:2"])
-def test_what_is_refused_when_planned_would_have_been_refused_at_the_start(address):
+def test_a_refused_plan_would_have_been_refused_at_the_start(address):
     class Keeping(Shared):
         def cluster_variables(self, cluster):
             kept.append(cluster)

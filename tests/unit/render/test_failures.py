@@ -93,14 +93,14 @@ def test_a_node_that_is_lost_does_not_end_the_job(job, size, restarts):
 @pytest.mark.parametrize("code", [1, 2, 3, 75, 124, 126, 127, 128, 129, 130, 134, 139, 255])
 @pytest.mark.parametrize("restarts", [0, 3])
 @pytest.mark.parametrize("size", SIZES)
-def test_what_distlaunch_has_judged_ends_the_job_at_once(job, size, restarts, code):
+def test_a_failure_of_distlaunch_ends_the_job_at_once(job, size, restarts, code):
     controlled, _ = job(size, restarts)
     assert not controlled.ended(code)
 
 
 @pytest.mark.parametrize("code", [KILLED, FAULT])
 @pytest.mark.parametrize("size", SIZES)
-def test_what_ends_all_pods_without_restarts_ends_the_job(job, size, code):
+def test_an_end_of_all_pods_without_restarts_ends_the_job(job, size, code):
     controlled, pods = job(size, 0)
     assert not controlled.ended(*[code] * pods)
 
@@ -149,16 +149,16 @@ def test_a_pytorchjob_replaces_pods_where_the_job_can_go_on(manifests):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [([], "forever, unless --time limits it"), (["--time=1h"], "time limit")]
+    ("words", "message"), [([], "forever, unless --time limits it"), (["--time=1h"], "time limit")]
 )
-def test_a_pytorchjob_says_that_its_replacements_are_not_counted(words, said):
+def test_a_pytorchjob_has_a_notice_that_its_replacements_are_not_counted(words, message):
     head = " ".join(
         line.removeprefix("# ")
         for line in text_of("pytorchjob", *LITTLE, "--num-nodes=2:4", *words, "t.py").splitlines()
         if line.startswith("# ")
     )
     assert "does not count the pods that it replaces" in head
-    assert said in head
+    assert message in head
     assert "does not count" not in text_of("pytorchjob", *LITTLE, "--num-nodes=4", "t.py")
 
 

@@ -40,18 +40,18 @@ def test_pods_need_an_image(text, target):
 @pytest.mark.parametrize("target", EVERYWHERE)
 def test_the_size_of_a_node_must_be_given(text, target, words):
     image = [] if target == "slurm" else ["--image=x"]
-    said = refused(text, target, *image, *words, "t.py")
-    assert mentions(said, "GPUs")
-    assert mentions(said, "--gpus-per-node", "--procs-per-node")
+    shown = refused(text, target, *image, *words, "t.py")
+    assert mentions(shown, "GPUs")
+    assert mentions(shown, "--gpus-per-node", "--procs-per-node")
 
 
 @pytest.mark.parametrize("target", EVERYWHERE)
 def test_more_gpus_than_a_machine_has_need_a_number_of_nodes(text, target):
     image = [] if target == "slurm" else ["--image=x"]
-    said = refused(text, target, *image, "--num-gpus=32", "t.py")
-    assert mentions(said, "--num-nodes", "32 GPUs")
-    assert "--num-nodes 1" in said
-    assert "--gpus-per-node N" in said
+    shown = refused(text, target, *image, "--num-gpus=32", "t.py")
+    assert mentions(shown, "--num-nodes", "32 GPUs")
+    assert "--num-nodes 1" in shown
+    assert "--gpus-per-node N" in shown
     for words in (
         ["--num-gpus=16"],
         ["--num-gpus=32", "--num-nodes=1"],
@@ -91,7 +91,7 @@ def test_options_without_meaning_in_pods_are_refused_only_for_pods(text, words):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "shown"),
     [
         (["--num-nodes=3", "--num-gpus=8"], "cannot be divided evenly among 3 nodes"),
         (["--num-nodes=2:4", "--num-gpus=8"], "is a total, but there may be 2 to 4 nodes"),
@@ -105,13 +105,13 @@ def test_options_without_meaning_in_pods_are_refused_only_for_pods(text, words):
     ],
 )
 @pytest.mark.parametrize("target", EVERYWHERE)
-def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
+def test_sizes_that_do_not_fit_are_refused(text, target, words, shown):
     image = [] if target == "slurm" else ["--image=x"]
-    assert said in refused(text, target, *image, *words, "t.py")
+    assert shown in refused(text, target, *image, *words, "t.py")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "shown"),
     [
         (["--name=My_Job"], "--name 'My_Job' is not a valid name for Kubernetes"),
         (["--name=1a"], "is not a valid name for Kubernetes"),
@@ -143,12 +143,12 @@ def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
     ],
 )
 @pytest.mark.parametrize("target", PODS)
-def test_values_that_kubernetes_would_refuse_are_refused_here(text, target, words, said):
-    assert said in refused(text, target, *POD, *words, "t.py")
+def test_values_that_kubernetes_would_refuse_are_refused_here(text, target, words, shown):
+    assert shown in refused(text, target, *POD, *words, "t.py")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "shown"),
     [
         (["--partition=a b"], "--partition takes letters"),
         (["--account=$x"], "--account takes letters"),
@@ -157,14 +157,14 @@ def test_values_that_kubernetes_would_refuse_are_refused_here(text, target, word
         (["t.py", "a\r\nb"], "has a DOS line break"),
     ],
 )
-def test_values_that_sbatch_would_refuse_are_refused_here(text, words, said):
-    assert said in refused(text, "slurm", "--gpus-per-node=2", *words, "t.py")
+def test_values_that_sbatch_would_refuse_are_refused_here(text, words, shown):
+    assert shown in refused(text, "slurm", "--gpus-per-node=2", *words, "t.py")
 
 
 def test_a_trainjob_has_a_fixed_size(text):
-    said = refused(text, "trainjob", *POD, "--num-nodes=2:4", "t.py")
-    assert mentions(said, "--num-nodes 2:4", "TrainJob")
-    assert "render kubernetes" in said
+    shown = refused(text, "trainjob", *POD, "--num-nodes=2:4", "t.py")
+    assert mentions(shown, "--num-nodes 2:4", "TrainJob")
+    assert "render kubernetes" in shown
 
 
 def test_a_variable_that_set_what_is_refused_is_named(text):
@@ -219,7 +219,7 @@ def test_images_are_taken_as_they_are_named(manifests, image):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "shown"),
     [
         (["--backend=ray"], "--backend ray cannot be rendered"),
         (["--backend=ray", "--address=h:1"], "--backend ray cannot be rendered"),
@@ -233,9 +233,9 @@ def test_images_are_taken_as_they_are_named(manifests, image):
     ids=str,
 )
 @pytest.mark.parametrize("target", EVERYWHERE)
-def test_backend_options_that_launchers_would_refuse_are_refused(text, target, words, said):
+def test_backend_options_that_launchers_would_refuse_are_refused(text, target, words, shown):
     image = [] if target == "slurm" else ["--image=x"]
-    assert said in refused(text, target, *image, "--gpus-per-node=2", *words, "t.py")
+    assert shown in refused(text, target, *image, "--gpus-per-node=2", *words, "t.py")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_where_none_is_whole_the_training_does_not_begin_anew_by_itself(tmp_path
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
-def test_what_a_kill_left_half_written_is_swept(tmp_path):
+def test_half_written_files_of_a_killed_save_are_removed(tmp_path):
     train(tmp_path, 2)
     shutil.copytree(tmp_path / "step-000000002", tmp_path / ".saving-step-000000003-0a0b0c0d")
     shutil.copytree(tmp_path / "step-000000002", tmp_path / ".removing-step-000000001-0a0b0c0d")
@@ -168,7 +168,7 @@ def test_an_older_one_can_be_resumed_and_the_newer_ones_are_set_aside(tmp_path):
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_full_disk_keeps_the_last_whole_one_and_says_so(tmp_path, background):
+def test_a_full_disk_keeps_the_last_whole_checkpoint_and_is_reported(tmp_path, background):
     """A limit on the size of files stands in for the disk: the write itself fails, within torch's
     writer."""
     train(tmp_path, 1)
@@ -366,8 +366,8 @@ def test_several_workers_need_a_process_group_first(tmp_path, monkeypatch):
 
 
 def test_usr1_saves_and_goes_on_and_term_saves_and_ends(tmp_path, caplog):
-    heard = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
         training = Training()
         caplog.set_level(logging.WARNING)
@@ -377,7 +377,7 @@ def test_usr1_saves_and_goes_on_and_term_saves_and_ends(tmp_path, caplog):
                 if step == 3:
                     os.kill(os.getpid(), signal.SIGUSR1)
                 assert checkpoint.step(step) == (step == 3)
-            assert heard == [signal.SIGUSR1], "the script's own handler is called as well"
+            assert received == [signal.SIGUSR1], "the script's own handler is called as well"
             training.step()
             os.kill(os.getpid(), signal.SIGTERM)
             with pytest.raises(Stopped) as stopped:
@@ -418,7 +418,7 @@ def test_the_same_step_is_saved_once_and_an_earlier_one_not_again(tmp_path):
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
-def test_seconds_may_say_when_one_is_due(tmp_path):
+def test_a_checkpoint_may_be_due_after_seconds(tmp_path):
     training = Training()
     with checkpoints(tmp_path, training, every_s=1e-9) as checkpoint:
         assert checkpoint.step(0)
@@ -445,7 +445,7 @@ def test_a_part_that_the_checkpoint_lacks_is_reported_and_keeps_what_it_is(tmp_p
     assert mentions(caplog.text, f"{tmp_path}/step-000000001", "nothing", "sampler")
 
 
-def test_the_manifest_says_what_is_in_it(tmp_path):
+def test_the_manifest_lists_its_contents(tmp_path):
     train(tmp_path, 2)
     manifest = json.loads((tmp_path / "step-000000002" / "manifest.json").read_text())
     assert (manifest["format"], manifest["steps"], manifest["world_size"]) == (1, 2, 1)

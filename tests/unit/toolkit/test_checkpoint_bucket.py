@@ -65,7 +65,7 @@ def test_a_training_goes_on_and_older_ones_are_removed(empty):
     assert names(empty) == ["owner", "step-000000004", "step-000000005"]
 
 
-def test_what_could_not_be_removed_is_reported_and_removed_after_the_next_save(
+def test_a_checkpoint_that_could_not_be_removed_is_reported_and_removed_after_the_next_save(
     empty, caplog, monkeypatch
 ):
     train(2)
@@ -204,7 +204,7 @@ def test_memory_is_of_one_process(monkeypatch):
         store_for(ROOT).claim()
 
 
-def test_what_a_store_cannot_do_is_reported_even_where_the_error_has_no_words(empty, monkeypatch):
+def test_an_error_of_a_store_is_reported_even_without_a_text(empty, monkeypatch):
     def cannot(*_, **__):
         raise NotImplementedError
 

@@ -65,10 +65,10 @@ def test_term_has_both_of_two_saved_before_the_end(tmp_path):
 
 def test_a_handler_that_calls_ours_may_do_so_after_the_end(tmp_path):
     checkpoint = made(tmp_path)
-    ours, heard = signal.getsignal(signal.SIGUSR1), []
+    ours, received = signal.getsignal(signal.SIGUSR1), []
 
     def theirs(number, frame):
-        heard.append(number)
+        received.append(number)
         ours(number, frame)
 
     signal.signal(signal.SIGUSR1, theirs)
@@ -81,7 +81,7 @@ def test_a_handler_that_calls_ours_may_do_so_after_the_end(tmp_path):
         os.kill(os.getpid(), signal.SIGUSR1)
         assert again.step(0)
         again.close()
-        assert len(heard) == 3
+        assert len(received) == 3
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
@@ -255,8 +255,8 @@ def test_steps_behind_the_last_checkpoint_are_named_at_the_end(tmp_path, caplog)
     checkpoint.close()
     checkpoint.close()
     assert names(tmp_path) == ["step-000000020"]
-    (said,) = unsaved(caplog)
-    assert mentions(said, "warning", "15 steps", "35", "checkpoint.save()", "smaller every")
+    (message,) = unsaved(caplog)
+    assert mentions(message, "warning", "15 steps", "35", "checkpoint.save()", "smaller every")
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_a_training_that_has_saved_nothing_gets_a_notice(tmp_path, caplog, optio
     checkpoint = made(tmp_path, **options)
     checkpoint.step(0)
     checkpoint.close()
-    (said,) = unsaved(caplog)
-    assert mentions(said, "warning", "1 step", "checkpoint.save()")
-    assert said.endswith(f" or {change}")
+    (message,) = unsaved(caplog)
+    assert mentions(message, "warning", "1 step", "checkpoint.save()")
+    assert message.endswith(f" or {change}")
 
 
 def test_save_without_a_step_saves_the_last_one_and_nothing_where_there_is_none(tmp_path, caplog):
@@ -305,10 +305,10 @@ def test_save_without_a_step_waits_for_the_same_one_in_the_background(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("background", "said"),
+    ("background", "message"),
     [(True, "saving {}/step-000000003 in the background"), (False, "saved {}/step-000000003")],
 )
-def test_a_save_by_usr1_is_logged_and_one_by_time_is_not(tmp_path, caplog, background, said):
+def test_a_save_by_usr1_is_logged_and_one_by_time_is_not(tmp_path, caplog, background, message):
     checkpoint = made(tmp_path, background=background, every_s=1e-9)
     checkpoint.step(1)
     assert "SIGUSR1" not in caplog.text
@@ -318,7 +318,7 @@ def test_a_save_by_usr1_is_logged_and_one_by_time_is_not(tmp_path, caplog, backg
     checkpoint.close()
     lines = [each.getMessage() for each in caplog.records if "SIGUSR1" in each.getMessage()]
     (line,) = lines
-    assert line.endswith(said.format(tmp_path))
+    assert line.endswith(message.format(tmp_path))
 
 
 def test_nothing_is_reported_about_steps_where_all_are_saved_or_none_was_made(tmp_path, caplog):

@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_of_a_half_written_save_is_cleaned_although_there_is
 
 
 @pytest.mark.parametrize(("call", "number"), [("open", errno.EROFS), ("pwrite", errno.ENOSPC)])
-def test_what_cannot_be_written_to_can_be_read(tmp_path, monkeypatch, call, number):
+def test_a_read_only_directory_can_be_read(tmp_path, monkeypatch, call, number):
     checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1))
     checkpoint.save(0)
     checkpoint.save(1)

@@ -144,7 +144,7 @@ class Master(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("here", [torch.bfloat16, torch.float64])
-def test_what_an_optimizer_keeps_in_a_type_of_its_own_keeps_it(tmp_path, here):
+def test_state_of_an_optimizer_keeps_its_type(tmp_path, here):
     model = nn.Linear(3, 2).bfloat16()
     optimizer = Master(model.parameters(), lr=0.1)
     optimizer.step()
@@ -388,7 +388,7 @@ def test_a_sampler_that_refuses_does_so_before_anything_is_loaded(tmp_path):
     assert same(everything(other, again), before)
 
 
-def test_what_the_script_has_forgotten_or_made_otherwise_is_reported(tmp_path, caplog):
+def test_missing_or_changed_parts_of_the_script_are_reported(tmp_path, caplog):
     model, optimizer = made()
     saved(tmp_path, model, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
     other, again = made()

@@ -78,7 +78,7 @@ def test_a_worker_writes_of_its_buffers_and_extra_states_only_what_is_not_rank_0
     assert ("mask" in expected) == (len(written) > 1 << 20)
 
 
-def test_what_a_worker_has_not_written_it_gets_of_rank_0_and_nothing_is_kept():
+def test_a_worker_without_state_of_its_own_gets_rank_0s_and_keeps_none():
     rank_0s = TrainingState(statistics(5.0), (), {}).snapshot(alone=False)
     model = statistics(5.0)
     model.running_mean.fill_(7.0)

@@ -40,7 +40,7 @@ def test_one_is_saved_where_a_multiple_has_been_passed(made, tmp_path):
     assert [step for step in range(151, 300, 33) if checkpoint.step(step)] == [217, 250]
 
 
-def test_what_was_saved_behind_the_last_step_counts(made):
+def test_a_checkpoint_after_the_last_step_counts(made):
     checkpoint = made(every=50)
     checkpoint.step(90)
     checkpoint.save(100)

@@ -107,14 +107,14 @@ def test_another_number_of_workers_is_reported(saved, caplog):
     assert mentions(caplog.text, f"{saved}/step-000000002", "1 worker", "2")
 
 
-def test_a_manifest_s_sum_is_of_all_else_that_it_says():
+def test_the_checksum_of_a_manifest_covers_the_rest_of_it():
     manifest = {"format": 1, "steps": 3, "files": {"ä": [1, 2]}}
     found = json.loads(sealed(json.dumps(manifest).encode()))
     assert found.pop("crc32") == zlib.crc32(json.dumps(manifest).encode())
     assert found == manifest
 
 
-def test_what_an_object_store_raises_is_an_error_of_reading_and_no_damage(saved, monkeypatch):
+def test_an_error_of_an_object_store_is_an_error_of_reading_and_no_damage(saved, monkeypatch):
     monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", (0.0,))
 
     class Odd(type(store_for(saved))):
@@ -164,7 +164,7 @@ def test_a_directory_is_at_the_given_place(where, root, tmp_path, monkeypatch):
         (b"a", "not a path or a URL"),
     ],
 )
-def test_what_is_no_place_is_refused(where, text):
+def test_an_invalid_location_is_refused(where, text):
     with pytest.raises(ConfigError, match=text):
         store_for(where)
 
@@ -209,7 +209,7 @@ def foreign(where):
     return texts
 
 
-def test_what_others_wrote_is_left_alone_and_named_once(tmp_path, caplog):
+def test_foreign_files_are_left_alone_and_named_once(tmp_path, caplog):
     texts = foreign(tmp_path)
     for _ in range(2):
         checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1), every=1, keep=1)
@@ -219,10 +219,11 @@ def test_what_others_wrote_is_left_alone_and_named_once(tmp_path, caplog):
         checkpoint.close()
     assert {name: (tmp_path / name).read_text() for name in texts} == texts
     assert sorted(path.name for path in tmp_path.glob("step-00000000*")) == ["step-000000006"]
-    told = [record.message for record in caplog.records if "left alone" in record.message]
-    assert len(told) == 2  # once for each Checkpoint
+    reported = [record.message for record in caplog.records if "left alone" in record.message]
+    assert len(reported) == 2  # once for each Checkpoint
     assert (
-        "step-000000500, step-000000900, step-1, step-5, step-by-step-guide and 1 more" in told[0]
+        "step-000000500, step-000000900, step-1, step-5, step-by-step-guide and 1 more"
+        in reported[0]
     )
 
 
@@ -305,7 +306,7 @@ def test_a_manifest_with_a_right_seal_and_other_content_is_damaged(saved, caplog
     assert mentions(caplog.text, "step-000000002", "damaged", "manifest")
 
 
-def test_a_step_that_no_name_can_tell_is_refused(saved):
+def test_a_step_that_does_not_fit_in_a_name_is_refused(saved):
     checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
     checkpoint.resume()
     with pytest.raises(ConfigError, match="whole number"):
@@ -313,7 +314,7 @@ def test_a_step_that_no_name_can_tell_is_refused(saved):
     checkpoint.close()
 
 
-def test_saving_a_step_again_says_that_it_is_there(saved, caplog):
+def test_saving_a_step_again_is_refused(saved, caplog):
     checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
     checkpoint.resume()
     checkpoint.save(1)
@@ -382,7 +383,7 @@ def test_an_error_without_a_text_names_its_class(saved, monkeypatch):
         resume(saved)
 
 
-def test_what_a_symbolic_link_leads_to_is_never_removed(saved, caplog):
+def test_the_target_of_a_symbolic_link_is_never_removed(saved, caplog):
     """Somebody has moved a checkpoint into an archive, and left a link."""
     archive = saved.with_name("archive")
     archive.mkdir()

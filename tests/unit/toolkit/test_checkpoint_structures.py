@@ -62,7 +62,7 @@ def test_an_extra_state_comes_back_as_it_was(tmp_path, state):
     assert repr(other[0].state) == repr(state)
 
 
-def test_what_changes_after_the_save_is_not_in_the_checkpoint(tmp_path):
+def test_a_change_after_the_save_is_not_in_the_checkpoint(tmp_path):
     model = Extra({1: [1]})
     checkpoint = Checkpoint(tmp_path, model=model)
     checkpoint.save(0, background=True)
@@ -187,7 +187,7 @@ def test_weights_that_are_tied_only_now_are_refused(tmp_path, caplog):
         assert resumed(tmp_path / "tied", pair(tied=now), None) == 1
 
 
-def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_reported(
+def test_an_older_checkpoint_has_no_record_of_tied_weights_and_that_is_reported(
     tmp_path, caplog, monkeypatch
 ):
     saved(tmp_path, pair(tied=False), None)

@@ -346,7 +346,7 @@ INERT = [
 
 
 @pytest.mark.parametrize("state", INERT)
-def test_what_states_are_made_of_is_saved_and_loaded(tmp_path, state):
+def test_all_types_of_states_are_saved_and_loaded(tmp_path, state):
     save(tmp_path, model=nn.Linear(2, 1), part=Part(state))
     part = Part()
     resume(tmp_path, model=nn.Linear(2, 1), part=part)
@@ -526,7 +526,7 @@ values = st.recursive(
 
 @settings(deadline=None, max_examples=examples(150))
 @given(values)
-def test_what_the_save_accepts_the_load_gives_back(value):
+def test_every_saved_state_is_loaded(value):
     try:
         check_saved(value, "a")
     except ConfigError:
@@ -780,8 +780,8 @@ def test_names_of_parts_are_printed_on_one_line(tmp_path, caplog):
     parts = {"part": {"a": 1}, "\x1b[2J\nforged": {}}
     put_worker(folder, {"random": random_states(), "parts": parts, "model": {}})
     assert resume(tmp_path, model=nn.Linear(2, 1), part=Part()) == 1
-    (said,) = [each for each in caplog.messages if "forged" in each]
-    assert said.isprintable()
+    (message,) = [each for each in caplog.messages if "forged" in each]
+    assert message.isprintable()
 
 
 @pytest.mark.parametrize(

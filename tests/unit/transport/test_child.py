@@ -211,6 +211,6 @@ def test_a_proxy_command_of_another_user_does_not_hold_up_its_wire(kill_switch, 
     until(lambda: (reap(), wire._child.returncode() is not None)[1])
 
 
-def test_a_proxy_command_that_is_no_program_says_so(kill_switch):
+def test_a_proxy_command_that_is_no_program_is_reported(kill_switch):
     with pytest.raises(ConnectStepError, match=r"ProxyCommand .* No such file"):
         ProxyCommandStream("x", {"SHELL": "/no/shell"}, kill_switch)

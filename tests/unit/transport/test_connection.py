@@ -57,7 +57,7 @@ def test_closing_soon_waits_for_no_thread():
     assert stuck.done == ["close", "joined", "close", "free"]
 
 
-def test_what_is_buried_is_done_in_order_by_one_thread_that_ends():
+def test_cleanup_runs_in_order_in_one_thread_that_ends():
     may, done = threading.Event(), []
     run_in_background(lambda: may.wait(BOUND_S))
     for number in range(100):
@@ -71,7 +71,7 @@ def test_what_is_buried_is_done_in_order_by_one_thread_that_ends():
     assert cleanup._thread is None
 
 
-def test_what_fails_harms_nothing_after_it():
+def test_a_failed_task_does_not_stop_later_ones():
     done = threading.Event()
     run_in_background(lambda: 1 // 0)
     run_in_background(done.set)

@@ -54,7 +54,7 @@ def test_the_end_comes_after_what_came_before_and_stays(inbox):
     assert inbox.take() is None
 
 
-def test_what_is_put_back_comes_first(inbox):
+def test_returned_messages_come_first(inbox):
     inbox.feed(b"second")
     inbox.unread(b"first ")
     assert ready(inbox)
@@ -71,7 +71,7 @@ def test_stderr_wakes_and_is_kept_apart_and_capped(inbox):
     assert inbox.stderr.endswith(b"end")
 
 
-def test_what_was_taken_is_owed_once_stderr_too(inbox):
+def test_read_output_is_credited_once_stderr_too(inbox):
     inbox.feed(b"x" * (WINDOW // 4))
     assert not inbox.needs_window()
     inbox.take()
@@ -85,7 +85,7 @@ def test_what_was_taken_is_owed_once_stderr_too(inbox):
     assert inbox.needs_window()
 
 
-def test_what_is_put_back_is_not_owed(inbox):
+def test_returned_messages_need_no_credit(inbox):
     inbox.feed(b"x" * 1000)
     inbox.unread(inbox.take())
     assert inbox.take_window() == 0

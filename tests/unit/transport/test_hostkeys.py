@@ -135,7 +135,7 @@ def test_a_jump_host_is_read(text, hop):
 
 
 @pytest.mark.parametrize("text", ["", "me@", "bastion:port"])
-def test_what_is_no_jump_host_is_refused(text):
+def test_an_invalid_jump_host_is_refused(text):
     with pytest.raises(ConnectStepError, match="ProxyJump"):
         hop_of(text)
 
@@ -149,11 +149,11 @@ def test_what_is_no_jump_host_is_refused(text):
     ],
 )
 def test_keys_that_are_not_checked_are_reported_once(tmp_path, mode, setting, why):
-    told: list[str] = []
-    check = HostKeyCheck(mode, Unchecked(told.append))
+    reported: list[str] = []
+    check = HostKeyCheck(mode, Unchecked(reported.append))
     for blob in (BLOB, OTHER):
         check.check(settings(tmp_path, check=setting), KIND, blob)
-    [text] = told
+    [text] = reported
     assert mentions(text, "not checked")
     assert why in text
 

@@ -96,8 +96,8 @@ def test_nobody_who_leaves_waits_for_one_who_connects_anew(hosts, answers):
     def again() -> None:
         try:
             ended.append(hosts.stream())
-        except ConnectStepError as trouble:
-            ended.append(trouble)
+        except ConnectStepError as error:
+            ended.append(error)
 
     first.free()
     thread = threading.Thread(target=again)

@@ -72,7 +72,7 @@ def test_a_public_key_alone_names_one_of_the_agents(tmp_path):
         b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n",
     ],
 )
-def test_what_is_no_key_is_reported_in_one_printable_line(tmp_path, data):
+def test_an_invalid_key_is_reported_in_one_printable_line(tmp_path, data):
     (tmp_path / "k").write_bytes(data)
     problem = KeyFile(str(tmp_path / "k")).problem
     assert problem
@@ -80,7 +80,7 @@ def test_what_is_no_key_is_reported_in_one_printable_line(tmp_path, data):
     parse_private_key(data)
 
 
-def test_what_was_read_is_not_read_again_and_what_was_missing_is(tmp_path):
+def test_read_files_are_not_read_again_but_missing_ones_are(tmp_path):
     ring = KeyRing()
     path = str(tmp_path / "k")
     assert ring.files((path,))[0].problem is not None

@@ -104,11 +104,11 @@ def test_the_key_of_one_of_several_lines_is_known():
     assert verdict(f"n1 {RSA} BBBB\nn* {ED} AAAA\n") == "known"
 
 
-def test_another_key_of_the_same_kind_is_a_change_and_says_where():
+def test_another_key_of_the_same_kind_is_a_change_and_the_line_is_named():
     hosts = KnownHosts([])
     hosts.add(lines(f"n1 {RSA} CCCC\nn1 {ED} BBBB\n"))
-    said, line = judge(hosts.of("n1"), ED, "AAAA")
-    assert (said, line.place) == ("changed", "f:2")
+    message, line = judge(hosts.of("n1"), ED, "AAAA")
+    assert (message, line.place) == ("changed", "f:2")
 
 
 def test_a_key_of_another_kind_is_no_change_and_not_unknown():
@@ -131,7 +131,7 @@ def test_nothing_known_is_unknown():
     assert verdict(f"n2 {ED} AAAA\n") == "unknown"
 
 
-def test_what_was_added_is_found():
+def test_an_added_example_is_found():
     hosts = KnownHosts([])
     assert hosts.of("n1") == []
     hosts.add(lines(f"n1 {ED} AAAA"))

@@ -42,7 +42,7 @@ print(original_limit(100), raise_limit(50), raise_limit(200), raise_limit(1000),
 """
 
 
-def test_what_was_found_first_is_kept_however_often_the_limit_is_raised():
+def test_the_first_limit_is_kept_however_often_it_is_raised():
     done = subprocess.run(
         [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=True
     )

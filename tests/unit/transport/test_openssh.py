@@ -33,7 +33,7 @@ def test_nobody_is_asked_and_nothing_is_forwarded():
     assert "StrictHostKeyChecking=yes" in settings
 
 
-def test_what_is_asked_for_is_passed_on_and_the_hosts_own_beats_it():
+def test_options_are_passed_on_and_the_hosts_own_win():
     words = made(user="me", port=2222, key="/k", config="/c", host_keys="off").options(
         Target(host="n1", user="you", port=9)
     )
@@ -51,13 +51,13 @@ def test_without_a_choice_the_users_settings_decide():
 
 
 @pytest.mark.parametrize("command", ["ssh 'x", "", "  "])
-def test_what_is_no_command_is_refused(command):
+def test_an_unknown_command_is_refused(command):
     with pytest.raises(ConfigError, match="--ssh-command"):
         made(command)
 
 
 @pytest.mark.parametrize(
-    ("said", "step", "passing"),
+    ("message", "step", "passing"),
     [
         ("ssh: Could not resolve hostname n1: Name or service not known", "resolve", False),
         ("ssh: connect to host n1 port 22: Connection refused", "connect", True),
@@ -76,31 +76,31 @@ def test_what_is_no_command_is_refused(command):
         ("", "connect", True),
     ],
 )
-def test_each_failure_of_ssh_has_its_step(said, step, passing):
-    trouble = parse_ssh_error(said.encode(), host="n1")
-    assert (trouble.step, trouble.passing) == (step, passing)
-    assert trouble.text == (said or "ssh failed without a message")
+def test_each_failure_of_ssh_has_its_step(message, step, passing):
+    failure = parse_ssh_error(message.encode(), host="n1")
+    assert (failure.step, failure.passing) == (step, passing)
+    assert failure.text == (message or "ssh failed without a message")
 
 
 def test_a_changed_key_is_reported_loudly_with_its_line():
-    said = (
+    message = (
         "@@@@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@@@@@\n"
         "Offending ED25519 key in /home/me/.ssh/known_hosts:7\n  remove with:\n"
         "Host key for [n1]:2222 has changed and you have requested strict checking.\nHost key verification failed.\n"
     )
-    trouble = parse_ssh_error(said.encode(), host="alias")
-    assert mentions(trouble.text, "CHANGED", "/home/me/.ssh/known_hosts:7")
+    failure = parse_ssh_error(message.encode(), host="alias")
+    assert mentions(failure.text, "CHANGED", "/home/me/.ssh/known_hosts:7")
     assert (
         "ssh-keygen -R '[n1]:2222', then ssh-keyscan -p 2222 -H n1 >> ~/.ssh/known_hosts"
-        in trouble.hint
+        in failure.hint
     )
 
 
 def test_an_unknown_key_has_the_command_that_adds_it():
-    said = "No ED25519 host key is known for n1 and you have requested strict checking.\nHost key verification failed.\n"
-    trouble = parse_ssh_error(said.encode(), host="alias")
-    assert trouble.text == said.splitlines()[0]
-    assert mentions(trouble.hint, "ssh-keyscan -H n1 >> ~/.ssh/known_hosts")
+    message = "No ED25519 host key is known for n1 and you have requested strict checking.\nHost key verification failed.\n"
+    failure = parse_ssh_error(message.encode(), host="alias")
+    assert failure.text == message.splitlines()[0]
+    assert mentions(failure.hint, "ssh-keyscan -H n1 >> ~/.ssh/known_hosts")
 
 
 def test_hostile_words_are_made_printable_and_short():

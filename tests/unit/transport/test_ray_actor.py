@@ -44,23 +44,25 @@ def test_bytes_go_both_ways_after_the_greeting(start):
     assert seat.end() == (0, "")
 
 
-def test_an_agent_that_fails_says_why(start):
+def test_an_agent_that_fails_reports_the_reason(start):
     _, problem = start("import sys; sys.exit('no room')")
     assert mentions(problem, "agent failed", "status 1", "no room")
 
 
 @pytest.mark.parametrize(
-    ("there", "told"),
+    ("there", "reported"),
     [((), ["1,0", "-"]), (("HIP_VISIBLE_DEVICES",), ["-", "1,0"])],
 )
-def test_the_mask_of_all_bundles_stands_where_ray_has_set_its_own(start, monkeypatch, there, told):
+def test_the_mask_of_all_bundles_stands_where_ray_has_set_its_own(
+    start, monkeypatch, there, reported
+):
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name in there:
         monkeypatch.setenv(name, "1")
     words = "[os.environ.get(f'{name}_VISIBLE_DEVICES', '-') for name in ('CUDA', 'HIP')]"
     seat, _ = start(AGENT + f"print(*{words})", ["1", "0"])
-    assert all_of(seat).decode().split() == told
+    assert all_of(seat).decode().split() == reported
 
 
 def test_an_agent_that_has_ended_is_no_zombie_of_the_actor(start):

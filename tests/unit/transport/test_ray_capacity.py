@@ -48,7 +48,7 @@ def test_bundles_on_nodes_of_their_own_need_as_many_nodes():
     assert mentions(text, "1 of 2", "(1)", "CPU 1, GPU 1", "its own")
 
 
-def test_what_others_have_is_distinguished_from_what_is_not_there():
+def test_resources_in_use_are_distinguished_from_missing_ones():
     text = describe_shortage([ONE], "PACK", [node("a", CPU=8, GPU=1)], {"CPU": 8})
     assert "1 of 1 bundles (0)" in text
     assert mentions(text, "in use", "(PACK)")
@@ -69,7 +69,7 @@ def test_bundles_that_fill_a_node_to_the_last_fraction_have_room():
     assert bundles_without_room([{"CPU": 0.0001}] * 2, "PACK", [node("a", CPU=0.0001)]) == [1]
 
 
-def test_a_cluster_without_nodes_says_so():
+def test_a_cluster_without_nodes_is_reported():
     assert mentions(describe_shortage([ONE], "PACK", [], {}), "no node")
 
 
@@ -82,7 +82,7 @@ def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
         bundle_for_each_gpu([node("b", CPU=1)], ONE)
 
 
-def test_what_ray_says_of_a_dead_actor_is_one_line_without_its_numbers():
+def test_rays_message_about_a_dead_actor_is_one_line_without_its_numbers():
     died = "The actor died before.\n\tclass_name: AgentActor\n\tactor_id: 37\n\tpid: 24\n\tip: 10.0.0.1\nIt was killed. Exit type: E"
     assert error_line(RuntimeError(died)) == "The actor died before. It was killed. Exit type: E"
     assert error_line(RuntimeError()) == "RuntimeError"

@@ -27,7 +27,7 @@ def test_folders_whose_owners_are_gone_are_removed_and_no_others(tmp_path):
     os.close(last_held)
 
 
-def test_what_is_left_of_the_group_is_killed_before_the_folder_is_removed(tmp_path):
+def test_the_rest_of_the_group_is_killed_before_the_folder_is_removed(tmp_path):
     folder, held = local_cluster.make_folder(str(tmp_path))
     os.close(held)
     makes_it_anew = "import os, sys, time\nwhile True: os.makedirs(sys.argv[1], exist_ok=True); time.sleep(0.01)"

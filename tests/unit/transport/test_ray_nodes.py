@@ -49,11 +49,11 @@ def driver(monkeypatch):
 
 def until_end(link) -> bytes:
     """Return all that a link has, once it has ended."""
-    said = b""
+    message = b""
     while (data := link.receive()) is not None:
-        said += data
-        assert select.select([link], [], [], 20.0)[0], f"the link has not ended after {said!r}"
-    return said
+        message += data
+        assert select.select([link], [], [], 20.0)[0], f"the link has not ended after {message!r}"
+    return message
 
 
 def place(places, say=print, **more):
@@ -93,7 +93,7 @@ def test_a_driver_that_never_reached_a_cluster_is_a_matter_of_what_was_asked(dri
         place(places)
 
 
-def test_a_driver_that_has_ended_tells_its_last_words_to_whoever_asks_then(driver):
+def test_an_ended_driver_reports_its_last_lines_on_later_requests(driver):
     places = driver("tell(call=call, places=hosts('a')); raise SystemExit('it is gone')")
     place(places)
     with pytest.raises(ConnectError, match="Ray's driver ended with 1: it is gone"):
@@ -120,8 +120,8 @@ def test_a_link_ends_when_it_is_known_how_the_agent_has_though_the_driver_holds_
     )
     place(places)
     link = places.open(Target(host="a"), 20.0)
-    said = until_end(link)
-    assert said == b"last"
+    message = until_end(link)
+    assert message == b"last"
     assert mentions(describe_end(link.end()), "status 3")
     link.close()
 

@@ -78,18 +78,18 @@ def test_the_launchers_interpreter_is_tried_first_and_the_workers_next(ways):
     assert ways["paramiko"][1]["pythons"] == [sys.executable]
 
 
-def test_what_is_no_command_is_refused_at_once():
+def test_an_unknown_command_is_refused_at_once():
     with pytest.raises(ConfigError):
         route.opener(TrainOptions(ssh_command="ssh 'x"), {}, KillSwitch())
 
 
 def test_a_command_that_checks_no_host_keys_is_reported_once(ways):
-    told: list[str] = []
+    reported: list[str] = []
     options = TrainOptions(ssh_host_keys="off", ssh_command="ssh")
-    open_connection = route.opener(options, {}, KillSwitch(), note=told.append)
+    open_connection = route.opener(options, {}, KillSwitch(), note=reported.append)
     open_connection(Target(host="n0", here=True), 5.0)
-    assert not told
+    assert not reported
     open_connection(Target(host="n1"), 5.0)
     open_connection(Target(host="n2"), 5.0)
-    assert len(told) == 1
-    assert "--ssh-host-keys off" in told[0]
+    assert len(reported) == 1
+    assert "--ssh-host-keys off" in reported[0]

@@ -77,7 +77,7 @@ def test_the_names_of_many_nodes_fit_into_an_argument():
     assert len(node_list([f"cluster-compute-node-{number:05d}" for number in range(20_000)])) < 100
 
 
-def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
+def test_requests_for_the_jobs_own_tasks_are_left_out():
     words = {
         "SLURM_": "NTASKS NTASKS_PER_NODE NTASKS_PER_GPU NPROCS CPUS_PER_TASK CPUS_PER_GPU MEM_PER_NODE MEM_PER_CPU GPUS"
         " GPUS_PER_TASK GPUS_PER_NODE GPU_BIND CPU_BIND CPU_BIND_TYPE TRES_PER_TASK STDOUTMODE",
@@ -149,7 +149,7 @@ def test_output_of_one_that_reads_no_code_is_read_to_its_end(run):
     assert list(step.lines) == ["no"]
 
 
-def test_what_it_says_is_kept_printable_and_bounded(run):
+def test_output_of_srun_is_kept_printable_and_bounded(run):
     step = run(
         r"printf 'srun: \033[31merror\n\n  two  \n' >&2; for i in $(seq 100); do echo line $i; done; echo end"
     )

@@ -69,7 +69,7 @@ def test_a_name_is_looked_up():
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "", "a..b", "x" * 300, "\u00fc" * 300])
-def test_what_cannot_be_resolved_is_reported(name):
+def test_an_unknown_host_is_reported(name):
     with pytest.raises(ConnectStepError) as caught:
         resolve(name, 22, family=socket.AF_INET, until=soon())
     assert caught.value.step == "resolve"

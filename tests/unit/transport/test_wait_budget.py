@@ -13,7 +13,7 @@ def clock():
 
 
 @pytest.fixture
-def patience(clock):
+def budget(clock):
     return WaitBudget(lambda: clock[0])
 
 
@@ -25,29 +25,29 @@ def waits(clock, asked):
     return wait
 
 
-def test_a_thousand_that_say_nothing_cost_no_more_than_one(clock, patience):
+def test_a_thousand_silent_connections_cost_no_more_than_one(clock, budget):
     asked = []
     for _ in range(1000):
-        patience.spend(waits(clock, asked))
+        budget.spend(waits(clock, asked))
     assert asked[0] == pytest.approx(0.1)
     assert clock[0] - 100.0 < 0.11
 
 
-def test_what_was_not_needed_is_left_for_the_next(patience):
-    assert patience.spend(lambda within_s: within_s) == patience.spend(lambda within_s: within_s)
+def test_unused_bytes_are_left_for_the_next(budget):
+    assert budget.spend(lambda within_s: within_s) == budget.spend(lambda within_s: within_s)
 
 
-def test_it_comes_back(clock, patience):
+def test_it_comes_back(clock, budget):
     asked = []
-    patience.spend(waits(clock, asked))
+    budget.spend(waits(clock, asked))
     clock[0] += 60.0
-    patience.spend(waits(clock, asked))
+    budget.spend(waits(clock, asked))
     assert asked == [pytest.approx(0.1), pytest.approx(0.1)]
 
 
-def test_it_never_runs_into_debt(clock, patience):
+def test_it_never_runs_into_debt(clock, budget):
     def oversleep(_):
         clock[0] += 3.0
 
-    patience.spend(oversleep)
-    assert patience.spend(lambda within_s: within_s) == 0.0
+    budget.spend(oversleep)
+    assert budget.spend(lambda within_s: within_s) == 0.0

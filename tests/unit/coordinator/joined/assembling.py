@@ -27,13 +27,13 @@ APPLY = {
 }
 
 
-class Own:
+class OwnNode:
     """This machine's own node."""
 
     has_unsent = False
 
     def __init__(self) -> None:
-        self.handled, self.says, self.closed = [], [], False
+        self.handled, self.sending, self.closed = [], [], False
 
     def start(self):
         pass
@@ -48,8 +48,8 @@ class Own:
         return None
 
     def receive(self):
-        says, self.says = self.says, []
-        return says
+        sending, self.sending = self.sending, []
+        return sending
 
     def close(self, hurried):
         self.closed = True
@@ -82,14 +82,14 @@ class Rules:
     bounds = (3, 3)
     max_restarts = 3
 
-    def conflict(self, number, host, told):
-        return f"{host} differs" if told.command == "other" else None
+    def conflict(self, number, host, reported):
+        return f"{host} differs" if reported.command == "other" else None
 
-    def clock_note(self, number, host, told, *, wall):
-        return f"the clock of {host} is off" if told.wall < 0 else None
+    def clock_note(self, number, host, reported, *, wall):
+        return f"the clock of {host} is off" if reported.wall < 0 else None
 
 
-class Peer:
+class FakeLauncher:
     """A launcher's end."""
 
     def __init__(self, link: PairLink) -> None:
@@ -101,7 +101,7 @@ class Peer:
         for message in messages:
             self.link.theirs.sendall(encode(message))
 
-    def hears(self, kind):
+    def sent_to(self, kind):
         """Read what has come, and give the messages of this kind."""
         while select.select([self.link.theirs], [], [], 0.02)[0]:
             data = self.link.theirs.recv(1 << 16)
@@ -116,7 +116,7 @@ class MasterChoice:
 
     def __init__(self, size: int) -> None:
         self.now = 100.0
-        self.own, self.port, self.notices, self.events, self.links = Own(), Port(), [], [], []
+        self.own, self.port, self.notices, self.events, self.links = OwnNode(), Port(), [], [], []
         self.joined_launchers = JoinedLaunchers(
             own=self.own,
             host="n0",
@@ -131,7 +131,7 @@ class MasterChoice:
         self.joined_launchers.listen(self.port)
         self.joined_launchers.start()
 
-    def calls(self, rank, host, *, instance=None, ending=None, first=b"", **told):
+    def calls(self, rank, host, *, instance=None, ending=None, first=b"", **reported):
         """Call, and say what it was ``told``, that it is ``ending``, or the bytes of ``first``;
         give the launcher's end if it is let in, else the answer."""
         call = p.Call(
@@ -150,27 +150,27 @@ class MasterChoice:
         link = PairLink()
         self.links.append(link)
         self.port.waiting.append((call, link))
-        peer = Peer(link)
-        peer.rank = answer.rank
+        launcher = FakeLauncher(link)
+        launcher.rank = answer.rank
         if ending is not None:
-            peer.say(m.AgentEnding(why=ending))
+            launcher.say(m.AgentEnding(why=ending))
             self.pump(
                 lambda: (
                     self.joined_launchers._launchers[answer.rank].instance and not self.port.waiting
                 )
             )
-            return peer
+            return launcher
         if first:
             link.theirs.sendall(first)
-            return peer
-        peer.say(p.LauncherInfo(**{**APPLY, **told}))
+            return launcher
+        launcher.say(p.LauncherInfo(**{**APPLY, **reported}))
         self.pump(
             lambda: (
                 answer.rank in self.joined_launchers._node_connections
                 and self.joined_launchers._node_connections[answer.rank].greeted
             )
         )
-        return peer
+        return launcher
 
     def pump(self, condition) -> None:
         end = time.monotonic() + WITHIN_S
@@ -185,10 +185,10 @@ class MasterChoice:
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
 
-    def hears(self, peer, kind):
+    def sent_to(self, launcher, kind):
         """Wait until a launcher hears a message of this kind."""
-        self.pump(lambda: peer.hears(kind))
-        return peer.hears(kind)[-1]
+        self.pump(lambda: launcher.sent_to(kind))
+        return launcher.sent_to(kind)[-1]
 
     def close(self) -> None:
         for node in list(self.joined_launchers._node_connections):
@@ -199,15 +199,15 @@ class MasterChoice:
             link.theirs.close()
 
 
-def answers(meet, peer, rank) -> None:
+def answers(meet, launcher, rank) -> None:
     """Send messages of a launcher, a little later than all earlier ones."""
     meet.now += 0.5
-    peer.say(m.Pong(serial=99, clock=7.0))
+    launcher.say(m.Pong(serial=99, clock=7.0))
     meet.pump(lambda: meet.joined_launchers._node_connections[rank].received_at == meet.now)
 
 
 @pytest.fixture
-def meeting():
+def make_assembly():
     made = []
 
     def make(size: int = 3) -> MasterChoice:

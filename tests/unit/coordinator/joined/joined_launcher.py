@@ -128,13 +128,13 @@ class ScriptedLink:
         self._flag.close()
 
 
-class Own:
-    """This machine's own node. Workers obey, unless they are ``deaf``."""
+class OwnNode:
+    """This machine's own node. Workers obey, unless they are ``is_silent``."""
 
     is_broken = False
     refuses: Exception | None = None
     due_s: float | None = None
-    deaf = False
+    is_silent = False
 
     @staticmethod
     def on_stop():
@@ -142,7 +142,7 @@ class Own:
 
     def __init__(self, clock: PausableClock) -> None:
         self.handled: list[Record] = []
-        self._says: list[Record] = []
+        self._pending: list[Record] = []
         self._flag = Flag()
         self._clock = clock
         self.closed = False
@@ -155,11 +155,11 @@ class Own:
         self.handled.append(message)
         if isinstance(message, m.Stop):
             self.on_stop()
-            if not self.deaf:
+            if not self.is_silent:
                 self.say(m.AttemptEnded(attempt=message.attempt, left=()))
 
     def say(self, message):
-        self._says.append(message)
+        self._pending.append(message)
         self._flag.put(True)
 
     def descriptors(self):
@@ -169,9 +169,9 @@ class Own:
         return None if self.due_s is None else self._clock() + self.due_s
 
     def receive(self):
-        says, self._says = self._says, []
+        pending, self._pending = self._pending, []
         self._flag.put(False)
-        return says
+        return pending
 
     def close(self, hurried):
         self.closed = True
@@ -271,7 +271,7 @@ class JoinedLauncherBed:
         self._links = [self.link, *self.again]
         self.clock = PausableClock()
         self.own, self.signals, self.files, self.records = (
-            Own(self.clock),
+            OwnNode(self.clock),
             Signals(),
             Filed(),
             Records(),

@@ -26,10 +26,10 @@ def test_of_several_ports_the_one_that_has_answered_is_named(tmp_path):
         admit=lambda call: welcome,
         log=print,
     )
-    with socket.socket() as taken:  # bound, and deaf
+    with socket.socket() as taken:  # bound, but it does not listen
         taken.bind(("127.0.0.1", 0))
-        deaf = taken.getsockname()[1]
-        joiner.rendezvous = replace(joiner.rendezvous, ports=(deaf, listener.port))
+        silent = taken.getsockname()[1]
+        joiner.rendezvous = replace(joiner.rendezvous, ports=(silent, listener.port))
         signals = Signals()
         connect = CoordinatorConnector(
             joiner,
@@ -38,7 +38,7 @@ def test_of_several_ports_the_one_that_has_answered_is_named(tmp_path):
             say=lambda text, *, level: print(level, text),
             signals=signals,
         )
-        assert connect.coordinator == f"node 0 (127.0.0.1:{deaf})"
+        assert connect.coordinator == f"node 0 (127.0.0.1:{silent})"
         links = []
         thread = threading.Thread(target=lambda: links.append(connect()[0]))
         thread.start()

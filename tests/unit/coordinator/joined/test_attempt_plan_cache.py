@@ -9,7 +9,7 @@ def restart(job, **flaws) -> None:
     job.exited(0, 1, tail=job.RAISED)
     job.pass_time(1.0)
     for rank in job.ranks[1:]:
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     job.all_gone()
     job.surveyed(1)
     job.surveyed(0, **flaws)

@@ -67,16 +67,16 @@ def test_ranks_are_counted_from_this_nodes_first():
 
 
 def made():
-    told = []
-    return CoordinatorConsole(Shown(), lambda text, level: told.append((text, level))), told
+    reported = []
+    return CoordinatorConsole(Shown(), lambda text, level: reported.append((text, level))), reported
 
 
 def test_only_warnings_are_reported_to_the_others_at_once():
-    console, told = made()
+    console, reported = made()
     console.say("as you were")
     console.say("look out", level="warning")
     console.say("error: no", level="error")
-    assert told == [("look out", "warning")]
+    assert reported == [("look out", "warning")]
 
 
 def test_the_last_words_of_a_job_that_failed_are_all_its_errors():

@@ -51,11 +51,11 @@ def test_node_0_reports_who_cannot_take_part_and_why(listener):
     [(call, link)] = admitted
     assert (call.rank, call.host) == (2, "n2")
     decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_NESTED_TYPES)
-    heard: list = []
-    while not heard:
+    received: list = []
+    while not received:
         assert time.monotonic() < end
-        heard += decoder.feed(link.receive() or b"")
-    assert heard == [m.AgentEnding(why="train.py missing")]
+        received += decoder.feed(link.receive() or b"")
+    assert received == [m.AgentEnding(why="train.py missing")]
     link.close()
     thread.join()
 
@@ -67,6 +67,6 @@ def test_node_0_itself_and_who_has_no_number_call_nobody(listener, rank):
 
 
 def test_without_node_0_nothing_is_sent():
-    with socket.socket() as taken:  # bound, and deaf
+    with socket.socket() as taken:  # bound, but it does not listen
         taken.bind(("127.0.0.1", 0))
         declines(replace(PLACE, ports=(taken.getsockname()[1],))).join()

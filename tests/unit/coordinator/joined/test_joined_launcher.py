@@ -65,7 +65,7 @@ def test_a_joined_launcher_does_its_part_of_an_attempt_and_leaves_with_the_verdi
     assert launcher.link.closed
 
 
-def test_what_is_started_comes_of_the_launchers_own_command_line(joined_launcher):
+def test_a_joined_launcher_starts_its_own_command_line(joined_launcher):
     launcher = joined_launcher(commence(), VERDICT)
     launcher.run()
     [start] = launcher.handled(m.Start)
@@ -77,7 +77,7 @@ def test_what_is_started_comes_of_the_launchers_own_command_line(joined_launcher
 @pytest.mark.parametrize(
     ("given", "code"), [(0, 0), (143, 143), (255, 255), (256, 69), (-5, 69), (1 << 40, 69)]
 )
-def test_a_verdict_is_an_exit_code_whatever_it_says(joined_launcher, given, code):
+def test_a_verdict_is_an_exit_code_for_any_reason(joined_launcher, given, code):
     launcher = joined_launcher(p.ExitLauncher(exit_code=given, text=""))
     assert launcher.run() == code
     assert launcher.records.of("job_ended") == [{"exit_code": code}]
@@ -119,7 +119,7 @@ def test_a_second_attempt_is_filed_and_reported_as_such(joined_launcher):
     assert [start.attempt for start in launcher.handled(m.Start)] == [0, 1]
 
 
-def test_an_attempt_that_is_started_while_one_runs_is_no_word_of_a_coordinator(joined_launcher):
+def test_a_coordinator_that_starts_an_attempt_while_one_runs_is_refused(joined_launcher):
     launcher = joined_launcher(commence(), commence(1), VERDICT, max_restarts=3)
     assert launcher.run() == 69
     assert [start.attempt for start in launcher.handled(m.Start)] == [0]
@@ -159,7 +159,7 @@ def test_a_start_that_cannot_be_planned_is_reported_to_the_coordinator(
 ):
     launcher = joined_launcher(commence(), VERDICT)
 
-    def refuse(told, interfaces):
+    def refuse(reported, interfaces):
         raise ConfigError("no such thing here")
 
     monkeypatch.setattr(launcher.runner._planner, "plan_start", refuse)
@@ -321,7 +321,7 @@ def test_a_silent_coordinator_is_lost(joined_launcher):
     assert [each["kind"] for each in launcher.records.of("coordinator_lost")] == ["silent"]
 
 
-def test_a_coordinator_says_itself_how_long_it_may_be_silent(joined_launcher):
+def test_a_coordinator_announces_how_long_it_may_be_silent(joined_launcher):
     launcher = joined_launcher(
         m.Ping(serial=1, silence_s=2.0), lambda: None, lost_after_s=60.0, again=[[VERDICT]]
     )
@@ -356,7 +356,7 @@ def test_paused_workers_go_on_before_they_are_asked_to_end(joined_launcher):
 # --- limits
 
 
-def test_no_thread_for_the_link_is_an_error_that_says_so(joined_launcher, monkeypatch):
+def test_no_thread_for_the_connection_is_an_error(joined_launcher, monkeypatch):
     launcher = joined_launcher(VERDICT)
 
     def start(thread):
@@ -368,7 +368,7 @@ def test_no_thread_for_the_link_is_an_error_that_says_so(joined_launcher, monkey
     assert launcher.link.closed
 
 
-def test_a_launcher_that_cannot_start_its_node_tells_the_coordinator_why(joined_launcher):
+def test_a_launcher_that_cannot_start_its_node_sends_the_reason_to_the_coordinator(joined_launcher):
     launcher = joined_launcher(VERDICT)
     launcher.own.refuses = ConfigError("no thread can be started")
     with pytest.raises(ConfigError):

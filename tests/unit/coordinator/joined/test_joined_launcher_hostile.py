@@ -132,7 +132,7 @@ def check(launcher: JoinedLauncherBed) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps=STEPS, end=st.sampled_from([VERDICT, VERDICT, CLOSED]))
-def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(joiner, steps, end):
+def test_a_joined_launcher_runs_only_its_own_command_and_ends_for_any_messages(joiner, steps, end):
     def gone() -> None:
         started = launcher.handled(m.Start)
         if started:

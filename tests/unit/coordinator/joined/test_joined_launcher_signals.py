@@ -64,9 +64,9 @@ def test_workers_that_were_asked_to_end_are_not_asked_twice(joined_launcher):
     launcher = joined_launcher(
         commence(),
         lambda: launcher.signals.come(signal.SIGINT),
-        lambda: setattr(launcher.own, "deaf", True),
+        lambda: setattr(launcher.own, "is_silent", True),
         stop(signum=signal.SIGINT),
-        lambda: setattr(launcher.own, "deaf", False),
+        lambda: setattr(launcher.own, "is_silent", False),
         CLOSED,
     )
     assert launcher.run() == 130
@@ -96,8 +96,10 @@ def test_term_at_one_launcher_of_an_elastic_job_ends_its_part_alone(joined_launc
 
 
 def test_ctrl_c_at_one_launcher_of_an_elastic_job_is_for_the_whole_job(joined_launcher):
-    told = lambda: launcher.signals.come(signal.SIGINT)  # noqa: E731 - as the other steps
-    launcher = joined_launcher(commence(), told, lambda: None, VERDICT, leaves=True, flexible=True)
+    reported = lambda: launcher.signals.come(signal.SIGINT)  # noqa: E731 - as the other steps
+    launcher = joined_launcher(
+        commence(), reported, lambda: None, VERDICT, leaves=True, flexible=True
+    )
     assert launcher.run() == 7
     assert [each.signum for each in launcher.sent(p.LauncherSignalled)] == [signal.SIGINT]
 
@@ -107,7 +109,7 @@ def test_a_signal_while_workers_are_stopped_for_a_lost_coordinator_is_the_exit_c
     joined_launcher, number
 ):
     launcher = joined_launcher(commence(), CLOSED, max_restarts=3, flexible=True)
-    launcher.own.deaf = True
+    launcher.own.is_silent = True
     launcher.own.on_stop = lambda: (
         launcher.signals.come(number),
         launcher.own.say(m.AgentNotice(text="", warning=False)),
@@ -124,7 +126,7 @@ def test_the_second_signal_kills_workers_that_are_stopped_for_a_lost_coordinator
     launcher = joined_launcher(
         commence(), lambda: launcher.signals.come(signal.SIGTERM), lambda: None, CLOSED
     )
-    launcher.own.deaf = True
+    launcher.own.is_silent = True
     later = threading.Timer(0.25, lambda: launcher.signals.come(signal.SIGTERM))
     launcher.own.on_stop = later.start
     assert launcher.run() == 143
@@ -142,7 +144,7 @@ def test_a_node_that_breaks_while_its_workers_are_stopped_for_a_lost_coordinator
         launcher.own.is_broken = True
         launcher.own.say(m.AgentFailed(text="the spawner has vanished"))
 
-    launcher.own.deaf, launcher.own.on_stop = True, breaks
+    launcher.own.is_silent, launcher.own.on_stop = True, breaks
     assert launcher.run() == 70
     assert "internal error: the spawner has vanished" in launcher.records.text
     assert not launcher.records.of("calling_again")
@@ -169,7 +171,10 @@ def test_a_second_term_right_behind_the_first_does_not_take_the_grace_from_a_lau
         flexible=True,
         grace_s=7.0,
     )
-    launcher.own.deaf, launcher.own.on_stop = True, lambda: launcher.signals.come(signal.SIGTERM)
+    launcher.own.is_silent, launcher.own.on_stop = (
+        True,
+        lambda: launcher.signals.come(signal.SIGTERM),
+    )
     launcher.signals.on_read = lambda: launcher.handled(m.Stop) and launcher.own.say(GONE)
     assert launcher.run() == 143
     assert "SIGTERM: killing" not in launcher.records.text

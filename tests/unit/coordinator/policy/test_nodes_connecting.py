@@ -30,8 +30,8 @@ def test_all_hosts_that_fail_come_in_one_report_when_the_last_has_answered(make_
     assert job.exit_code is None
     job.gather(2)
     assert job.exit_code == 69
-    [said] = [error.text for error in job.of(p.JobError)]
-    assert mentions(said.splitlines()[0], "error", "2 of 4")
+    [message] = [error.text for error in job.of(p.JobError)]
+    assert mentions(message.splitlines()[0], "error", "2 of 4")
     for words in (
         "n1",
         "host key",
@@ -41,8 +41,8 @@ def test_all_hosts_that_fail_come_in_one_report_when_the_last_has_answered(make_
         "login",
         "no key was accepted",
     ):
-        assert words in said
-    assert "n0" not in said
+        assert words in message
+    assert "n0" not in message
 
 
 def test_a_failure_that_may_pass_is_tried_again_later_and_later_until_the_join_timeout(make_nodes):
@@ -93,8 +93,8 @@ def test_at_the_first_start_a_node_that_fails_is_not_tried_for_long(make_nodes):
 def test_after_a_loss_there_is_all_the_time(make_nodes):
     job = make_nodes(2, retry_timeout_s=15.0, max_restarts=1).run()
     job.lost(1)
-    job.exited(0, -15, told=True)
-    job.exited(1, -15, told=True)
+    job.exited(0, -15, reported=True)
+    job.exited(1, -15, reported=True)
     job.gone(0)
     job.unreachable(1, text="refused")
     job.pass_time(30.0)
@@ -245,7 +245,7 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("step", FLAWS)
-def test_what_is_missing_is_looked_at_again_before_it_counts(make_nodes, step):
+def test_a_missing_file_is_looked_for_again_before_it_counts(make_nodes, step):
     job = make_nodes(2)
     job.begin()
     job.gather(0)
@@ -263,7 +263,7 @@ def test_what_is_missing_is_looked_at_again_before_it_counts(make_nodes, step):
     assert "n1" in job.notices
 
 
-def test_what_a_network_file_system_shows_late_costs_a_moment(make_nodes):
+def test_a_file_that_a_network_file_system_shows_late_is_waited_for(make_nodes):
     job = make_nodes(2)
     job.begin()
     job.gather(0)
@@ -320,7 +320,7 @@ def test_scripts_that_become_the_same_in_time_are_no_error(make_nodes):
 @pytest.mark.parametrize(
     ("error", "code"), [(ConfigError("no", hint="yes"), 2), (NodesError("no", hint="yes"), 69)]
 )
-def test_what_cannot_be_planned_ends_the_job_with_its_words(make_nodes, error, code):
+def test_a_failed_plan_ends_the_job_with_its_message(make_nodes, error, code):
     job = make_nodes(2)
     job.refuses = error
     job.begin()

@@ -40,7 +40,7 @@ def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
     assert "without n1 (connect: refused) and 1 other" in job.notices
 
 
-def test_who_has_not_come_in_time_is_reported(make_nodes):
+def test_a_node_that_has_not_joined_in_time_is_reported(make_nodes):
     job = make_nodes(3, bounds=(2, 3))
     job.begin()
     job.gather(0, 1)
@@ -49,7 +49,7 @@ def test_who_has_not_come_in_time_is_reported(make_nodes):
     assert mentions(job.notices, "without n2")
 
 
-def test_who_cannot_take_part_is_not_waited_for_and_reported(make_nodes):
+def test_a_node_that_cannot_take_part_is_reported_and_not_waited_for(make_nodes):
     job = make_nodes(3, bounds=(1, 3))
     job.begin()
     job.gather(0, 1)
@@ -146,7 +146,7 @@ def test_lost_nodes_are_tried_again_later_and_later(make_nodes):
     assert delays == [10.0, 20.0, 40.0, 60.0, 60.0]
 
 
-def test_below_the_least_number_the_job_waits_for_nodes_and_says_for_whom(make_nodes):
+def test_below_the_least_number_the_job_waits_for_nodes_and_names_them(make_nodes):
     job = make_nodes(2, bounds=(2, 3), join_timeout_s=60.0).run()
     job.lost(1)
     actions = job.stop_others(1)
@@ -186,7 +186,7 @@ def test_a_failure_of_a_worker_is_a_restart_like_any(make_nodes):
     job.pass_time(1.0)
     job.lost(2)
     for rank in (1, 2, 3):
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     job.gone(0)
     job.gone(1)
     assert (job.policy.restarts, job.attempt) == (1, 1)
@@ -229,7 +229,7 @@ def test_a_fault_on_a_node_of_an_elastic_job_is_a_loss(make_nodes):
     assert mentions(job.notices, "left", "killed", "2 of 3")
 
 
-def test_what_is_odd_on_a_node_that_is_then_lost_is_forgotten(make_nodes):
+def test_a_notice_about_a_node_that_is_then_lost_is_dropped(make_nodes):
     job = make_nodes(2, bounds=(1, 2))
     job.begin()
     job.gather(0)

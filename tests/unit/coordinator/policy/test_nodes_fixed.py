@@ -50,7 +50,7 @@ def test_the_way_from_hosts_to_running_workers(make_nodes):
     assert job.exit_code == 0
 
 
-def test_what_is_recorded_on_the_way(make_nodes):
+def test_events_are_recorded_during_the_job(make_nodes):
     job = make_nodes(2).run()
     assert job.entries("node_joined") == [
         {"node": 0, "host": "n0", "again": False},
@@ -120,7 +120,7 @@ def test_where_the_nodes_cannot_reach_rank_0_the_job_ends_with_69(make_nodes):
     assert mentions(job.notices, "no address", "n0")
 
 
-def test_a_node_that_does_not_say_whom_it_has_reached_has_reached_nobody(make_nodes):
+def test_a_node_that_lists_no_reached_nodes_has_reached_none(make_nodes):
     job = make_nodes(3)
     job.begin()
     job.gather()
@@ -141,7 +141,7 @@ def test_nodes_that_never_prepare_are_named(make_nodes):
     assert "n[0,2]" in job.notices
 
 
-def test_only_rank_0s_node_says_where_its_port_is(make_nodes):
+def test_only_rank_0s_node_reports_its_port(make_nodes):
     job = make_nodes(2)
     job.begin()
     job.gather()
@@ -215,7 +215,7 @@ def test_messages_of_nodes_that_take_no_part_change_nothing(make_nodes):
 def test_no_exit_code_of_a_worker_makes_a_failed_job_end_with_0(make_nodes, returncode, code):
     job = make_nodes(2, per_node=1).run()
     job.exited(1, returncode)
-    job.exited(0, -15, told=True)
+    job.exited(0, -15, reported=True)
     job.all_gone()
     assert job.exit_code == code
 

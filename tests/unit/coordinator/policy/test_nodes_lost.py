@@ -26,7 +26,7 @@ def exit_of(rank: int) -> WorkerExit:
     return exited(1.0, rank=rank, returncode=0)
 
 
-def test_the_others_are_stopped_and_the_job_ends_with_69_and_says_who_was_lost(make_nodes):
+def test_the_others_are_stopped_and_the_job_ends_with_69_and_names_the_lost_node(make_nodes):
     job = make_nodes(3, failure_grace_s=4.0).run()
     job.now = 10.0
     assert stops(job, job.lost(1)) == [(0, signal.SIGTERM, 4.0), (2, signal.SIGTERM, 4.0)]
@@ -46,7 +46,7 @@ def test_the_others_are_stopped_and_the_job_ends_with_69_and_says_who_was_lost(m
     ]
 
 
-def test_the_report_tells_how_far_its_workers_had_come(make_nodes):
+def test_the_report_shows_the_last_step_of_its_workers(make_nodes):
     job = make_nodes(2).run()
     beats = (m.Heartbeat(rank=2, values={"step": 120}), m.Heartbeat(rank=3, values={"step": 119}))
     job.say(1, m.Alive(attempt=0, heartbeats=beats, wrote=()))
@@ -85,7 +85,7 @@ def test_workers_that_lose_a_connection_are_no_cause(make_nodes, consequences_fi
     job.lost(1)
     if not consequences_first:
         job.exited(0, 1, tail=job.LOST)
-    job.exited(1, -15, told=True)
+    job.exited(1, -15, reported=True)
     job.gone(0)
     [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.host, job.exit_code) == ("n1", 69)
@@ -135,8 +135,8 @@ def test_a_failure_that_comes_after_the_loss_is_none_of_its_own(make_nodes):
     job.now = 5.0
     job.lost(1)
     job.now = 6.0
-    job.exited(0, 3, tail=job.RAISED, told=True)
-    job.exited(1, -15, told=True)
+    job.exited(0, 3, tail=job.RAISED, reported=True)
+    job.exited(1, -15, reported=True)
     job.gone(0)
     assert job.exit_code == 69
 
@@ -195,7 +195,7 @@ def test_all_nodes_are_surveyed_anew_for_a_restart(make_nodes):
     job.exited(0, 1, tail=job.RAISED)
     job.pass_time(1.0)
     for rank in job.ranks[1:]:
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     actions = job.all_gone()
     assert [node for node, _ in job.sent(m.Survey, actions)] == [0, 1, 2]
     job.survey_all()
@@ -206,7 +206,7 @@ def test_all_nodes_are_surveyed_anew_for_a_restart(make_nodes):
     ]
 
 
-def test_what_a_lost_node_still_sends_is_not_taken(make_nodes):
+def test_later_messages_of_a_lost_node_are_ignored(make_nodes):
     job = make_nodes(2, max_restarts=1).run()
     job.lost(1)
     assert job.exited(2, 1, tail=job.RAISED) == []
@@ -246,7 +246,7 @@ def test_a_script_that_differs_after_the_job_has_run_is_looked_at_for_longer(mak
     job.exited(0, 1, tail=job.RAISED)
     job.pass_time(1.0)
     for rank in job.ranks[1:]:
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     job.all_gone()
     job.refuses = NodesDifferError("differ", nodes=(1,))
     job.surveyed(0, 1, script_sha256="77")
@@ -318,7 +318,7 @@ def test_a_node_that_is_gone_already_may_go(make_nodes):
     ids=["nothing", "only the start", "one of two", "the same twice", "another node's", "nobody's"],
 )
 @pytest.mark.parametrize("left", [(), (5,)])
-def test_a_node_that_has_nothing_left_but_did_not_tell_of_each_end_is_lost(make_nodes, words, left):
+def test_a_node_that_ends_an_attempt_without_reporting_each_exit_is_lost(make_nodes, words, left):
     job = make_nodes(2).run()
     for message in words:
         job.say(1, message)
@@ -335,7 +335,7 @@ def test_a_node_that_has_nothing_left_but_did_not_tell_of_each_end_is_lost(make_
     assert mentions(failed.diagnosis.cause.summary, missing)
 
 
-def test_the_only_node_has_to_tell_of_each_end_as_well(make_job):
+def test_the_only_node_has_to_report_each_exit_as_well(make_job):
     job = make_job(1, 2).run()
     job.exited(0)
     job.gone()

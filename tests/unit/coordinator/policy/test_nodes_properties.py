@@ -31,7 +31,7 @@ class Node:
         self.attempt: int | None = None  # whose workers it has
         self.to_start: list[int] = []
         self.running: list[int] = []
-        self.told = False
+        self.reported = False
 
 
 class World:
@@ -72,11 +72,11 @@ class World:
                 case p.Discover():
                     self.discovers += 1
                 case p.SendToNode() if action.node in self.up:
-                    self.told(self.up[action.node], action.node, action.message)
+                    self.reported(self.up[action.node], action.node, action.message)
                 case p.StartAttempt():
                     self.start(action)
 
-    def told(self, node: Node, number: int, message) -> None:
+    def reported(self, node: Node, number: int, message) -> None:
         match message:
             case m.Survey():
                 node.serial = message.serial
@@ -88,7 +88,7 @@ class World:
                 assert message.token == f"word{message.attempt}"
                 node.reaches = message.attempt
             case m.Stop() if message.attempt == node.attempt:
-                node.told = True
+                node.reported = True
 
     def start(self, action: p.StartAttempt) -> None:
         node_numbers = action.attempt_plan.node_numbers
@@ -105,7 +105,7 @@ class World:
             node = self.up[number]
             assert node.attempt is None
             first = node_rank * self.job.per_node
-            node.attempt, node.told = action.attempt, False
+            node.attempt, node.reported = action.attempt, False
             node.to_start = list(range(first, first + self.job.per_node))
 
     # --- what happens
@@ -247,14 +247,14 @@ class World:
     def exit(self, number: int, node: Node) -> None:
         job, rank = self.job, node.running.pop()
         code, tail = 0, b""
-        if node.told:
+        if node.reported:
             code = -15
         elif self.wild and self.data.draw(st.integers(0, 9)) >= 7:
             code, tail = self.data.draw(
                 st.sampled_from([(1, job.RAISED), (7, job.LOST), (-9, b"")])
             )
         self.codes[rank] = code
-        if code and not node.told:
+        if code and not node.reported:
             self.failed.add(code if code > 0 else 128 - code)
         exited = WorkerExit(
             attempt=node.attempt,
@@ -263,7 +263,7 @@ class World:
             returncode=code,
             uptime_s=60.0,
             ended=job.now,
-            told_to_stop=node.told,
+            told_to_stop=node.reported,
             oom_kills=0,
             error_file=None,
             stderr_tail=tail,
@@ -380,7 +380,7 @@ def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
     job.come_up()
     job.exited(0, 1)
     for rank in range(1, nodes):
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     job.all_gone()
     serial = job.asked(0)
     for node in range(nodes):
@@ -389,7 +389,7 @@ def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
     job.lost(nodes // 2)
     for rank in range(nodes):
         if rank != nodes // 2:
-            job.exited(rank, -15, told=True)
+            job.exited(rank, -15, reported=True)
     job.all_gone(nodes // 2)
     serial = job.asked(0)
     for node in range(nodes):

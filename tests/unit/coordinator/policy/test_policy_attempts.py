@@ -91,7 +91,7 @@ def test_all_workers_ending_well_is_exit_code_0_and_nobody_is_asked_to_stop(make
     assert job.entries("job_ended") == [{"exit_code": 0}]
 
 
-def test_what_is_recorded_of_a_worker_that_ended(make_job):
+def test_the_record_of_an_ended_worker_has_these_fields(make_job):
     job = make_job().run()
     job.exited(1, 0, uptime_s=1.23456)
     assert job.entries("worker_exited") == [
@@ -120,7 +120,7 @@ def test_processes_that_kill_did_not_end_are_named_once_over_all_nodes(make_job)
 def test_processes_that_not_even_kill_ended_keep_the_job_from_a_restart(make_job):
     job = make_job(max_restarts=1).run()
     job.exited(0, 1, tail=job.RAISED)
-    job.exited(1, -9, told=True)
+    job.exited(1, -9, reported=True)
     job.gone(left=(7,))
     assert job.exit_code == 1
     assert "pid 7" in job.notices
@@ -180,7 +180,7 @@ def test_a_worker_that_ends_before_the_others_have_started_is_a_failure_like_any
     assert [node for node, _ in stops] == [0, 1]
     job.started(1)
     assert job.phase == "stopping"
-    job.exited(1, -15, told=True)
+    job.exited(1, -15, reported=True)
     job.all_gone()
     assert job.exit_code == 127
 
@@ -198,7 +198,7 @@ def test_a_fault_ends_the_job_with_70_when_the_other_nodes_are_gone(make_job, no
     assert job.entries("fault") == [{"text": "the spawner was killed"}]
     for rank in range(1, nodes):
         assert job.exit_code is None
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
         job.gone(rank)
     assert job.exit_code == 70
     assert job.of(p.ReportFailure) == [], "no diagnosis of workers that we killed"

@@ -46,7 +46,7 @@ def test_after_an_exception_the_others_get_a_moment_to_fail_in_the_same_way(make
     assert stops(job, job.exited(0, 1, tail=job.RAISED)) == []
     job.now += SAME_S
     assert stops(job, job.tick()) == [(0, signal.SIGTERM, job.policy.settings.failure_grace_s)]
-    job.exited(2, -15, told=True)
+    job.exited(2, -15, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.ranks == (1, 0)
@@ -56,8 +56,8 @@ def test_workers_that_fail_while_all_are_stopped_bring_no_second_stop(make_job):
     job = make_job(per_node=4).run()
     job.exited(2, 1, tail=job.RAISED)
     assert stops(job, job.exited(1, 1, tail=job.RAISED)) == []
-    assert stops(job, job.exited(0, -15, told=True)) == []
-    assert len(stops(job, job.exited(3, -9, told=True))) == 1, "for what the workers have left"
+    assert stops(job, job.exited(0, -15, reported=True)) == []
+    assert len(stops(job, job.exited(3, -9, reported=True))) == 1, "for what the workers have left"
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_workers_that_fail_while_all_are_stopped_bring_no_second_stop(make_job):
 def test_a_failed_job_exits_as_the_worker_that_is_named(make_job, returncode, code):
     job = make_job(per_node=3).run()
     job.exited(1, returncode, tail=job.RAISED if returncode > 0 else b"")
-    job.exited(0, -15, told=True)
-    job.exited(2, 0, told=True)
+    job.exited(0, -15, reported=True)
+    job.exited(2, 0, reported=True)
     job.all_gone()
     assert job.exit_code == code
     [failed] = job.of(p.ReportFailure)
@@ -75,12 +75,12 @@ def test_a_failed_job_exits_as_the_worker_that_is_named(make_job, returncode, co
     assert (failed.attempt, failed.decision) == (0, Final(reason=FinalReason.NOT_WANTED))
 
 
-def test_what_the_report_reads_of_a_worker_is_its_place_and_its_words(make_job):
+def test_the_report_reads_the_stderr_of_the_right_worker(make_job):
     job = make_job(nodes=2, per_node=2).run()
     job.now = 3.0
     job.exited(3, 1, tail=job.RAISED, uptime_s=2.5)
     for rank in range(3):
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     cause = failed.diagnosis.cause
@@ -111,7 +111,7 @@ def test_a_consequence_waits_for_its_cause_which_then_stops_all(make_job):
     job.now += CAUSE_S / 2
     assert len(stops(job, job.exited(0, 3, tail=job.RAISED))) == 1
     assert job.policy.deadline() is None
-    job.exited(2, -15, told=True)
+    job.exited(2, -15, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, job.exit_code) == ((0,), 3)
@@ -136,7 +136,7 @@ def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
     job.now += STOP_ANSWER_S
     assert stops(job, job.tick()) == [(0, signal.SIGTERM, 6.0)]
     assert job.tick() == []
-    job.exited(0, -15, told=True)
+    job.exited(0, -15, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     assert not failed.diagnosis.cause_seen
@@ -154,7 +154,7 @@ def test_a_late_stack_counts_although_another_rank_has_failed_meanwhile(make_job
     job.say(0, m.Stacks(attempt=0, serial=asked[0][1].serial, stacks=(stack,)))
     job.now = job.policy.deadline()
     assert len(stops(job, job.tick())) == 1
-    job.exited(0, -15, told=True)
+    job.exited(0, -15, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, failed.diagnosis.cause.frame) == (
@@ -174,7 +174,7 @@ def test_stacks_are_taken_before_the_stop_and_name_the_rank_that_did_not_come(ma
     actions = job.tick()
     assert [kept.stacks for kept in job.of(p.WriteStacks, actions)] == [(stack,)]
     assert len(stops(job, actions)) == 1
-    job.exited(0, -15, told=True)
+    job.exited(0, -15, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     assert failed.diagnosis.cause.ranks == (0,)
@@ -197,7 +197,7 @@ def test_a_cause_that_shows_after_the_stop_is_still_the_one_that_is_named(make_j
     job.now += CAUSE_S
     job.tick()
     job.now += 0.5
-    job.exited(0, 9, tail=job.RAISED, told=True)
+    job.exited(0, 9, tail=job.RAISED, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     assert (failed.diagnosis.cause.ranks, job.exit_code) == ((0,), 9)
@@ -264,7 +264,7 @@ def test_a_restart_prepares_all_nodes_again_with_a_fresh_port(make_job):
 def test_a_restart_waits_until_every_node_is_gone(make_job):
     job = make_job(nodes=2, per_node=1, max_restarts=1).run()
     job.exited(0, 1)
-    job.exited(1, -15, told=True)
+    job.exited(1, -15, reported=True)
     job.gone(0)
     assert job.phase == "stopping"
     job.gone(1)
@@ -552,7 +552,7 @@ def test_a_fault_during_the_delay_ends_the_job_at_once(make_job):
     assert job.exit_code == 70
 
 
-def test_what_agents_send_late_changes_nothing_about_the_delay(make_job):
+def test_late_messages_of_agents_do_not_change_the_delay(make_job):
     job = make_job(**DELAY).run()
     job.fail()
     before = len(job.actions)

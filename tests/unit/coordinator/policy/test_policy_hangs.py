@@ -84,7 +84,7 @@ class Watched:
         self.fall_silent()
         self.stand_still(odd=1)
         for rank in self.job.ranks:
-            self.job.exited(rank, -15, told=True)
+            self.job.exited(rank, -15, reported=True)
         return self.job.all_gone()
 
 
@@ -118,7 +118,7 @@ def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends
     [event] = job.entries("hang")
     assert (event["attempt"], event["behind"], event["frame"]) == (0, [1], "train.py:7 in step")
     for rank in job.ranks:
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     actions = job.all_gone()
     [hung] = job.of(a.ReportHang, actions)
     assert hung.final
@@ -161,7 +161,7 @@ def test_a_silent_job_whose_workers_go_on_is_left_alone_until_ten_times_the_time
     assert len(job.entries("hang_postponed")) >= 8
     assert job.entries("hang_postponed")[0]["why"] == "moved"
     for rank in job.ranks:
-        job.exited(rank, -15, told=True)
+        job.exited(rank, -15, reported=True)
     job.all_gone()
     assert job.exit_code == 124
 
@@ -221,7 +221,7 @@ def test_a_silent_job_is_reported_once_and_goes_on(unwatched):
     assert job.exit_code == 0
 
 
-def test_the_notice_of_a_job_that_works_says_so(unwatched):
+def test_the_notice_of_a_job_that_works_names_the_work(unwatched):
     watch = unwatched()
     watch.pass_time(NOTICE_S)
     for _ in range(2):
@@ -233,7 +233,7 @@ def test_the_notice_of_a_job_that_works_says_so(unwatched):
 
 
 @pytest.mark.parametrize("sign", [{"beats": [1]}, {"wrote": [2]}, {"held": True}])
-def test_whatever_a_worker_writes_or_reports_puts_the_notice_off(unwatched, sign):
+def test_any_output_or_report_of_a_worker_delays_the_notice(unwatched, sign):
     watch = unwatched()
     watch.alive(0, 1, 2)
     for _ in range(10):
@@ -252,7 +252,7 @@ def test_with_a_hang_timeout_there_is_no_notice(make_job):
     assert watch.pass_time(10 * NOTICE_S) == []
 
 
-def test_ctrl_c_on_a_silent_job_says_where_each_rank_stood_before_the_workers_are_reported(
+def test_ctrl_c_on_a_silent_job_shows_the_stack_of_each_rank_before_the_workers_are_reported(
     unwatched,
 ):
     watch = unwatched(nodes=2, per_node=1)
@@ -264,13 +264,13 @@ def test_ctrl_c_on_a_silent_job_says_where_each_rank_stood_before_the_workers_ar
     assert (asked(job, actions), job.sent(m.Stop, actions)) == ([0, 1], [])
     assert watch.stacks(0, odd=1) == []
     actions = watch.stacks(1, odd=1)
-    [said] = job.of(a.ShowMessage, actions)
-    assert mentions(said.text.splitlines()[0], "365 s")
-    assert "rank 0 on node0:\n      train.py:5 in step" in said.text
+    [message] = job.of(a.ShowMessage, actions)
+    assert mentions(message.text.splitlines()[0], "365 s")
+    assert "rank 0 on node0:\n      train.py:5 in step" in message.text
     assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGINT] * 2
     assert [event["when"] for event in job.entries("silence")] == ["notice", "stop"]
     for rank in job.ranks:
-        job.exited(rank, -2, told=True)
+        job.exited(rank, -2, reported=True)
     job.all_gone()
     assert job.exit_code == 130
 
@@ -383,7 +383,7 @@ def test_a_worker_that_fails_while_stacks_are_taken_is_the_cause(watched):
     watch.pass_time(1.0)
     watch.stacks()
     for rank in (0, 2):
-        watch.job.exited(rank, -15, told=True)
+        watch.job.exited(rank, -15, reported=True)
     watch.job.all_gone()
     assert (watch.job.exit_code, watch.job.of(a.ReportHang), watch.job.entries("hang")) == (
         1,
@@ -425,7 +425,7 @@ def test_a_late_answer_is_not_taken_for_that_to_the_next_question(watched):
     assert watch.job.sent(m.Stop)
 
 
-def test_where_only_heartbeats_were_missed_the_report_says_so_and_what_to_do(watched):
+def test_the_report_explains_missed_heartbeats_and_the_remedy(watched):
     watch = watched()
     watch.alive(0, 1, 2)
     watch.pass_time(TIMEOUT_S - 1)
@@ -456,9 +456,9 @@ def test_the_report_names_workers_that_had_to_be_killed_after_a_hang(watched):
     watch = watched()
     watch.fall_silent()
     watch.stand_still(odd=1)
-    watch.job.exited(0, -15, told=True)
-    watch.job.exited(1, -9, told=True)
-    watch.job.exited(2, 0, told=True)
+    watch.job.exited(0, -15, reported=True)
+    watch.job.exited(1, -9, reported=True)
+    watch.job.exited(2, 0, reported=True)
     watch.job.all_gone()
     [hung] = watch.job.of(a.ReportHang)
     assert hung.killed == (1,)
@@ -471,7 +471,7 @@ def test_being_asked_to_stop_while_stacks_are_taken_is_what_counts(watched):
     watch.job.signal(signal.SIGTERM)
     assert watch.stacks() == []
     for rank in watch.job.ranks:
-        watch.job.exited(rank, -15, told=True)
+        watch.job.exited(rank, -15, reported=True)
     watch.job.all_gone()
     assert watch.job.exit_code == 143
 
@@ -483,7 +483,7 @@ def test_a_signal_after_the_hang_gives_the_signals_code_and_the_report_all_the_s
     watch.job.now += 1
     watch.job.signal(signal.SIGINT)
     for rank in watch.job.ranks:
-        watch.job.exited(rank, -15, told=True)
+        watch.job.exited(rank, -15, reported=True)
     watch.job.all_gone()
     assert watch.job.exit_code == 130
     assert watch.job.of(a.ReportHang)[0].final
@@ -555,8 +555,8 @@ def test_a_rank_that_has_left_the_others_alone_is_mentioned_once(make_job):
     watch.job.exited(2)
     assert watch.pass_time(hang_detection.ALONE_S - 1) == []
     watch.job.exited(3)
-    [said] = watch.pass_time(1.0)
-    assert said.text == "ranks 2-3 ended with 0 60 s ago; 2 workers still running"
+    [message] = watch.pass_time(1.0)
+    assert message.text == "ranks 2-3 ended with 0 60 s ago; 2 workers still running"
     watch.job.exited(1)
     assert watch.pass_time(1000.0) == []
 

@@ -30,7 +30,7 @@ class World:
         self.to_start: list[int] = []
         self.running: list[int] = []
         self.owes_gone: set[int] = set()
-        self.told: set[int] = set()
+        self.reported: set[int] = set()
         self.failed: list[int] = []  # exit codes, as a shell would have them, of all attempts
         self.attempt = 0
 
@@ -48,10 +48,10 @@ class World:
                     assert action.attempt == self.attempt
                     self.to_start = list(self.job.ranks)
                     self.owes_gone = set(range(self.job.nodes))
-                    self.told = set()
+                    self.reported = set()
                 case p.SendToNode(message=m.Stop() as stop):
                     assert stop.attempt == self.attempt
-                    self.told.add(action.node)
+                    self.reported.add(action.node)
 
     def choices(self) -> list[str]:
         can = []
@@ -110,8 +110,8 @@ class World:
 
     def exit(self, rank: int) -> None:
         job = self.job
-        told = rank // job.per_node in self.told
-        if told:
+        reported = rank // job.per_node in self.reported
+        if reported:
             returncode, tail = self.data.draw(st.sampled_from(TOLD)), b""
         else:
             returncode, tail = self.data.draw(
@@ -125,7 +125,7 @@ class World:
                 rank,
                 returncode,
                 tail=tail,
-                told=told,
+                reported=reported,
                 uptime_s=self.data.draw(st.sampled_from([1.0, 60.0])),
             )
         )
@@ -139,7 +139,7 @@ class World:
     scheduler=st.booleans(),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_whatever_happens_the_job_ends_once_and_as_promised(
+def test_the_job_ends_once_and_as_promised_for_any_events(
     make_job, data, nodes, per_node, max_restarts, scheduler
 ):
     job = make_job(nodes, per_node, max_restarts=max_restarts, repeated_term_kills=not scheduler)
@@ -249,7 +249,7 @@ def test_a_job_of_131072_workers_starts_fails_and_restarts(make_job):
     assert len(job.sent(m.Stop, job.exited(77_777, 1))) == nodes
     for rank in job.ranks:
         if rank != 77_777:
-            job.exited(rank, -15, told=True)
+            job.exited(rank, -15, reported=True)
     assert len(job.actions) == nodes * per_node + nodes, "one entry per exit, one stop per node"
     job.actions.clear()
     job.all_gone()

@@ -68,7 +68,7 @@ def test_a_job_that_was_asked_to_stop_exits_with_the_signal_however_its_workers_
     job = make_job(max_restarts=3).run()
     job.signal(signum)
     for rank in job.ranks:
-        job.exited(rank, returncode, tail=job.RAISED if returncode == 1 else b"", told=True)
+        job.exited(rank, returncode, tail=job.RAISED if returncode == 1 else b"", reported=True)
     job.all_gone()
     assert job.exit_code == 128 + signum
     assert [failed.while_stopping for failed in job.of(p.ReportFailure)] == [True] * (
@@ -79,9 +79,9 @@ def test_a_job_that_was_asked_to_stop_exits_with_the_signal_however_its_workers_
 def test_the_last_line_says_which_workers_failed_while_they_stopped_and_why(make_job):
     job = make_job(per_node=3).run()
     job.signal(signal.SIGTERM)
-    job.exited(0, 1, tail=job.RAISED, told=True)
-    job.exited(1, 0, told=True)
-    job.exited(2, 1, tail=job.RAISED, told=True)
+    job.exited(0, 1, tail=job.RAISED, reported=True)
+    job.exited(1, 0, reported=True)
+    job.exited(2, 1, tail=job.RAISED, reported=True)
     job.all_gone()
     [failed] = job.of(p.ReportFailure)
     assert (failed.final, failed.diagnosis.cause.ranks) == (True, (0, 2))
@@ -91,11 +91,11 @@ def test_the_last_line_says_which_workers_failed_while_they_stopped_and_why(make
     assert job.exit_code == 143
 
 
-def test_a_worker_that_only_lost_its_peers_in_the_stop_has_not_failed(make_job):
+def test_a_worker_that_only_lost_the_other_ranks_in_the_stop_has_not_failed(make_job):
     job = make_job().run()
     job.signal(signal.SIGTERM)
-    job.exited(0, -15, told=True)
-    job.exited(1, 1, tail=job.LOST, told=True)
+    job.exited(0, -15, reported=True)
+    job.exited(1, 1, tail=job.LOST, reported=True)
     job.all_gone()
     assert job.of(p.ReportFailure) == []
     assert mentions(job.of(p.ShowMessage)[-1].text, "2 workers", "none")
@@ -105,7 +105,7 @@ def test_a_worker_that_only_lost_its_peers_in_the_stop_has_not_failed(make_job):
 def test_a_schedulers_term_does_not_kill_the_program_of_a_failed_jobs_wrapper_that_saves(make_job):
     job = make_job(repeated_term_kills=False).run()
     job.exited(0, 1)
-    job.exited(1, -15, told=True)
+    job.exited(1, -15, reported=True)
     assert job.phase == "stopping"
     assert stops(job, job.signal(signal.SIGTERM)) == []
     job.now += 2.0
@@ -124,7 +124,7 @@ def test_the_second_interrupt_of_a_person_kills_at_once(make_job):
     assert kills(job, job.signal(signal.SIGINT))
     assert mentions(job.notices, "killing")
     for rank in job.ranks:
-        job.exited(rank, -9, told=True)
+        job.exited(rank, -9, reported=True)
     job.all_gone()
     assert job.exit_code == 130
 
@@ -269,7 +269,7 @@ def test_impatience_with_a_failing_job_kills_at_once(make_job):
     job = make_job().run()
     job.exited(0, 1)
     assert kills(job, job.signal(signal.SIGINT))
-    job.exited(1, -9, told=True)
+    job.exited(1, -9, reported=True)
     job.all_gone()
     assert job.exit_code == 130
     [failed] = job.of(p.ReportFailure)
@@ -281,7 +281,7 @@ def test_asked_to_stop_a_failed_attempt_is_not_restarted(make_job):
     job = make_job(max_restarts=5).run()
     job.exited(0, 1, tail=job.RAISED)
     job.signal(signal.SIGTERM)
-    job.exited(1, -9, told=True)
+    job.exited(1, -9, reported=True)
     job.all_gone()
     assert job.exit_code == 143
     assert job.attempt == 0
@@ -361,6 +361,6 @@ def test_a_schedulers_term_does_not_cut_the_grace_of_workers_that_were_asked_alr
     job = make_job(repeated_term_kills=False).run()
     job.exited(0, 1)
     assert stops(job, job.signal(signal.SIGTERM)) == []
-    job.exited(1, -15, told=True)
+    job.exited(1, -15, reported=True)
     job.all_gone()
     assert job.exit_code == 143

@@ -26,7 +26,7 @@ def test_all_hosts_that_fail_are_in_the_hint_as_a_list(hosts, words):
     assert words in without(failures(*hosts))
 
 
-def test_of_too_many_hosts_the_hint_says_how_many_more_there_are():
+def test_the_hint_counts_the_hosts_that_it_leaves_out():
     names = [f"{chr(97 + number % 26)}{chr(97 + number // 26)}-node" for number in range(300)]
     hint = without(failures(*names))
     listed, _, rest = hint.partition("--exclude ")[2].partition(" and ")

@@ -13,7 +13,7 @@ from distlaunch.core.protocol import agent_messages as m
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
 
-def test_what_all_agents_and_the_launcher_get_counts_once():
+def test_a_signal_to_all_agents_and_the_launcher_counts_once():
     signals = Signals(holds=False)
     first = Signalled(signum=USR1)
     assert signals.on_signal(first, 1.0) == first
@@ -42,7 +42,7 @@ def test_one_that_comes_to_all_within_half_a_minute_counts_once_and_a_second_rou
         assert [event is not None for event in acted] == [True] + [False] * 5, round_
 
 
-def test_the_second_of_one_launcher_counts_though_others_have_told_of_the_first_since():
+def test_the_second_signal_of_one_launcher_counts_though_others_have_reported_the_first_since():
     signals = Signals(holds=False)
     event = Signalled(signum=signal.SIGINT, node=3)
     assert signals.on_signal(event, 1.0) == event
@@ -58,7 +58,7 @@ def test_a_late_first_is_no_second():
     assert signals.on_signal(late, 5.0) == late
 
 
-def test_where_workers_are_signalled_as_well_ours_waits_for_an_agents_word():
+def test_our_signal_waits_for_an_agents_report_if_workers_are_signalled_as_well():
     signals = Signals(holds=True)
     assert signals.on_signal(Signalled(signum=TERM), 1.0) is None
     assert signals.deadline() == 1.0 + HOLD_S
@@ -98,11 +98,11 @@ def test_a_signal_to_one_launcher_alone_is_passed_on_to_workers():
 @pytest.mark.parametrize(
     "event", [Signalled(signum=signal.SIGINT), Signalled(signum=TERM, kill=True)]
 )
-def test_what_a_person_sends_never_waits(event):
+def test_a_signal_of_a_person_is_never_delayed(event):
     assert Signals(holds=True).on_signal(event, 1.0) == event
 
 
-def test_what_is_typed_to_kill_is_no_echo_of_another_launchers_word():
+def test_ctrl_c_to_kill_is_no_echo_of_another_launchers_signal():
     signals = Signals(holds=False)
     signals.on_signal(Signalled(signum=signal.SIGINT, node=1), 1.0)
     typed = Signalled(signum=signal.SIGINT, kill=True)
@@ -148,7 +148,7 @@ def test_a_signal_to_a_spawner_is_one_with_that_to_its_launcher_or_agent():
     assert signals.on_signal(at_spawner, 3.0) == at_spawner
 
 
-def test_where_workers_are_signalled_as_well_a_spawners_word_shows_it():
+def test_a_spawners_report_shows_that_workers_were_signalled_as_well():
     signals = Signals(holds=True)
     assert signals.on_signal(Signalled(signum=TERM, node=0, spawner=True), 1.0) is None
     acted = signals.on_signal(Signalled(signum=TERM), 1.05)

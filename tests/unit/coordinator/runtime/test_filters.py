@@ -62,7 +62,7 @@ def test_each_attempt_has_a_file_of_its_own_and_an_endless_line_stays_small(plac
     assert (tmp_path / "second").read_bytes() == b"x\n"
 
 
-def test_what_a_worker_has_put_in_its_place_is_not_written_to(place):
+def test_a_file_that_a_worker_put_at_our_path_is_not_written_to(place):
     os.mkfifo(place)
     lines = LineFilter([b"x"], {0: b""})
     lines.begin(str(place))

@@ -56,7 +56,7 @@ def test_a_node_that_answers_without_end_is_dropped_and_the_others_go_on(nodes):
     assert [event.node for event in agents.of(a.FromNode)] == [1]
 
 
-def test_what_is_left_of_a_turn_is_read_though_nothing_more_comes(nodes):
+def test_the_rest_of_a_turn_is_read_though_nothing_more_comes(nodes):
     agents = nodes()
     agents.join(0)
     agents.give(0, *range(5000))

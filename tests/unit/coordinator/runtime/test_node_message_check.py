@@ -27,7 +27,7 @@ def commence(**fields) -> p.StartWorkers:
         ({"local_ranks": (1,)}, {4}),
     ],
 )
-def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
+def test_another_launcher_reports_only_its_own_ranks(fields, ranks):
     message_check = NodeMessageCheck(0)
     message_check.on_send(commence(**fields))
     for rank in range(-1, 7):

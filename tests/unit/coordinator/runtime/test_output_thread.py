@@ -37,10 +37,10 @@ class Shown(Kept):
     """A console that only remembers."""
 
     def say(self, text, *, level="info"):
-        self.said.append((level, text))
+        self.written.append((level, text))
 
     def event(self, record):
-        self.said.append(("event", record["type"]))
+        self.written.append(("event", record["type"]))
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
 ):
     files, output_thread = stuck
     shown = Shown()
-    told = reporter(run_dir, output_thread, shown)
+    reported = reporter(run_dir, output_thread, shown)
     EventLog(run_dir.events, shown, disk_work=output_thread).write("first", {})
     EventLog(run_dir.events, shown, disk_work=output_thread).write("second", {})
-    told.keep_job_error(a.JobError(exit_code=69, message="no node"))
+    reported.keep_job_error(a.JobError(exit_code=69, message="no node"))
     stack = m.Stack(rank=0, pid=1, state="S", text="here")
-    told.keep_stacks(a.WriteStacks(attempt=0, stacks=(stack,)))
+    reported.keep_stacks(a.WriteStacks(attempt=0, stacks=(stack,)))
     exited = WorkerExit(
         attempt=0,
         rank=0,
@@ -105,11 +105,11 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
         error_file="{}",
         stderr_tail=b"",
     )
-    told.keep_error(exited)
+    reported.keep_error(exited)
     assert output_thread.ask(lambda: True) is None
     assert sorted(os.listdir(run_dir.path)) == [MARKER, "attempt-0", "events.jsonl", PID]
     assert os.listdir(os.path.join(run_dir.path, "attempt-0")) == []
-    assert shown.said == [("event", "first"), ("event", "second")]
+    assert shown.written == [("event", "first"), ("event", "second")]
     files.moves.set()
     assert output_thread.finish(bound_s=WITHIN_S)
     with open(os.path.join(run_dir.path, "events.jsonl")) as lines:
@@ -119,7 +119,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     assert len(os.listdir(os.path.join(run_dir.path, "attempt-0"))) == 2
 
 
-def test_what_is_to_be_done_after_the_end_is_done_at_once():
+def test_a_task_after_the_end_runs_at_once():
     output_thread = OutputThread(Kept(), nodes=1, grant=lambda node, size: None)
     output_thread.start()
     assert output_thread.finish(bound_s=WITHIN_S)
@@ -129,9 +129,9 @@ def test_what_is_to_be_done_after_the_end_is_done_at_once():
     assert output_thread.ask(lambda: 7) == 7
 
 
-def test_what_a_node_tells_is_no_escape_sequence_in_the_report(run_dir):
-    told = "n1: \x1b[2Jhint\x07\n  caf\xe9: \u4e16\r"
-    error = a.JobError(exit_code=69, message=told, prefix="")
+def test_escape_sequences_of_a_node_are_not_in_the_report(run_dir):
+    reported = "n1: \x1b[2Jhint\x07\n  caf\xe9: \u4e16\r"
+    error = a.JobError(exit_code=69, message=reported, prefix="")
     reporter(run_dir, DiskWork(), Shown()).keep_job_error(error)
     with open(os.path.join(run_dir.path, "report.txt"), "rb") as report:
         assert report.read().decode() == "distlaunch: n1: \\x1b[2Jhint\\x07\n  caf\xe9: \u4e16\n"

@@ -15,7 +15,7 @@ from tests.facts import mentions
 from tests.unit.coordinator.remote_agents import REMARK, WITHIN_S, exited
 
 
-def test_a_node_has_joined_when_its_agent_has_said_hello(nodes):
+def test_a_node_has_joined_once_its_agent_has_sent_hello(nodes):
     agents = nodes(1)
     agents.agents.connect(0, 0.0)
     agents.pump(lambda: "n0" in agents.links)
@@ -83,7 +83,7 @@ def test_a_closed_channel_is_a_lost_node_at_once(nodes):
     assert agents.links["n1"].closed
 
 
-def test_a_node_that_is_lost_with_the_way_to_all_says_so(nodes):
+def test_a_node_that_is_lost_with_all_others_is_reported_as_such(nodes):
     ended = []
     agents = nodes(2, cut_off=lambda: ended[0] if ended else None)
     for node in range(2):
@@ -99,7 +99,7 @@ def test_a_node_that_is_lost_with_the_way_to_all_says_so(nodes):
     ]
 
 
-def test_what_is_no_message_loses_the_node_and_no_other(nodes):
+def test_an_invalid_message_loses_its_node_and_no_other(nodes):
     agents = nodes(2)
     agents.join(0)
     agents.join(1)
@@ -178,7 +178,7 @@ def test_a_node_whose_workers_have_started_or_ended_is_not_late(nodes, last):
     assert not any(isinstance(event, a.Lost) for event in agents.agents.receive())
 
 
-def test_a_node_that_says_what_takes_long_or_has_to_stop_what_it_started_has_more_time(nodes):
+def test_a_node_that_reports_a_slow_step_or_has_to_stop_workers_has_more_time(nodes):
     agents = starting(nodes)
     agents.now += 30.0
     agents.say("n0", m.AgentNotice(text="still importing torch", warning=True))
@@ -201,7 +201,7 @@ def test_ends_of_workers_are_reported_on_our_clock(nodes):
     assert agents.of(a.FromNode)[0].message.ended == pytest.approx(agents.now - 1.0)
 
 
-def test_the_quickest_answer_tells_the_clock(nodes):
+def test_the_quickest_answer_gives_the_clock(nodes):
     agents = nodes(1)
     agents.join(0, clock=0.0)
     agents.pump(lambda: agents.received("n0", m.Ping))
@@ -232,8 +232,8 @@ def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
             sum(each.size for each in agents.received("n0", m.Credit)) >= 2 * window - window // 4
         )
     )
-    agents.pump(lambda: (1, "ended") in agents.kept.said)
-    assert agents.kept.said == [("attempt", 0), *[(1, 2, chunk)] * 8, (1, "ended")]
+    agents.pump(lambda: (1, "ended") in agents.kept.written)
+    assert agents.kept.written == [("attempt", 0), *[(1, 2, chunk)] * 8, (1, "ended")]
 
 
 def test_without_room_output_is_taken_and_nothing_is_paid_back(nodes):
@@ -244,7 +244,7 @@ def test_without_room_output_is_taken_and_nothing_is_paid_back(nodes):
     agents.give(0, 0)
     agents.kept.full = True
     agents.say_much("n0", m.Output(rank=0, stream=1, data=b"y" * (window // 2)), REMARK)
-    agents.pump(lambda: agents.kept.said and agents.of(a.FromNode))
+    agents.pump(lambda: agents.kept.written and agents.of(a.FromNode))
     assert len(agents.received("n0", m.Credit)) == 1
     agents.kept.full = False
     agents.kept.wake()
@@ -262,7 +262,7 @@ def test_a_fault_of_the_output_thread_is_the_jobs(nodes):
     assert "TypeError" in event.text
 
 
-def test_a_node_that_is_left_says_nothing_more_and_can_be_reached_again(nodes):
+def test_a_node_that_was_disconnected_sends_nothing_more_and_can_be_reached_again(nodes):
     agents = nodes(1)
     agents.join(0)
     first = agents.links.pop("n0")
@@ -333,7 +333,7 @@ def test_at_the_end_all_agents_are_asked_to_leave_and_waited_for(nodes):
     assert not [thread for thread in left if thread.is_alive()]
 
 
-def test_what_threads_have_to_say_reaches_the_user(nodes):
+def test_notices_of_threads_reach_the_user(nodes):
     agents = nodes(1)
     saying = threading.Thread(target=agents.agents.note, args=("keys unchecked",))
     saying.start()

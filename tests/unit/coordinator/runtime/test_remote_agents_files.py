@@ -33,7 +33,7 @@ def text(path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_what_comes_after_a_lost_node_is_filed_in_its_own_attempt(filed):
+def test_output_after_a_lost_node_is_filed_in_its_own_attempt(filed):
     agents, shown, folder = filed
     for node in (0, 1):
         agents.join(node)
@@ -45,11 +45,11 @@ def test_what_comes_after_a_lost_node_is_filed_in_its_own_attempt(filed):
     agents.pump(lambda: text(folder / "attempt-0/rank-1.log"))
     agents.links["n1"].theirs.close()
     agents.pump(lambda: agents.of(a.Lost))
-    agents.pump(lambda: (1, "ended") in shown.said)  # at once, not when another attempt begins
+    agents.pump(lambda: (1, "ended") in shown.written)  # at once, not when another attempt begins
     agents.agents.begin_attempt(1)
     agents.give(0, 0, 1, attempt=1)
     agents.say("n0", m.Output(rank=1, stream=1, data=b"of attempt 1\n"), m.RankEnded(rank=1))
-    agents.pump(lambda: shown.said[-1] == (1, "ended") and len(shown.said) == 4)
+    agents.pump(lambda: shown.written[-1] == (1, "ended") and len(shown.written) == 4)
     assert text(folder / "attempt-0/rank-1.log") == "of attempt 0, cut o"
     assert text(folder / "attempt-1/rank-1.log") == "of attempt 1\n"
     assert [text(Path(TRAIN.filtered_path(str(folder), attempt, 1))) for attempt in (0, 1)] == [
@@ -58,7 +58,7 @@ def test_what_comes_after_a_lost_node_is_filed_in_its_own_attempt(filed):
     ]
 
 
-def test_whoever_has_not_ended_has_when_another_attempt_begins(tmp_path):
+def test_a_rank_without_an_end_ends_when_another_attempt_begins(tmp_path):
     shown = Kept()
     for attempt in (0, 1):
         (tmp_path / f"attempt-{attempt}").mkdir()
@@ -68,7 +68,7 @@ def test_whoever_has_not_ended_has_when_another_attempt_begins(tmp_path):
     files.begin_attempt(1)
     files.output(3, 1, b"one", 0.0)
     files.rank_ended(3, 0.0)
-    assert shown.said == [(3, 1, b"zero"), (3, "ended"), (3, 1, b"one"), (3, "ended")]
+    assert shown.written == [(3, 1, b"zero"), (3, "ended"), (3, 1, b"one"), (3, "ended")]
     assert text(tmp_path / "attempt-0/rank-3.log") == "zero"
     assert text(tmp_path / "attempt-1/rank-3.log") == "one"
 

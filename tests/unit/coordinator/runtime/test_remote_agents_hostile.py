@@ -39,7 +39,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("message", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_a_node_that_tells_of_what_it_does_not_run_is_lost(nodes, message):
+def test_a_node_that_reports_workers_it_does_not_run_is_lost(nodes, message):
     agents = nodes(2)
     for node in (0, 1):
         agents.join(node)
@@ -50,7 +50,7 @@ def test_a_node_that_tells_of_what_it_does_not_run_is_lost(nodes, message):
     assert not agents.of(a.FromNode)
     agents.say("n0", REMARK)
     agents.pump(lambda: agents.of(a.FromNode))
-    assert agents.kept.said == []
+    assert agents.kept.written == []
 
 
 def test_a_clock_of_hundreds_of_digits_is_no_hello(nodes):
@@ -73,10 +73,12 @@ def test_output_without_credit_loses_the_node_before_it_fills_the_memory(nodes):
     agents.say_much("n0", *[m.Output(rank=0, stream=1, data=chunk)] * 30)
     agents.pump(lambda: agents.of(a.Lost))
     assert "more output" in agents.of(a.Lost)[0].why
-    assert sum(len(each[2]) for each in agents.kept.said if len(each) == 3) <= window + (12 << 20)
+    assert sum(len(each[2]) for each in agents.kept.written if len(each) == 3) <= window + (
+        12 << 20
+    )
 
 
-def test_what_is_read_of_workers_that_have_ended_may_go_beyond_the_credit(nodes):
+def test_output_of_ended_workers_may_go_beyond_the_credit(nodes):
     agents = nodes(1)
     agents.join(0)
     agents.give(0, 0, 1)
@@ -100,7 +102,7 @@ def test_what_is_read_of_workers_that_have_ended_may_go_beyond_the_credit(nodes)
     )
 
 
-def test_nothing_is_taken_of_a_node_after_it_has_said_that_it_ends(nodes):
+def test_no_message_of_a_node_counts_after_its_goodbye(nodes):
     agents = nodes(1)
     agents.join(0)
     agents.give(0, 0)
@@ -108,7 +110,7 @@ def test_nothing_is_taken_of_a_node_after_it_has_said_that_it_ends(nodes):
     agents.say("n0", m.AgentEnding(why="the agent was ended by signal 15"), *late)
     agents.pump(lambda: agents.of(a.Lost))
     assert [type(event) for event in agents.events] == [a.Joined, a.Lost]
-    assert agents.kept.said == []
+    assert agents.kept.written == []
 
 
 def test_output_of_an_attempt_that_comes_when_another_has_begun_is_paid_back_and_not_filed(nodes):
@@ -122,5 +124,5 @@ def test_output_of_an_attempt_that_comes_when_another_has_begun_is_paid_back_and
         "n0", m.Output(rank=0, stream=1, data=b"x" * (window // 2)), m.RankEnded(rank=0), REMARK
     )
     agents.pump(lambda: agents.of(a.FromNode) and len(agents.received("n0", m.Credit)) == 2)
-    assert agents.kept.said == [("attempt", 1)]
+    assert agents.kept.written == [("attempt", 1)]
     assert not agents.of(a.Lost)

@@ -65,7 +65,7 @@ def steps(nodes):
     return make
 
 
-def told(agents) -> list[tuple[int | None, int, bool]]:
+def reported(agents) -> list[tuple[int | None, int, bool]]:
     return [(event.node, event.signum, event.reached) for event in agents.of(a.Signalled)]
 
 
@@ -81,16 +81,16 @@ def test_a_signal_of_slurm_is_reported_with_its_node_and_whether_workers_have_it
     agents.say("n1", m.AgentSignalled(signum=TERM))
     agents.say("n0", m.AgentSignalled(signum=USR1))
     agents.pump(lambda: len(agents.of(a.Signalled)) == 2)
-    assert sorted(told(agents)) == [(0, USR1, signals_all), (1, TERM, signals_all)]
+    assert sorted(reported(agents)) == [(0, USR1, signals_all), (1, TERM, signals_all)]
     assert not lost(agents)
 
 
 @pytest.mark.parametrize("signum", [9999, -15, 0, int(signal.SIGKILL), 10**30])
-def test_an_agent_that_tells_of_what_is_no_signal_for_the_job_is_lost(steps, signum):
+def test_an_agent_that_reports_an_impossible_signal_is_lost(steps, signum):
     agents = steps()
     agents.say("n1", m.AgentSignalled(signum=signum))
     agents.pump(lambda: lost(agents) == [1])
-    assert not told(agents)
+    assert not reported(agents)
 
 
 def test_term_after_the_loss_of_an_agent_of_the_step_is_no_signal_but_a_loss(steps):
@@ -98,10 +98,10 @@ def test_term_after_the_loss_of_an_agent_of_the_step_is_no_signal_but_a_loss(ste
     agents.links["n0"].theirs.close()
     agents.pump(lambda: lost(agents) == [0])
     agents.say("n1", m.AgentSignalled(signum=USR1))
-    agents.pump(lambda: told(agents) == [(1, USR1, False)])
+    agents.pump(lambda: reported(agents) == [(1, USR1, False)])
     agents.say("n1", m.AgentSignalled(signum=TERM))
     agents.pump(lambda: lost(agents) == [0, 1])
-    assert told(agents) == [(1, USR1, False)]
+    assert reported(agents) == [(1, USR1, False)]
     assert mentions(agents.of(a.Lost)[1].why, "Slurm", "step")
 
 
@@ -121,7 +121,7 @@ def test_an_agent_that_slurm_ends_is_lost_once_its_workers_have_ended(steps):
     agents.say("n1", m.RankEnded(rank=1), m.AttemptEnded(attempt=0, left=()))
     agents.pump(lambda: lost(agents) == [0, 1])
     assert isinstance(agents.of(a.FromNode)[-1].message, m.AttemptEnded)
-    assert not told(agents)
+    assert not reported(agents)
 
 
 def test_in_the_next_step_term_is_a_signal_again(steps):
@@ -138,11 +138,11 @@ def test_in_the_next_step_term_is_a_signal_again(steps):
     for node in range(2):
         agents.join(node)
     agents.say("n1", m.AgentSignalled(signum=TERM))
-    agents.pump(lambda: told(agents) == [(1, TERM, False)])
+    agents.pump(lambda: reported(agents) == [(1, TERM, False)])
     assert not lost(agents)
 
 
-def test_what_an_agent_tells_of_signals_before_it_has_said_hello_is_nobodys(steps):
+def test_a_signal_that_an_agent_reports_before_hello_has_no_node(steps):
     agents = steps()
     agents.agents.disconnect(1)
     agents.links.pop("n1").theirs.close()
@@ -154,10 +154,10 @@ def test_what_an_agent_tells_of_signals_before_it_has_said_hello_is_nobodys(step
         m.Hello(hostname="n1", python="3.11.4", pid=1, clock=7.0),
     )
     agents.pump(lambda: [event.node for event in agents.of(a.Joined)].count(1) == 2)
-    assert not told(agents)
+    assert not reported(agents)
 
 
-def test_what_srun_says_is_shown_but_its_manners_and_no_more_than_forty_lines(steps):
+def test_output_of_srun_is_shown_without_its_prefix_up_to_forty_lines(steps):
     agents = steps()
     for line in (
         "srun: retrying",
@@ -167,12 +167,12 @@ def test_what_srun_says_is_shown_but_its_manners_and_no_more_than_forty_lines(st
     ):
         agents.srun.say(line)
     agents.pump(lambda: agents.of(a.LinePrinted))
-    said = [event.text for event in agents.of(a.LinePrinted)]
-    assert said[:2] == ["srun: retrying", "0"]
-    assert len(said) <= 40
+    shown = [event.text for event in agents.of(a.LinePrinted)]
+    assert shown[:2] == ["srun: retrying", "0"]
+    assert len(shown) <= 40
 
 
-def test_agents_leave_before_srun_is_ended_and_what_it_then_says_is_nobodys(steps):
+def test_agents_leave_before_srun_is_ended_and_its_later_output_is_dropped(steps):
     agents = steps()
     agents.srun.say("srun: error: n1: task 1: Exited with exit code 1")
     for link in agents.links.values():

@@ -141,7 +141,7 @@ def test_many_ranks_wait_for_each_other(port):
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("message", "status"),
     [
         (b"GET /global HTTP/1.1\r\n\r\n", b"400"),
         (b"PUT global/0 HTTP/1.1\r\n\r\n", b"400"),
@@ -152,9 +152,9 @@ def test_many_ranks_wait_for_each_other(port):
         (b"x" * 10_000, b"400"),
     ],
 )
-def test_invalid_requests_are_refused_and_others_served(port, said, status):
+def test_invalid_requests_are_refused_and_others_served(port, message, status):
     with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
-        connection.sendall(said)
+        connection.sendall(message)
         assert connection.recv(65536).split(b" ")[1] == status
     assert ask(port, "PUT", "/global/0", b"x") == (200, b"")
 

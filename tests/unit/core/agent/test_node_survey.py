@@ -103,13 +103,13 @@ def test_a_new_survey_replaces_the_running_one():
 def test_the_survey_process_inherits_only_the_descriptors_it_needs():
     reader, writer = os.pipe()
 
-    def tells(order, begin_step):
+    def answers(order, begin_step):
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
         begin_step(str(sorted(numbers & {reader, writer})), 0.1)
         signal.pause()
 
     received: list = []
-    survey = NodeSurvey(received.append, (writer,), tells)
+    survey = NodeSurvey(received.append, (writer,), answers)
     survey.begin(ORDER)
     found = answer(survey, received)
     os.close(reader)

@@ -203,12 +203,12 @@ def test_an_error_names_the_listening_process_and_its_pid(family, address):
         number = listening.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
             hold_port(number, owner="job")
-    said = str(caught.value)
-    assert mentions(said, f"port {number}", "in use", f"pid {os.getpid()}")
+    shown = str(caught.value)
+    assert mentions(shown, f"port {number}", "in use", f"pid {os.getpid()}")
     title = (
         Path("/proc/self/cmdline").read_text().partition("\0")[0]
     )  # the program, or what pytest-xdist makes of it
-    assert (title if title[0] == "[" else os.path.basename(title))[:6] in said
+    assert (title if title[0] == "[" else os.path.basename(title))[:6] in shown
     assert "--master-port" in caught.value.hint
 
 

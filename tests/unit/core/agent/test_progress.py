@@ -243,8 +243,8 @@ def test_output_before_a_silence_is_reported_if_hangs_are_detected(node):
 def test_held_back_output_is_reported_repeatedly_if_hangs_are_detected(node):
     node.monitor.begin(0, watching=True)
     node.turn(held=True)
-    for told in range(4):
-        assert len(node.posted) == told
+    for reported in range(4):
+        assert len(node.posted) == reported
         assert node.monitor.due is not None, "nothing else would wake the loop"
         node.turn(node.monitor.due - node.now, held=True)
     assert all(alive.held for alive in node.posted)

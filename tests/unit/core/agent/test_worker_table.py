@@ -253,12 +253,12 @@ def test_an_exit_after_a_stop_is_reported_as_such(make_node):
     node.ended(0, 1)
     node.stop()
     node.ended(1, -15)
-    told = {
+    reported = {
         exited.rank: exited.told_to_stop
         for rank in (0, 1)
         for exited in node.of(WorkerExit, node.drained(rank))
     }
-    assert told == {0: False, 1: True}
+    assert reported == {0: False, 1: True}
 
 
 def test_the_wait_for_the_spawners_answer_is_limited(make_node):

@@ -24,7 +24,7 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
     node.actions.clear()
     node.start(ranks, attempt=attempt)
     unborn, alive, undrained, stops, sweeping = list(range(ranks)), [], [], 0, ranks == 0
-    heard: list = []
+    received: list = []
     closing = done = False
     while not done:
         can = ["spawned"] * bool(unborn) + ["exited"] * bool(alive) + ["drained"] * bool(undrained)
@@ -73,7 +73,9 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
         done = bool(node.of(m.AttemptEnded, actions))
         for sent in node.of(w.Signal, actions):
             assert sent.ranks, "a signal to nobody"
-        heard += [action for action in actions if isinstance(action, (WorkerExit, m.AttemptEnded))]
-    assert sorted(one.rank for one in heard[:-1]) == list(range(ranks))
-    assert heard[-1] == m.AttemptEnded(attempt=attempt, left=())
+        received += [
+            action for action in actions if isinstance(action, (WorkerExit, m.AttemptEnded))
+        ]
+    assert sorted(one.rank for one in received[:-1]) == list(range(ranks))
+    assert received[-1] == m.AttemptEnded(attempt=attempt, left=())
     assert node.table.deadline() is None

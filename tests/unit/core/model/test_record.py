@@ -48,10 +48,10 @@ def test_fields_are_passed_by_name_and_have_defaults():
 def test_missing_and_unknown_fields_are_named(arguments):
     with pytest.raises(TypeError) as caught:
         Point(**arguments)
-    said = str(caught.value)
-    assert "Point" in said
-    assert ("'x'" in said.partition("unknown")[0]) == ("x" not in arguments)
-    assert ("'z'" in said.partition("unknown")[2]) == ("z" in arguments)
+    message = str(caught.value)
+    assert "Point" in message
+    assert ("'x'" in message.partition("unknown")[0]) == ("x" not in arguments)
+    assert ("'z'" in message.partition("unknown")[2]) == ("z" in arguments)
 
 
 def test_positional_arguments_are_refused():

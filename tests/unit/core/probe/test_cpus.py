@@ -150,7 +150,7 @@ def test_oom_kills_of_the_machine_count_where_no_cgroup_does(machine):
     assert count_oom_kills(machine.root) == 4
 
 
-def test_oom_kills_are_unknown_where_the_kernel_does_not_tell(machine):
+def test_oom_kills_are_unknown_if_the_kernel_does_not_report_them(machine):
     assert count_oom_kills(machine.root) is None
 
 

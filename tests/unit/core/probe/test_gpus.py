@@ -134,20 +134,20 @@ def test_driver_without_devices_is_no_problem(machine):
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         ("driver-broken", "couldn't communicate with the NVIDIA driver"),
         ("version-mismatch", "Driver/library version mismatch"),
     ],
 )
-def test_a_broken_driver_is_reported_as_nvidia_smi_does(machine, case, said):
+def test_a_broken_driver_is_reported_as_nvidia_smi_does(machine, case, message):
     machine.devices("nvidia0")
     machine.recorded(case)
     inventory = machine.probe()
     assert inventory.gpus == ()
     assert inventory.problem is not None
     assert mentions(inventory.problem, "driver")
-    assert said in inventory.problem
+    assert message in inventory.problem
     assert "\n" not in inventory.problem
 
 
@@ -283,12 +283,12 @@ def test_library_is_loaded_and_read(probe_with_library):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [("9", "driver not loaded"), ("18", "driver/library version mismatch")]
+    ("code", "message"), [("9", "driver not loaded"), ("18", "driver/library version mismatch")]
 )
-def test_library_that_finds_no_driver_is_a_problem(probe_with_library, code, said):
+def test_library_that_finds_no_driver_is_a_problem(probe_with_library, code, message):
     inventory = probe_with_library(FAKE_NVML_INIT=code)
     assert inventory["gpus"] == []
-    assert mentions(inventory["problem"], "NVIDIA", said, "NVML", code)
+    assert mentions(inventory["problem"], "NVIDIA", message, "NVML", code)
 
 
 def test_a_hanging_library_is_abandoned(probe_with_library):

@@ -26,9 +26,9 @@ def in_child():
                 os._exit(0)
         os.close(writing)
         with open(reading, encoding="utf-8") as file:
-            said = file.read()
+            message = file.read()
         os.waitpid(pid, 0)
-        return said
+        return message
 
     return run
 

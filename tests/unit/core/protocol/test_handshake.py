@@ -45,7 +45,7 @@ def test_the_token_itself_is_never_sent(job_identity):
     assert job_identity.token not in b"".join(pair.sent + pair.answers)
 
 
-def test_the_caller_reads_no_byte_after_its_welcome():
+def test_a_launcher_reads_no_byte_after_its_admission():
     pair = HandshakePair(OPEN, OPEN)
     challenge = pair.listener.feed(pair.connecting.begin())
     stream = bytearray(
@@ -88,7 +88,7 @@ def test_a_wrong_token_is_reported_to_both_sides_and_nothing_else(connecting, li
     assert not pair.admitted
 
 
-def test_the_listener_sends_no_proof_to_an_unproven_caller():
+def test_the_listener_sends_no_proof_to_an_unproven_launcher():
     side = listener(SECRET)
     [challenge] = messages(side.feed(encode(CALL)))
     assert plain(challenge).keys() == {"nonce", "key_method", "salt"}
@@ -114,7 +114,7 @@ def test_without_a_secret_both_jobs_are_named():
     assert mentions(pair.listener.rejection, "'77'", "n3", "'78'")
 
 
-def test_with_a_secret_the_caller_does_not_learn_the_job():
+def test_with_a_secret_the_launcher_does_not_learn_the_job():
     pair = HandshakePair(replace(SECRET, job_key="78"), SECRET).run()
     assert mentions(pair.connecting.outcome.text, "'78'")
     assert mentions(pair.listener.rejection, "'77'", "n3", "'78'")
@@ -218,7 +218,7 @@ def test_a_token_is_never_shown_and_never_empty():
         {"job_id": "-x"},
     ],
 )
-def test_a_welcome_with_a_path_or_an_impossible_rank_is_refused(welcome):
+def test_an_admission_with_a_path_or_an_impossible_rank_is_refused(welcome):
     with pytest.raises(HandshakeError):
         HandshakePair(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()
 

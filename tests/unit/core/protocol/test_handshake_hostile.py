@@ -38,7 +38,7 @@ def test_a_replayed_call_and_proof_are_rejected():
     assert not admitted
 
 
-def test_a_replayed_challenge_and_welcome_are_refused():
+def test_a_replayed_challenge_and_admission_are_refused():
     recorded = HandshakePair(SECRET, SECRET).run()
     side = connecting(SECRET, nonce="d" * 64)
     asked, welcome = recorded.answers
@@ -76,13 +76,13 @@ def test_a_reflected_proof_is_refused():
         answered(side, encode(replace(WELCOME, proof=proof.proof)))
 
 
-def test_a_caller_refuses_its_own_nonce_as_challenge():
+def test_a_launcher_refuses_its_own_nonce_as_challenge():
     side = connecting(SECRET)
     with pytest.raises(HandshakeError):
         answered(side, encode(challenge(nonce="c" * 64)))
 
 
-def test_a_welcome_without_a_challenge_is_refused():
+def test_an_admission_without_a_challenge_is_refused():
     with pytest.raises(HandshakeError):
         answered(connecting(SECRET), encode(WELCOME))
 
@@ -161,7 +161,7 @@ def test_other_protocols_are_recognised_and_get_no_answer(data, kind):
         (b"\x15\x03\x01", "TLS"),
     ],
 )
-def test_a_caller_names_the_protocol_of_another_listener(data, words):
+def test_a_launcher_names_the_protocol_of_a_foreign_listener(data, words):
     side = connecting()
     with pytest.raises(HandshakeError, match=words):
         side.feed(data[: side.missing])

@@ -42,7 +42,7 @@ def test_a_token_of_128_bits_is_recognised_by_its_digits(token, strong):
     assert is_strong(token) is strong
 
 
-def test_a_listener_derives_its_key_once_for_all_callers(derived):
+def test_a_listener_derives_its_key_once_for_all_launchers(derived):
     secret = ListenerSecret(PHRASE, None)
     for _ in range(5):
         key_method, salt = secret.offer(scrypt=True)
@@ -51,7 +51,7 @@ def test_a_listener_derives_its_key_once_for_all_callers(derived):
     assert len(salt) == 32
 
 
-def test_a_caller_derives_its_key_once_for_each_listener(derived):
+def test_a_launcher_derives_its_key_once_for_each_listener(derived):
     key_method, salt = ListenerSecret(PHRASE, None).offer(scrypt=True)
     secret = CallerSecret(PHRASE, None)
     assert secret.key(key_method, salt) == secret.key(key_method, salt)
@@ -97,7 +97,7 @@ def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
     assert ListenerSecret(PHRASE, None).offer(scrypt=True)[0] == "pbkdf2"
 
 
-def test_a_caller_that_cannot_derive_its_key_names_the_missing_function(fips, monkeypatch):
+def test_a_launcher_that_cannot_derive_its_key_names_the_missing_function(fips, monkeypatch):
     monkeypatch.setattr(token_keys, "has_scrypt", lambda: True)
     with pytest.raises(NoKeyError, match=r"scrypt: .*unsupported"):
         CallerSecret(PHRASE, None).key("scrypt", "ab" * 16)
@@ -151,7 +151,7 @@ def test_munge_carries_a_random_key():
         CallerSecret(None, munge).key("munge", "forged")
 
 
-def test_a_caller_with_munge_refuses_a_listener_without_it():
+def test_a_launcher_with_munge_refuses_a_listener_without_it():
     with pytest.raises(NoKeyError, match="munge"):
         CallerSecret(None, Munge()).key("none", "")
 

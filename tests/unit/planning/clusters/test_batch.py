@@ -72,12 +72,12 @@ def test_torques_gpus_win_over_its_cores():
 
 
 @pytest.mark.parametrize(
-    ("gpufile", "said"), [("n1\n", "/g:1: 'n1': expected HOST-gpuN"), ("n9-gpu0\n", "n9-gpu0")]
+    ("gpufile", "text"), [("n1\n", "/g:1: 'n1': expected HOST-gpuN"), ("n9-gpu0\n", "n9-gpu0")]
 )
-def test_an_odd_gpu_file_is_an_error_with_its_line(gpufile, said):
+def test_an_odd_gpu_file_is_an_error_with_its_line(gpufile, text):
     with pytest.raises(ConfigError) as caught:
         pbs("n1\n", gpufile)
-    assert said in caught.value.message
+    assert text in caught.value.message
 
 
 def test_a_node_file_that_is_gone_or_empty_is_an_error():
@@ -99,7 +99,7 @@ def test_a_line_that_is_no_host_is_named_by_file_and_line():
 @pytest.mark.parametrize(
     "gone", [(), ("LSB_DJOB_HOSTFILE",), ("LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS")]
 )
-def test_lsf_says_the_same_in_three_places(gone):
+def test_lsf_has_the_same_list_in_three_variables(gone):
     environ = {name: value for name, value in LSF.items() if name not in gone}
     found = batch.find(environ, {"/l/hosts": "h1\n" * 4 + "h2\n" * 2}, "lsf")
     assert (found.source, hosts(found), found.job_id) == ("lsf", [("h1", 4), ("h2", 2)], "9")
@@ -134,7 +134,7 @@ def test_slots_are_cores_and_gpus_are_gpus():
     assert {host.unit for host in lsf.hosts} == {"cores"}
 
 
-def test_cpus_are_known_where_the_system_tells_those_of_one_node():
+def test_cpus_are_known_if_the_system_gives_those_of_one_node():
     assert pbs("n1\nn2\n", NCPUS="8", PBS_NUM_PPN="4").cpus == 8
     assert pbs("n1\nn2\n", "n1-gpu0\n", PBS_NUM_PPN="4").cpus == 4
     assert pbs("n1\nn1\n").cpus is None
@@ -250,7 +250,7 @@ def test_a_node_of_aws_batch_with_too_few_variables_is_one_of_several(gone):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "text"),
     [
         (
             {"NODE_INDEX": "3"},
@@ -265,10 +265,10 @@ def test_a_node_of_aws_batch_with_too_few_variables_is_one_of_several(gone):
     ],
     ids=str,
 )
-def test_variables_of_aws_batch_that_cannot_be_right_are_quoted(more, said):
+def test_variables_of_aws_batch_that_cannot_be_right_are_quoted(more, text):
     with pytest.raises(ConfigError) as caught:
         aws(**more)
-    assert said in caught.value.message
+    assert text in caught.value.message
 
 
 def test_an_array_job_of_aws_batch_is_no_job_of_several_nodes():

@@ -107,7 +107,7 @@ def find(system, environ, **more):
         ),
     ],
 )
-def test_a_platform_tells_its_nodes_which_they_are(system, environ, hosts, slots, master):
+def test_a_platform_gives_its_nodes_their_ranks(system, environ, hosts, slots, master):
     found = find(system, environ)
     assert (found.source, found.part, found.node_rank) == (system, "node", 1)
     assert [host.name for host in found.hosts] == hosts
@@ -134,7 +134,7 @@ def test_a_platforms_gpus_are_gpus_and_hosts_that_it_does_not_name_are_unknown(
     assert [host.known for host in found.hosts] == known
 
 
-def test_a_node_that_is_listed_twice_cannot_tell_which_it_is():
+def test_a_host_that_is_listed_twice_cannot_find_its_own_rank():
     with pytest.raises(ConfigError, match="SM_CURRENT_HOST='algo-2' and SM_HOSTS="):
         find("sagemaker", SAGEMAKER, SM_HOSTS='["algo-1", "algo-2", "algo-2"]')
 
@@ -157,7 +157,7 @@ def test_a_shell_elsewhere_is_no_platform(system):
     )
 
 
-def test_a_mixed_cluster_tells_each_node_its_own_gpus_only():
+def test_a_mixed_cluster_gives_each_node_only_its_own_gpus():
     found = find("sagemaker", SAGEMAKER, SM_IS_HETERO="true")
     assert [host.slots for host in found.hosts] == [None, 8]
 

@@ -112,7 +112,7 @@ def environments(draw):
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(environments(), CONTENT, st.sampled_from(["auto"] * 4 + list(NAMES)))
-def test_whatever_the_environment_only_config_errors_come_out(environ, content, wanted):
+def test_any_environment_leads_to_a_plan_or_a_config_error(environ, content, wanted):
     try:
         texts = dict.fromkeys((*files(environ, wanted=wanted), "/f"), content)
         found, lost, notes = select(environ, texts, wanted=wanted)

@@ -159,7 +159,7 @@ def test_an_indexed_jobs_pods_are_named_after_this_one():
     assert kubernetes.files(INDEXED) == ("/etc/hosts",)
 
 
-def test_an_indexed_job_does_not_say_of_how_many_pods_it_is():
+def test_an_indexed_job_does_not_give_its_number_of_pods():
     environ = {name: value for name, value in INDEXED.items() if name != "--num-nodes"}
     with pytest.raises(ConfigError) as caught:
         find(environ)

@@ -76,7 +76,7 @@ def _root():
         {"CLUSTER_SPEC": "/etc/cluster.yaml"},
     ],
 )
-def test_what_is_left_over_in_a_shell_is_ignored_and_explained(stale):
+def test_leftover_variables_in_a_shell_are_ignored_and_explained(stale):
     found, lost, _ = select(stale, {})
     assert found is None
     assert any(name in line for line in lost for name in stale)
@@ -132,7 +132,7 @@ def test_one_launcher_of_several_that_does_not_know_which_is_an_error(environ):
         {"CLUSTER_SPEC": "{}"},
     ],
 )
-def test_a_system_that_says_too_little_is_always_told(environ):
+def test_a_system_with_too_few_variables_is_always_reported(environ):
     found, _, notes = select(environ, {})
     assert found is None
     assert len(notes) == 1
@@ -150,11 +150,11 @@ def test_a_system_that_says_too_little_is_always_told(environ):
         POD | {"RANK": "0", "WORLD_SIZE": "1"},
     ],
 )
-def test_the_only_node_of_a_job_and_anybodys_names_are_nothing_to_tell(environ):
+def test_the_only_node_of_a_job_and_common_hostnames_are_not_shown(environ):
     assert select(environ, {})[::2] == (None, ())
 
 
-def test_half_of_one_system_does_not_matter_where_another_says_all():
+def test_half_of_one_systems_variables_do_not_matter_if_another_is_complete():
     found, lost, notes = select(STEP | {"PMI_RANK": "1", "PMI_SIZE": "2"}, {})  # srun --mpi=pmi2
     assert (found.part, notes) == ("node", ())
     assert "MPI_LOCALRANKID" in lost[0]
@@ -225,14 +225,14 @@ def test_a_source_can_be_forced():
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in SYSTEMS])
-def test_a_forced_source_that_does_not_apply_says_why(name):
+def test_a_forced_source_that_does_not_apply_is_refused_with_the_reason(name):
     with pytest.raises(ConfigError) as caught:
         select({"PATH": "/bin"}, {}, wanted=name)
     assert caught.value.message.startswith(f"--source {name} ")
     assert caught.value.hint
 
 
-def test_a_forced_source_with_half_its_variables_says_which_are_missing():
+def test_a_forced_source_with_half_its_variables_names_the_missing_ones():
     with pytest.raises(ConfigError, match=r"--source openmpi .* OMPI_COMM_WORLD_SIZE='4'"):
         select({"OMPI_COMM_WORLD_SIZE": "4"}, {}, wanted="openmpi")
     with pytest.raises(ConfigError, match=r"--source kubernetes .* KUBERNETES_SERVICE_HOST"):
@@ -247,7 +247,7 @@ def test_an_unknown_source_names_what_there_is():
         assert all(name in caught.value.hint for name in NAMES)
 
 
-def test_options_fill_in_what_an_indexed_job_does_not_tell():
+def test_options_fill_in_the_facts_that_an_indexed_job_lacks():
     found, _, _ = select(INDEXED, {}, num_nodes="4")
     assert (found.node_rank, len(found.hosts)) == (1, 4)
     found, _, _ = select(INDEXED, {}, num_nodes="2:4", node_rank=3)

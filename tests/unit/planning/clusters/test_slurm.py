@@ -80,7 +80,7 @@ def test_a_batch_script_stands_for_all_nodes_of_the_job_though_it_has_a_procid()
 
 
 @pytest.mark.parametrize(
-    ("told", "of_job", "of_step"),
+    ("reported", "of_job", "of_step"),
     [
         ({}, "42", "42.0"),
         ({"SLURM_RESTART_COUNT": "0"}, "42", "42.0"),
@@ -94,11 +94,11 @@ def test_a_batch_script_stands_for_all_nodes_of_the_job_though_it_has_a_procid()
         ({"SLURM_JOB_ID_HET_GROUP_0": "41"}, "41", "41.0"),
     ],
 )
-def test_a_job_is_called_as_squeue_calls_it(told, of_job, of_step):
-    assert find(BATCH, **told).job_id == of_job
-    step = find(STEP, SLURMD_NODENAME="n2", SLURM_NODEID="1", SLURM_PROCID="1", **told)
+def test_a_job_is_called_as_squeue_calls_it(reported, of_job, of_step):
+    assert find(BATCH, **reported).job_id == of_job
+    step = find(STEP, SLURMD_NODENAME="n2", SLURM_NODEID="1", SLURM_PROCID="1", **reported)
     assert step.job_id == of_step
-    assert step.number == int(told.get("SLURM_JOB_ID_HET_GROUP_0", "42")), (
+    assert step.number == int(reported.get("SLURM_JOB_ID_HET_GROUP_0", "42")), (
         "tasks of an array have a port each"
     )
 
@@ -224,7 +224,9 @@ def test_variables_of_the_step_that_submitted_a_job_are_not_its_own():
         ),
     ],
 )
-def test_a_leftover_step_on_a_node_of_the_job_is_an_error_that_says_what_to_unset(job, both):
+def test_a_leftover_step_on_a_node_of_the_job_is_an_error_that_names_the_variables_to_unset(
+    job, both
+):
     step = {
         "SLURM_STEP_NODELIST": "n1",
         "SLURM_STEP_NUM_NODES": "1",
@@ -273,7 +275,7 @@ def test_gpus_of_all_nodes_are_known_from_what_was_asked_for_each(asked, expecte
     assert slots(find(SALLOC, **asked)) == expected
 
 
-def test_the_total_of_gpus_tells_a_lone_nodes():
+def test_the_total_of_gpus_is_that_of_the_only_node():
     alone = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1"}
     assert slots(find(SALLOC, **alone, SLURM_GPUS="a100:2")) == [2]
 
@@ -443,7 +445,7 @@ def test_a_contradiction_quotes_both_variables(environ, both):
         STEP | {"SLURM_NODEID": "0x1"},
     ],
 )
-def test_what_is_no_list_or_number_is_an_error_with_a_hint(environ):
+def test_an_invalid_list_or_number_is_an_error_with_a_hint(environ):
     with pytest.raises(ConfigError) as caught:
         find(environ)
     assert "SLURM_" in caught.value.message
@@ -461,7 +463,7 @@ def test_half_a_step_is_none():
             find(without(STEP, gone))
 
 
-def test_counts_of_a_step_may_be_missing_where_the_total_tells_them():
+def test_counts_of_a_step_may_be_missing_if_the_total_gives_them():
     assert find(without(STEP, "SLURM_STEP_TASKS_PER_NODE")).part == "node"
     with pytest.raises(IncompleteError):
         find(without(STEP, "SLURM_STEP_TASKS_PER_NODE"), SLURM_STEP_NUM_TASKS="5")

@@ -33,9 +33,9 @@ class NotHereError(Exception):
 class Job:
     """One started command of ``distlaunch``."""
 
-    def __init__(self, command: Command, ground: Ground) -> None:
+    def __init__(self, command: Command, gpu_check: CheckEnvironment) -> None:
         self.command = command
-        self._ground = ground
+        self._check = gpu_check
         self.folder = f"{command.directory}/jobs/job"
         """The run directory, if it is a job."""
 
@@ -53,22 +53,24 @@ class Job:
         """Wait for the end within the check's limit. Raises CheckError unless it has one of these
         exit codes (0)."""
         try:
-            self.command.process.wait(self._ground.left_s())
+            self.command.process.wait(self._check.left_s())
         except subprocess.TimeoutExpired:
-            raise CheckError(f"no end within {self._ground.limit_s:g} s: {self.said()}") from None
+            raise CheckError(
+                f"no end within {self._check.limit_s:g} s: {self.last_output()}"
+            ) from None
         try:
             code = self.command.wait(within_s=1.0)
         except HangError as exc:
             raise CheckError(str(exc)) from exc
         if code not in (codes or (0,)):
             raise CheckError(
-                f"exit code {code}, not {' or '.join(map(str, codes or (0,)))}: {self.said()}"
+                f"exit code {code}, not {' or '.join(map(str, codes or (0,)))}: {self.last_output()}"
             )
         return self
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something while the job runs."""
-        self.command.until(condition, what, within_s=self._ground.left_s())
+        self.command.until(condition, what, within_s=self._check.left_s())
 
     def log(self, rank: int = 0, attempt: int = 0) -> list[str]:
         """Return the lines that a worker has written; none if it has not begun."""
@@ -82,17 +84,17 @@ class Job:
         except FileNotFoundError:
             return []
 
-    def told(self, rank: int = 0, attempt: int = 0) -> dict[str, Any]:
+    def observations(self, rank: int = 0, attempt: int = 0) -> dict[str, Any]:
         """Return what a worker has told. Raises CheckError if it has not."""
         for line in self.log(rank, attempt):
-            if line.startswith("told "):
-                told: dict[str, Any] = json.loads(line.removeprefix("told "))
-                return told
-        raise CheckError(f"rank {rank} of attempt {attempt} told nothing: {self.said()}")
+            if line.startswith("observed "):
+                observations: dict[str, Any] = json.loads(line.removeprefix("observed "))
+                return observations
+        raise CheckError(f"rank {rank} of attempt {attempt} reported nothing: {self.last_output()}")
 
-    def has_told(self) -> bool:
+    def has_observations(self) -> bool:
         """Return whether rank 0 has printed its observations."""
-        return any(line.startswith("told ") for line in self.log())
+        return any(line.startswith("observed ") for line in self.log())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Return the events of this kind."""
@@ -103,12 +105,12 @@ class Job:
             return []
         return [event for event in events if event.get("type") == kind]
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         """Return the last that the launcher wrote, for the message of a failure."""
         return self.stderr.strip()[-_SHOWN:] or "nothing on stderr"
 
 
-class Ground:
+class CheckEnvironment:
     """The GPU and the time that a check has; what it starts ends with the block."""
 
     def __init__(self, gpu: Gpu, environ: Mapping[str, str], *, limit_s: float) -> None:
@@ -118,7 +120,7 @@ class Ground:
         self._until = time.monotonic() + limit_s
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Ground:  # noqa: PYI034 - Self is Python 3.11's
+    def __enter__(self) -> CheckEnvironment:  # noqa: PYI034 - Self is Python 3.11's
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,12 +221,12 @@ class Ground:
         }
 
 
-def expect(told: Mapping[str, Any], **wanted: Any) -> None:
+def expect(observations: Mapping[str, Any], **wanted: Any) -> None:
     """Raise CheckError for all that was told otherwise."""
     wrong = [
-        f"{name} is {told.get(name)!r}, not {value!r}"
+        f"{name} is {observations.get(name)!r}, not {value!r}"
         for name, value in wanted.items()
-        if told.get(name) != value
+        if observations.get(name) != value
     ]
     if wrong:
         raise CheckError("; ".join(wrong))
