@@ -106,11 +106,21 @@ class Sshd:
             [] if any("MaxStartups" in line for line in self._settings) else ["MaxStartups 1000"]
         )  # the last one wins
         lines = [
-            *self._settings, f"Port {self.port}", "ListenAddress 127.0.0.1", "UsePAM no", "StrictModes no",
-            "PasswordAuthentication no", "KbdInteractiveAuthentication no", f"AuthorizedKeysFile {self.directory}/authorized_keys",
-            "PidFile none", "PermitUserRC no", "PrintMotd no", "LogLevel VERBOSE",
-            *(f"HostKey {key}" for key in self.host_keys), *many,
-        ]  # fmt: skip
+            *self._settings,
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            "UsePAM no",
+            "StrictModes no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            f"AuthorizedKeysFile {self.directory}/authorized_keys",
+            "PidFile none",
+            "PermitUserRC no",
+            "PrintMotd no",
+            "LogLevel VERBOSE",
+            *(f"HostKey {key}" for key in self.host_keys),
+            *many,
+        ]
         config = self.directory / "sshd_config"
         config.write_text("\n".join(lines) + "\n")
         with self.log.open("wb") as log:

@@ -139,10 +139,23 @@ def start(hosts: Hosts, chosen: Round, place: str, innocent: frozenset[int]) -> 
     os.makedirs(place)
     logs = f"{hosts.local}/logs" if "disk" in chosen.fault.name else f"{place}/logs"
     options = [
-        "--hosts", ",".join(f"{name}:1" for name in hosts.names), "--device", "cpu", "--min-uptime", "0",
-        "--grace", f"{GRACE_S}", "--failure-grace", f"{GRACE_S}", "--join-timeout", f"{JOIN_S}", "--log-dir", logs,
-        *chosen.shape.options, *(("--preload", "json") if chosen.warm else ()),
-    ]  # fmt: skip
+        "--hosts",
+        ",".join(f"{name}:1" for name in hosts.names),
+        "--device",
+        "cpu",
+        "--min-uptime",
+        "0",
+        "--grace",
+        f"{GRACE_S}",
+        "--failure-grace",
+        f"{GRACE_S}",
+        "--join-timeout",
+        f"{JOIN_S}",
+        "--log-dir",
+        logs,
+        *chosen.shape.options,
+        *(("--preload", "json") if chosen.warm else ()),
+    ]
     with open(f"{place}/screen", "wb") as screen:
         launcher = hosts.launch(
             ["train", *options, PROGRAM, *chosen.words],

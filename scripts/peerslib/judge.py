@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("slurm_nodelist", "A host that is named again is still one node.", "a1,a1,a2"),
     _rule("torchrun_std", "Local ranks may have two digits.", "10:3"),
-)  # fmt: skip
+)
 
 
 def judge(case: Case) -> Rule | None:

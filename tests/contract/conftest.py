@@ -180,10 +180,18 @@ class Coordinator:
             for rank, script in enumerate(scripts)
         )
         values = {
-            "attempt": attempt, "argv": ("unused",), "env": {"PATH": os.defpath, **(env or {})}, "cwd": "/",
-            "workers": specs or workers, "uses_gpus": False, "signal_group": False, "terminal": False, "rows": 0,
-            "columns": 0, "stdin_rank": None,
-        }  # fmt: skip
+            "attempt": attempt,
+            "argv": ("unused",),
+            "env": {"PATH": os.defpath, **(env or {})},
+            "cwd": "/",
+            "workers": specs or workers,
+            "uses_gpus": False,
+            "signal_group": False,
+            "terminal": False,
+            "rows": 0,
+            "columns": 0,
+            "stdin_rank": None,
+        }
         self.send(m.Start(**{**values, **changed}))
 
     def wait(self, condition: Callable[[], object], *, within_s: float = 20.0) -> None:

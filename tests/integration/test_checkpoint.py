@@ -29,13 +29,7 @@ RANK_0_ALONE = BLOCK.with_name("rank_0_alone.py")
 HOSTILE = BLOCK.with_name("hostile.py")
 PART_FAILS = BLOCK.with_name("part_fails_on_one.py")
 PRELOAD = f"{TRAINING},torch.distributed.checkpoint"
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def this_tree(distlaunch) -> None:
-    """Make launcher and workers import the package beside these tests."""
-    distlaunch.env["PYTHONPATH"] = str(ROOT)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("this_tree")]
 
 
 @pytest.fixture

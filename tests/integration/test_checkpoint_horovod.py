@@ -9,18 +9,11 @@ import pytest
 
 from tests.integration.test_checkpoint import (
     PROGRAM,
-    ROOT,
     found,
     steps_of_a_whole_and_a_resumed_job,
 )
 
-pytestmark = pytest.mark.timeout(2400)
-
-
-@pytest.fixture(autouse=True)
-def this_tree(distlaunch) -> None:
-    """Make launcher and workers import the package beside these tests."""
-    distlaunch.env["PYTHONPATH"] = str(ROOT)
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.usefixtures("this_tree")]
 
 
 def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(horovod_launcher, tmp_path):

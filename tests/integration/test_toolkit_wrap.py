@@ -98,9 +98,21 @@ def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has
 
 
 CASES_OF_AVERAGES = [
-    "clipping", "scaler", "accumulation", "left_out", "two_models", "closures", "heads", "sparse", "kinds",
-    "sixteen_bits", "again", "tied", "tied_sixteen_bits", "made_after",
-]  # fmt: skip
+    "clipping",
+    "scaler",
+    "accumulation",
+    "left_out",
+    "two_models",
+    "closures",
+    "heads",
+    "sparse",
+    "kinds",
+    "sixteen_bits",
+    "again",
+    "tied",
+    "tied_sixteen_bits",
+    "made_after",
+]
 
 
 @pytest.fixture(scope="module")

@@ -312,9 +312,23 @@ os.execv(sys.executable, [sys.executable, "-m", "distlaunch", *sys.argv[1:]])
 """
     env = {name: value for name, value in distlaunch.env.items() if name != "SURVIVOR_FIFO"}
     process = subprocess.run(
-        [sys.executable, "-c", script, "train", "--num-procs", "1", "--format", "plain", "--no-python", "/bin/true"],
-        env=env, cwd=job.work, capture_output=True, timeout=60,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            script,
+            "train",
+            "--num-procs",
+            "1",
+            "--format",
+            "plain",
+            "--no-python",
+            "/bin/true",
+        ],
+        env=env,
+        cwd=job.work,
+        capture_output=True,
+        timeout=60,
+    )
     assert process.returncode == 0, process.stderr
     # The helper may run later than the whole job.
     job.until(

@@ -213,10 +213,19 @@ class Coordinator:
             for rank, program in enumerate(programs)
         )
         start = {
-            "attempt": attempt, "argv": (sys.executable,), "env": dict(self.env), "cwd": "/", "workers": workers,
-            "uses_gpus": False, "signal_group": False, "terminal": False, "rows": 0, "columns": 0, "stdin_rank": None,
+            "attempt": attempt,
+            "argv": (sys.executable,),
+            "env": dict(self.env),
+            "cwd": "/",
+            "workers": workers,
+            "uses_gpus": False,
+            "signal_group": False,
+            "terminal": False,
+            "rows": 0,
+            "columns": 0,
+            "stdin_rank": None,
             **fields,
-        }  # fmt: skip
+        }
         if credit:
             self.send(m.Credit(size=credit))
         self.send(m.Start(**start))

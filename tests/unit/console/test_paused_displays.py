@@ -146,9 +146,18 @@ def keras(file):
 
 
 PROGRAMS = [
-    tqdm_in_a_row, tqdm_nested, tqdm_nested_and_kept, tqdm_deep, tqdm_positions, tqdm_and_lines, nested_and_lines,
-    rich_live, rich_progress, rows_below_the_cursor, keras,
-]  # fmt: skip
+    tqdm_in_a_row,
+    tqdm_nested,
+    tqdm_nested_and_kept,
+    tqdm_deep,
+    tqdm_positions,
+    tqdm_and_lines,
+    nested_and_lines,
+    rich_live,
+    rich_progress,
+    rows_below_the_cursor,
+    keras,
+]
 
 
 def written(program) -> list[bytes]:

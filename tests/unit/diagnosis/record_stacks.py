@@ -24,9 +24,23 @@ sys.path.insert(0, str(HERE))
 from record_tails import free_port
 
 ALONE = (
-    "lock", "event", "sleep", "loop", "c_loop", "queue", "join", "child", "download", "recursion", "many_threads",
-    "slow_import", "import_lock", "coroutine", "debugger", "blocked_signal",
-)  # fmt: skip
+    "lock",
+    "event",
+    "sleep",
+    "loop",
+    "c_loop",
+    "queue",
+    "join",
+    "child",
+    "download",
+    "recursion",
+    "many_threads",
+    "slow_import",
+    "import_lock",
+    "coroutine",
+    "debugger",
+    "blocked_signal",
+)
 WITH_TORCH = ("dataloader",)
 GROUPS = (
     "late_in_all_reduce",

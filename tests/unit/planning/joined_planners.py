@@ -88,11 +88,20 @@ def tasks(node_rank: int, local_rank: int) -> Allocation:
 
 def surveyed(name: str, **more) -> Surveyed:
     values = {
-        "serial": 1, "hostname": name, "environ": {}, "named": (), "gpus": GpuInventory(), "granted_cpus": None,
-        "cpus": CpuInventory(allowed=(0,), online=1), "python": "/python", "script_sha256": None, "problem": None,
-        "hint": None, "shares_run_dir": False,
+        "serial": 1,
+        "hostname": name,
+        "environ": {},
+        "named": (),
+        "gpus": GpuInventory(),
+        "granted_cpus": None,
+        "cpus": CpuInventory(allowed=(0,), online=1),
+        "python": "/python",
+        "script_sha256": None,
+        "problem": None,
+        "hint": None,
+        "shares_run_dir": False,
         "interfaces": (Interface(name="eth0", address="10.0.0.1", prefix=24),),
-    }  # fmt: skip
+    }
     return Surveyed(**{**values, **more})
 
 

@@ -12,10 +12,17 @@ from tests.unit.planning.joined_planners import Plain, tasks
 
 def commence(**more) -> p.StartWorkers:
     values = {
-        "attempt": 1, "restarts": 1, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
-        "slots": (1, 2, 4), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "eth0",
+        "attempt": 1,
+        "restarts": 1,
+        "node_rank": 1,
+        "local_ranks": (0, 1),
+        "hosts": ("n0", "n1", "n2"),
+        "slots": (1, 2, 4),
+        "master_addr": "10.0.0.1",
+        "master_port": 5555,
+        "interface": "eth0",
         "nccl_interface": "",
-    }  # fmt: skip
+    }
     return p.StartWorkers(**{**values, **more})
 
 

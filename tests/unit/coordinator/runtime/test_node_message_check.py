@@ -13,9 +13,17 @@ from tests.unit.coordinator.remote_agents import exited
 
 def commence(**fields) -> p.StartWorkers:
     values = {
-        "attempt": 0, "restarts": 0, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("a", "b", "c"), "slots": (3, 2, 1),
-        "master_addr": "a", "master_port": 1, "interface": "", "nccl_interface": "",
-    }  # fmt: skip
+        "attempt": 0,
+        "restarts": 0,
+        "node_rank": 1,
+        "local_ranks": (0, 1),
+        "hosts": ("a", "b", "c"),
+        "slots": (3, 2, 1),
+        "master_addr": "a",
+        "master_port": 1,
+        "interface": "",
+        "nccl_interface": "",
+    }
     return p.StartWorkers(**{**values, **fields})
 
 

@@ -29,18 +29,37 @@ def start(**fields) -> m.Start:
         ),
     )
     values = {
-        "attempt": 0, "argv": ("a",), "env": {"DISTLAUNCH_RUN_DIR": RUN_DIR, "A": "sent"}, "cwd": "/work", "workers": workers,
-        "uses_gpus": False, "signal_group": False, "terminal": False, "rows": 0, "columns": 0, "stdin_rank": None,
+        "attempt": 0,
+        "argv": ("a",),
+        "env": {"DISTLAUNCH_RUN_DIR": RUN_DIR, "A": "sent"},
+        "cwd": "/work",
+        "workers": workers,
+        "uses_gpus": False,
+        "signal_group": False,
+        "terminal": False,
+        "rows": 0,
+        "columns": 0,
+        "stdin_rank": None,
         "preload_log": f"{RUN_DIR}/attempt-0/preload.log",
-    }  # fmt: skip
+    }
     return m.Start(**{**values, **fields})
 
 
 def test_the_nodes_environment_is_used_without_variables_of_outer_launchers():
     own = {
-        "A": "own", "B": "own", "SSH_CONNECTION": "x", "SSH_AUTH_SOCK": "x", "RANK": "3", "PET_NNODES": "1", "_": "/bin/sh",
-        "SHLVL": "1", "OLDPWD": "/", "PWD": "/home", "DISTLAUNCH_GRACE": "1", "XDG_RUNTIME_DIR": "/run/user/1",
-    }  # fmt: skip
+        "A": "own",
+        "B": "own",
+        "SSH_CONNECTION": "x",
+        "SSH_AUTH_SOCK": "x",
+        "RANK": "3",
+        "PET_NNODES": "1",
+        "_": "/bin/sh",
+        "SHLVL": "1",
+        "OLDPWD": "/",
+        "PWD": "/home",
+        "DISTLAUNCH_GRACE": "1",
+        "XDG_RUNTIME_DIR": "/run/user/1",
+    }
     there = adapt_start(start(), own, moved_to=None)
     assert there.env == {
         "A": "sent",
