@@ -115,8 +115,7 @@ class Running:
         return self.wait_for(found, f"{count} workers", timeout=timeout)
 
     def wait_rank_logs(self, text: str, ranks: int, *, timeout: float = 30.0) -> None:
-        """Wait until so many ranks have said it, by their files: the console may fold equal lines
-        of several."""
+        """Wait until the files of so many ranks have the text: the console may fold equal lines."""
 
         def written() -> bool:
             logs = [] if self.run_dir is None else self.run_dir.glob("attempt-0/rank-*.log")

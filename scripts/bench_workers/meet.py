@@ -1,7 +1,7 @@
-"""Meet all others at the master's port and say so; the first attempt then stays (deaf to SIGTERM,
-if told ``deaf``).
+"""Connect to all other workers at the master's port and stamp that. The first attempt then stays;
+with ``ignore-signals`` it ignores SIGTERM.
 
-Meeting is what a training does first, and what a node that is half gone cannot take part in.
+A training connects first, too, and a node that is half gone cannot.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 
 import common
 
-if sys.argv[1:] == ["deaf"]:
+if sys.argv[1:] == ["ignore-signals"]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 common.stamp("start", common.STARTED_NS)
 place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

@@ -25,7 +25,7 @@ from .rows import Sample, Scale, expect
 MANY, SOME, FEW = 32, 16, 8
 LINES = 600_000
 FAILURE_GRACE_S = 5.0
-"""--failure-grace's default: what workers that are deaf to SIGTERM cost."""
+"""--failure-grace's default: the cost of workers that ignore SIGTERM."""
 ONE_MACHINE = "one machine"
 SAMPLE_S = 0.1
 PASSES = "python3 -c pass"
@@ -268,7 +268,7 @@ def closed(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def closed_deaf(launcher: Launcher, scale: Scale) -> Sample:
-    return lost(launcher, "closed_deaf", faults.kill_sessions, "deaf")
+    return lost(launcher, "closed_deaf", faults.kill_sessions, "ignore-signals")
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

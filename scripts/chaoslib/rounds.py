@@ -163,7 +163,7 @@ class Round:
         return Round(
             shape=shape,
             warm=dice.random() < 0.25,
-            words=dice.choice(((), ("deaf",), ("slow",), ("chats",))),
+            words=dice.choice(((), ("ignore-signals",), ("slow",), ("chats",))),
             fault=fault,
             host=host,
             second=second,

@@ -259,5 +259,9 @@ def _kind(chosen: Round) -> str:
     fault = chosen.fault
     if not (fault.loses and chosen.shape.elastic and chosen.is_certain and chosen.hits_trainer):
         return ""
-    obey = "workers that trap TERM" if {"deaf", "slow"} & set(chosen.words) else "workers that obey"
+    obey = (
+        "workers that trap TERM"
+        if {"ignore-signals", "slow"} & set(chosen.words)
+        else "workers that obey"
+    )
     return f"{'silence' if fault.noticed_s else 'closed channel'}, {obey}"

@@ -131,7 +131,12 @@ class Job:
 
 def environment(place: str) -> dict[str, str]:
     """Return what a launcher gets that works in this directory; its code is that of this tree."""
-    return {"PLACE": place, "XDG_STATE_HOME": place, "XDG_RUNTIME_DIR": place, "PYTHONPATH": TREE}
+    return {
+        "SIGN_DIR": place,
+        "XDG_STATE_HOME": place,
+        "XDG_RUNTIME_DIR": place,
+        "PYTHONPATH": TREE,
+    }
 
 
 def start(hosts: Hosts, chosen: Round, place: str, innocent: frozenset[int]) -> Job:

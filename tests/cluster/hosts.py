@@ -1,5 +1,5 @@
-"""The launcher on a test bed of hosts: ``Cluster`` is ``testbedlib.client.Hosts`` with jobs that
-tests can ask."""
+"""The launcher on a test bed of hosts: ``Cluster`` adds launchers of jobs to
+``testbedlib.client.Hosts``."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class HostLaunchers:
         env: Mapping[str, str] | None = None,
         **popen: Any,
     ) -> RunningOnHost:
-        place = [
+        rendezvous = [
             "--rendezvous",
             at,
             "--num-nodes",
@@ -55,11 +55,21 @@ class HostLaunchers:
             "--procs-per-node",
             str(slots),
         ]
-        args = ["train", *place, "--device", "cpu", "--format", "plain", *options, program, *words]
+        args = [
+            "train",
+            *rendezvous,
+            "--device",
+            "cpu",
+            "--format",
+            "plain",
+            *options,
+            program,
+            *words,
+        ]
         running = self.hosts.start(
             args,
             host=host or f"n{rank + 1}",
-            env={"PLACE": str(self.hosts.work), **(env or {})},
+            env={"SIGN_DIR": str(self.hosts.work), **(env or {})},
             **popen,
         )
         self.by_rank[rank] = running

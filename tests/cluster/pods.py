@@ -1,9 +1,8 @@
-"""Pods of a rendered Indexed Job on the test bed's hosts: each launcher is the first process of
-namespaces of its own.
+"""Pods of a rendered Indexed Job on the test bed's hosts: each launcher is the first process of its
+own namespaces.
 
-A pod has the hostname, the variables, the command and the /etc/hosts that kubelet gives it. The
-names of the headless Service are no more than lines that ``name`` adds to these files, when the
-test thinks that DNS has them.
+A pod has the hostname, the variables, the command and the /etc/hosts that kubelet gives it.
+``name`` adds the names of the headless Service to these files, in place of DNS.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ CONTAINER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec un
 
 
 class Pods(HostLaunchers):
-    """The pods of a job by their index, on n1, n2, ... unless told otherwise."""
+    """The pods of a job by their index; by default on n1, n2, and so on."""
 
     def __init__(self, hosts: Cluster, pods: list[Pod]) -> None:
         super().__init__(hosts)
         self.pods = pods
         self._files: dict[int, Path] = {}
-        self._places: dict[int, str] = {}
+        self._host_names: dict[int, str] = {}
         self._count = 0
 
     def begin(self, index: int, *more: str, host: str | None = None) -> RunningOnHost:
         """Start a pod; ``more`` goes before the script."""
-        pod, place = self.pods[index], host or f"n{index + 1}"
+        pod, host_name = self.pods[index], host or f"n{index + 1}"
         hostname = pod.environ["HOSTNAME"]
         own = self.hosts.work / f"pod-{self._count}"
         self._count += 1
         own.mkdir()
-        address = self.hosts.address(place)
+        address = self.hosts.address(host_name)
         file = self._files[index] = own / "hosts"
         file.write_text(f"127.0.0.1\tlocalhost\n{address}\t{self._names(index)[0]}\t{hostname}\n")
-        self._places[index] = place
+        self._host_names[index] = host_name
         argv = [sys.executable, "-m", *pod.argv[:2], *more, *pod.argv[2:]]
-        environ = {**pod.environ, "PLACE": str(self.hosts.work), "XDG_STATE_HOME": str(own)}
+        environ = {**pod.environ, "SIGN_DIR": str(self.hosts.work), "XDG_STATE_HOME": str(own)}
         out, err = own / "out", own / "err"
         with out.open("wb") as out_file, err.open("wb") as err_file:
             started = self.hosts.popen(
-                place,
+                host_name,
                 [
                     "unshare",
                     "--mount",
@@ -77,7 +76,7 @@ class Pods(HostLaunchers):
         """Make DNS in all pods know the present addresses of these pods."""
         known = {index: "\t".join(self._names(index)) for index in indices}
         lines = [
-            f"{self.hosts.address(self._places[index])}\t{names}\n"
+            f"{self.hosts.address(self._host_names[index])}\t{names}\n"
             for index, names in known.items()
         ]
         for file in self._files.values():

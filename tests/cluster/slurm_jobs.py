@@ -76,13 +76,13 @@ class Job:
         size: str | None = None,
     ) -> None:
         self.slurm = slurm
-        self.place = slurm.work / f"place-{time.monotonic_ns()}"
-        self.place.mkdir()
+        self.folder = slurm.work / f"place-{time.monotonic_ns()}"
+        self.folder.mkdir()
         command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {LOGS_SIGNALS} {words}"
         if size is not None or ("--gpu" not in options and "--gres" not in options):
             command = command.replace("--device cuda", size or "--procs-per-node 1")
         text = (
-            f"export PLACE={self.place} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n"
+            f"export SIGN_DIR={self.folder} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n"
             + script.format(command)
         )
         self.id = slurm.submit(text, "--open-mode=append", *options.split())
@@ -93,8 +93,8 @@ class Job:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def reports(self, attempt: int = 0) -> list[dict[str, str | None]]:
-        """Return what the workers of an attempt that are up have been told, by rank."""
-        files = [path for path in self.place.glob(f"{attempt}-*") if path.suffix != ".new"]
+        """Return the first reports of the workers of an attempt that run, by rank."""
+        files = [path for path in self.folder.glob(f"{attempt}-*") if path.suffix != ".new"]
         files.sort(key=lambda path: int(path.name.partition("-")[2]))
         return [json.loads(path.read_text().splitlines()[0]) for path in files]
 
@@ -116,12 +116,12 @@ class Job:
             raise AssertionError(f"{error}\n{self.output}") from None
 
     def signals_got(self, attempt: int = 0) -> list[list[str]]:
-        """Return what each worker has got and done since, by rank."""
+        """Return the lines that each worker has written since its start, by rank."""
         ranks = range(len(self.reports(attempt)))
-        return [(self.place / f"{attempt}-{rank}").read_text().splitlines()[1:] for rank in ranks]
+        return [(self.folder / f"{attempt}-{rank}").read_text().splitlines()[1:] for rank in ranks]
 
     def wait_signals(self, *lines: str, attempt: int = 0) -> None:
-        """Wait until every worker has heard just this."""
+        """Wait until every worker has written just these lines."""
         try:
             until(
                 lambda: all(each == list(lines) for each in self.signals_got(attempt)), f"{lines}"
@@ -132,10 +132,10 @@ class Job:
             ) from None
 
     def enough(self) -> None:
-        (self.place / "enough").touch()
+        (self.folder / "enough").touch()
 
     def fail(self, rank: int, attempt: int = 0) -> None:
-        (self.place / f"fail-{attempt}-{rank}").touch()
+        (self.folder / f"fail-{attempt}-{rank}").touch()
 
     def next_turn(self, count: int) -> None:
         """Make Slurm start the next turn of a requeued job now, not in two minutes, and check the
@@ -146,7 +146,7 @@ class Job:
         self.enough()
 
     def fields(self) -> dict[str, str]:
-        """Return what Slurm says of it."""
+        """Return the job's fields of ``scontrol show job``."""
         line = self.slurm.run("scontrol", "--oneliner", "show", "job", str(self.id))
         return dict(word.partition("=")[::2] for word in line.split())
 

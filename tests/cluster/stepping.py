@@ -21,7 +21,7 @@ AGENT, SPAWNER, WATCHER = "dl-agent", "dl-spawner", "dl-watcher"
 
 
 class Stepping:
-    """A job that counts steps. ``place`` is a directory of its own, which all hosts share."""
+    """A job that counts steps. ``folder`` is a directory of its own, which all hosts share."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Stepping:
         **popen: Any,
     ) -> None:
         self.hosts = hosts
-        self.place = hosts.work / name
-        self.place.mkdir()
+        self.folder = hosts.work / name
+        self.folder.mkdir()
         args = [
             "train",
             *(("--hosts", nodes) if nodes else ()),
@@ -48,14 +48,14 @@ class Stepping:
             *words,
         ]
         self.running = hosts.start(
-            args, host=host, env={"PLACE": str(self.place), **(env or {})}, **popen
+            args, host=host, env={"SIGN_DIR": str(self.folder), **(env or {})}, **popen
         )
 
     # --- how it goes
 
     def up(self, attempt: int = 0, *, timeout: float = 60.0) -> list[dict[str, Any]]:
         """Wait until all workers of an attempt run. Return what each of them reports, by rank."""
-        folder = self.place / f"attempt-{attempt}"
+        folder = self.folder / f"attempt-{attempt}"
 
         def found() -> list[dict[str, Any]] | None:
             files = [path for path in folder.glob("*") if path.suffix != ".new"]
@@ -74,9 +74,9 @@ class Stepping:
         Return its number."""
 
         def found() -> int:
-            numbers = sorted(int(path.name[8:]) for path in self.place.glob("attempt-*"))
+            numbers = sorted(int(path.name[8:]) for path in self.folder.glob("attempt-*"))
             for number in [number for number in numbers if number > after]:
-                folder = self.place / f"attempt-{number}"
+                folder = self.folder / f"attempt-{number}"
                 files = [path for path in folder.glob("*") if path.suffix != ".new"]
                 reported = {int(path.name): json.loads(path.read_text()) for path in files}
                 on = [reported[rank]["host"] for rank in sorted(reported)]
@@ -90,7 +90,7 @@ class Stepping:
 
     @property
     def step(self) -> int:
-        path = self.place / "step"
+        path = self.folder / "step"
         return int(path.read_text()) if path.exists() else 0
 
     def goes_on(self, *, by: int = 5, timeout: float = 30.0) -> None:
@@ -104,11 +104,11 @@ class Stepping:
 
     def fail(self) -> None:
         """Make rank 0 fail."""
-        (self.place / "fail").touch()
+        (self.folder / "fail").touch()
 
     def enough(self, timeout: float = 60.0) -> Result:
         """Let the job end with 0."""
-        (self.place / "enough").touch()
+        (self.folder / "enough").touch()
         result = self.running.wait(timeout)
         assert result.returncode == 0, result.stderr
         return result

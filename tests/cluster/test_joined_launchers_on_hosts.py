@@ -1,5 +1,5 @@
-"""One launcher on each host, without SSH and scheduler: they meet at the rendezvous, and are one
-job to its end."""
+"""One launcher on each host, without SSH and scheduler, from the rendezvous to the end of the
+job."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ def test_nodes_of_aws_batch_have_the_rendezvous_on_the_main_node_with_rank_0(lau
     address = launchers.hosts.address("n2")
     for index in (0, 2, 1):
         env = {
-            "PLACE": str(launchers.hosts.work),
+            "SIGN_DIR": str(launchers.hosts.work),
             "AWS_BATCH_JOB_ID": f"ad4a2e73#{index}",
             "AWS_BATCH_JOB_NODE_INDEX": str(index),
             "AWS_BATCH_JOB_NUM_NODES": "3",

@@ -70,7 +70,7 @@ def test_pods_find_each_other_by_names_that_come_late(job):
 @pytest.mark.parametrize(
     ("reported", "words"),
     [(ALL, ()), ((1,), ("ignore-signals",))],
-    ids=["all pods, obedient workers", "one pod, deaf workers"],
+    ids=["all pods, obedient workers", "one pod, workers that ignore signals"],
 )
 def test_term_ends_all_pods_within_their_grace(job, words, reported):
     pods = job(words=words)

@@ -127,8 +127,8 @@ def test_a_restart_waits_for_its_delay_and_a_signal_ends_the_wait(slurm):
 
 def test_signals_after_the_verdict_do_not_change_the_exit_code(slurm):
     script = (
-        "export XDG_STATE_HOME=$PLACE; {} & launcher=$!\n"
-        "until grep -qs job_ended $PLACE/distlaunch/jobs/*/events.jsonl; do :; done\n"
+        "export XDG_STATE_HOME=$SIGN_DIR; {} & launcher=$!\n"
+        "until grep -qs job_ended $SIGN_DIR/distlaunch/jobs/*/events.jsonl; do :; done\n"
         "while kill -TERM $launcher 2>/dev/null; do :; done\n"
         "wait $launcher"
     )
@@ -170,14 +170,14 @@ def test_processes_left_on_slurms_nodes_are_waited_for_and_then_ended(slurm):
 
 
 def test_the_programs_of_wrappers_save_on_slurms_nodes(slurm):
-    place = slurm.work / "wrapped"
-    place.mkdir()
+    folder = slurm.work / "wrapped"
+    folder.mkdir()
     words = (
         f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --grace 60 {SHORT}"
     )
     script = f"""
 exec 2>&1
-cd {place}
+cd {folder}
 XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words} {PROGRAMS}/wraps.py {PROGRAMS}/waits.py --save TERM &
 signs() {{ while [ ! -e "$1-0" ] || [ ! -e "$1-1" ]; do kill -0 $! || exit 1; sleep 0.05; done; }}
 signs ready
@@ -190,8 +190,8 @@ echo "ended with $?"
     reports = slurm.salloc(script, "-N2", "-w", "n2,n3")
     assert mentions(reports, "stopped", "2 workers", "none")
     assert "ended with 143" in reports
-    assert (place / "saved-0").exists()
-    assert (place / "saved-1").exists()
+    assert (folder / "saved-0").exists()
+    assert (folder / "saved-1").exists()
 
 
 def test_each_worker_gets_each_signal_of_slurm_once(slurm):

@@ -56,8 +56,8 @@ def assert_filed(result, *sizes):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("sessions", ()), ("cut", ("deaf",)), ("off", ())],
-    ids=["sessions", "cut, deaf workers", "power off"],
+    [("sessions", ()), ("cut", ("ignore-signals",)), ("off", ())],
+    ids=["sessions", "cut, workers that ignore signals", "power off"],
 )
 def test_a_job_goes_on_without_a_host_that_it_lost(hosts, how, words):
     job = begun(hosts, *ELASTIC, words=words)
@@ -223,4 +223,4 @@ def test_a_cut_shorter_than_silence_re_forms_nothing(hosts):
     job.goes_on()
     result = job.enough()
     assert not result.of_type("node_lost")
-    assert not (job.place / "attempt-1").exists()
+    assert not (job.folder / "attempt-1").exists()

@@ -134,7 +134,7 @@ def test_the_first_failure_ends_the_job_on_all_hosts_with_its_exit_code(hosts):
         *SHORT,
         STAYS,
         "3=exit:7",
-        env={"PLACE": str(hosts.work)},
+        env={"SIGN_DIR": str(hosts.work)},
     )
     assert result.returncode == 7
     assert "rank 3 of 5 on n2 failed: exit code 7" in result.stderr
@@ -150,9 +150,9 @@ def test_workers_that_do_not_obey_are_killed_after_the_grace_on_all_hosts(hosts)
         "--failure-grace",
         "0.5",
         STAYS,
-        "deaf",
+        "ignore-signals",
         "0=raise:it broke",
-        env={"PLACE": str(hosts.work)},
+        env={"SIGN_DIR": str(hosts.work)},
     )
     assert result.returncode == 1
     assert "RuntimeError: it broke" in result.stderr
@@ -222,7 +222,7 @@ def test_a_signal_while_a_restart_is_delayed_ends_the_job_on_all_nodes(hosts):
 def test_a_signal_ends_the_job_everywhere(hosts, number, code):
     running = hosts.start(
         ["train", "--hosts", "n1:1,n2:2", "--device", "cpu", *SHORT, STAYS],
-        env={"PLACE": str(hosts.work)},
+        env={"SIGN_DIR": str(hosts.work)},
     )
     running.wait_stdout("all are here")
     running.send_signal(number)
@@ -231,8 +231,18 @@ def test_a_signal_ends_the_job_everywhere(hosts, number, code):
 
 
 def test_a_second_interrupt_kills_at_once_everywhere(hosts):
-    args = ["train", "--hosts", "n1:1,n2:2", "--device", "cpu", "--grace", "1000", STAYS, "deaf"]
-    running = hosts.start(args, env={"PLACE": str(hosts.work)})
+    args = [
+        "train",
+        "--hosts",
+        "n1:1,n2:2",
+        "--device",
+        "cpu",
+        "--grace",
+        "1000",
+        STAYS,
+        "ignore-signals",
+    ]
+    running = hosts.start(args, env={"SIGN_DIR": str(hosts.work)})
     running.wait_stdout("all are here")
     running.send_signal(signal.SIGINT)
     running.wait_stderr("press Ctrl-C again after 1 s to kill all workers now")
@@ -343,7 +353,7 @@ def test_scripts_that_differ_between_hosts_are_refused(hosts):
 def test_two_jobs_on_the_same_hosts_do_not_touch_each_other(hosts):
     other = hosts.start(
         ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", STAYS],
-        env={"PLACE": str(hosts.work / "other")},
+        env={"SIGN_DIR": str(hosts.work / "other")},
     )
     other.wait_stdout("all are here")
     sleeps = {("sleep", seconds) for seconds in ("1000", "1001", "1002")}
@@ -362,7 +372,7 @@ def test_two_jobs_on_the_same_hosts_do_not_touch_each_other(hosts):
         *SHORT,
         STAYS,
         "0=exit:3",
-        env={"PLACE": str(hosts.work)},
+        env={"SIGN_DIR": str(hosts.work)},
     )
     assert result.returncode == 3
     assert {
@@ -376,7 +386,7 @@ def test_two_jobs_on_the_same_hosts_do_not_touch_each_other(hosts):
 def test_nothing_secret_is_in_an_argument_list_on_any_host(hosts):
     secret = "s3cr3t-" + os.urandom(8).hex()
     args = ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--env", "API_TOKEN", *SHORT, STAYS]
-    running = hosts.start(args, env={"PLACE": str(hosts.work), "API_TOKEN": secret})
+    running = hosts.start(args, env={"SIGN_DIR": str(hosts.work), "API_TOKEN": secret})
     running.wait_stdout("all are here")
     seen = [process for name in hosts.layout for process in hosts.everything(name)]
     assert len(seen) > 6

@@ -52,7 +52,7 @@ def assert_lost(result, host, why):
 # --- something is killed
 
 
-@pytest.mark.parametrize("words", [(), ("deaf",)], ids=["obedient", "deaf"])
+@pytest.mark.parametrize("words", [(), ("ignore-signals",)], ids=["obedient", "ignore-signals"])
 def test_kill_9_of_the_launcher_ends_all_on_all_hosts(hosts, words):
     with beside(hosts, "n1:1,n2:1") as others:
         job = begun(hosts, words=words)
@@ -131,7 +131,7 @@ def test_kill_9_of_a_spawner_ends_the_job_as_a_fault(hosts):
 
 
 def test_kill_9_of_the_launcher_and_an_agent_at_once(hosts):
-    job = begun(hosts, words=("deaf",))
+    job = begun(hosts, words=("ignore-signals",))
     agent = job.find("n2", AGENT)
     os.kill(agent.pid, signal.SIGKILL)
     job.running.send_signal(signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_term_at_a_spawner_ends_the_job_as_a_signal(hosts):
 @pytest.mark.parametrize("launcher", ["the launcher and one on each node", "two on each node"])
 def test_kill_9_of_any_two_of_ours(hosts, launcher, order):
     """Each node has another pair."""
-    job = begun(hosts, words=("deaf",))
+    job = begun(hosts, words=("ignore-signals",))
     n1, n2, n3 = (
         {what: job.find(host, what).pid for what in (AGENT, SPAWNER, WATCHER)}
         for host in ("n1", "n2", "n3")
@@ -172,7 +172,7 @@ def test_kill_9_of_any_two_of_ours(hosts, launcher, order):
 def test_kill_9_of_the_launcher_while_it_connects(hosts):
     for name in hosts.names:
         faults.delay(hosts, name, 100)
-    running = hosts.start(["train", "--hosts", THREE, STEPS], env={"PLACE": str(hosts.work)})
+    running = hosts.start(["train", "--hosts", THREE, STEPS], env={"SIGN_DIR": str(hosts.work)})
     until(lambda: not is_empty(hosts, "n1", "n2", "n3"), "anything on a node")
     running.send_signal(signal.SIGKILL)
     running.wait()
@@ -325,17 +325,17 @@ def test_a_typed_stop_pauses_all_workers_for_as_long_as_one_likes(hosts):
 def test_a_closed_terminal_ends_the_job_everywhere(hosts):
     words = ["--hosts", THREE, "--device", "cpu", *SHORT, STEPS]
     command = " ".join(map(str, (sys.executable, "-m", "distlaunch", "train", *words)))
-    place = hosts.work / "job"
-    place.mkdir()
+    folder = hosts.work / "job"
+    folder.mkdir()
     terminal = hosts.popen(
         HEAD,
         ["script", "-qec", command, "/dev/null"],
         cwd=hosts.work,
-        env={"PLACE": str(place)},
+        env={"SIGN_DIR": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
-    until((place / "step").exists, "steps")
+    until((folder / "step").exists, "steps")
     terminal.kill()
     terminal.process.stdin.close()
     terminal.wait(30)
@@ -380,8 +380,8 @@ def test_a_full_disk_for_temporary_files_on_a_node(hosts):
     result = job.enough()
     assert [event["problem"] for event in result.of_type("preload")] == [None] * 3
     for name in ("n1", "n2", "n3"):
-        for place in (hosts.local, "/dev/shm"):
-            assert "agent" not in hosts.run(name, f"cd {place} && echo *").stdout
+        for folder in (hosts.local, "/dev/shm"):
+            assert "agent" not in hosts.run(name, f"cd {folder} && echo *").stdout
 
 
 def test_a_stopped_spawner_is_woken_by_its_agent(hosts):

@@ -1,4 +1,4 @@
-"""--lost-after: how long silence is put up with, on both sides."""
+"""--lost-after: the longest silence that both sides accept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_network_outage_shorter_than_lost_after_does_no_harm(hosts):
         "120",
         STAYS,
     ]
-    running = hosts.start(args, env={"PLACE": str(hosts.work)})
+    running = hosts.start(args, env={"SIGN_DIR": str(hosts.work)})
     running.wait_stdout("all are here")
     time.sleep(1.5 * PING_S)  # for a ping that says so
     workers = {name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")}

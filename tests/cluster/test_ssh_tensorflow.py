@@ -44,7 +44,7 @@ def test_workers_on_all_hosts_reach_each_other_where_they_are_reported(hosts, tm
     [cluster] = {json.dumps(each["config"]["cluster"]) for each in reported}
     places = json.loads(cluster)["worker"]
     assert [each["met"] for each in reported] == [places] * 4
-    of_hosts = [place.rpartition(":")[0] for place in places]
+    of_hosts = [folder.rpartition(":")[0] for folder in places]
     assert of_hosts[1] == of_hosts[2]
     assert len(set(of_hosts)) == 3
     hosts.assert_clean()

@@ -31,7 +31,7 @@ def start(launchers: HostLaunchers, node: int, *words: str) -> None:
     launchers.by_rank[node] = launchers.hosts.start(
         args,
         host=f"n{node + 1}",
-        env={"PLACE": str(launchers.hosts.work), "CUDA_VISIBLE_DEVICES": ""},
+        env={"SIGN_DIR": str(launchers.hosts.work), "CUDA_VISIBLE_DEVICES": ""},
     )
 
 

@@ -52,7 +52,7 @@ SINKS = {
 } | {"passthrough": Passthrough}
 
 
-class Place:
+class RedirectedOutput:
     """Descriptors 1 and 2 of this process, redirected into a pipe by ``open``."""
 
     def __init__(self, open_sink) -> None:
@@ -105,8 +105,8 @@ class Place:
 
 
 @pytest.fixture(params=SINKS)
-def place(request):
-    made = Place(SINKS[request.param])
+def redirected(request):
+    made = RedirectedOutput(SINKS[request.param])
     yield made
     made.restore()
 
@@ -120,13 +120,13 @@ def texts(seen: bytes) -> list[str]:
     return lines
 
 
-def test_every_line_of_both_streams_is_shown_once_and_in_its_ranks_order(place):
-    sink = place.open()
+def test_every_line_of_both_streams_is_shown_once_and_in_its_ranks_order(redirected):
+    sink = redirected.open()
     for number in range(50):
         sink.output(0, STDOUT, f"out {number}\n".encode(), float(number))
         sink.output(0, STDERR, f"err {number}\n".encode(), float(number))
         sink.tick(float(number))
-    shown = texts(place.seen())
+    shown = texts(redirected.seen())
     assert [line for line in shown if line.startswith("out")] == [
         f"out {number}" for number in range(50)
     ]
@@ -135,69 +135,69 @@ def test_every_line_of_both_streams_is_shown_once_and_in_its_ranks_order(place):
     ]
 
 
-def test_a_line_may_come_in_pieces(place):
-    sink = place.open()
+def test_a_line_may_come_in_pieces(redirected):
+    sink = redirected.open()
     for piece in (b"one ", b"line", b"\nand ano", b"ther\n"):
         sink.output(0, STDOUT, piece, 0.0)
-    assert [line for line in texts(place.seen()) if line] == ["one line", "and another"]
+    assert [line for line in texts(redirected.seen()) if line] == ["one line", "and another"]
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_last_line_without_its_newline_is_shown(place, ended):
-    sink = place.open()
+def test_a_last_line_without_its_newline_is_shown(redirected, ended):
+    sink = redirected.open()
     sink.output(0, STDOUT, b"no newline", 0.0)
     if ended:
         sink.rank_ended(0, 1.0)
-    assert "no newline" in texts(place.seen())
+    assert "no newline" in texts(redirected.seen())
 
 
-def test_a_partial_line_is_shown_when_tick_is_due(place):
-    sink = place.open()
+def test_a_partial_line_is_shown_when_tick_is_due(redirected):
+    sink = redirected.open()
     sink.output(0, STDOUT, b"password: ", 100.0)
     due = sink.tick(100.0)
     assert due is None or 100.0 < due <= 101.0
     if due is not None:
         assert sink.tick(due) is None
-    assert any("password: " in line for line in texts(place.seen()))
+    assert any("password: " in line for line in texts(redirected.seen()))
 
 
-def test_when_nothing_is_held_no_tick_is_due(place):
-    sink = place.open()
+def test_when_nothing_is_held_no_tick_is_due(redirected):
+    sink = redirected.open()
     assert sink.tick(5.0) is None
-    place.seen()
+    redirected.seen()
 
 
 @pytest.mark.parametrize("level", ["info", "warning", "error"])
-def test_launcher_lines_are_shown(place, level):
-    place.open().say("first line\nsecond line", level=level)
-    seen = place.seen().decode()
+def test_launcher_lines_are_shown(redirected, level):
+    redirected.open().say("first line\nsecond line", level=level)
+    seen = redirected.seen().decode()
     assert "first line" in seen
     assert "second line" in seen
 
 
-def test_launcher_lines_do_not_break_a_workers_line(place):
-    sink = place.open()
+def test_launcher_lines_do_not_break_a_workers_line(redirected):
+    sink = redirected.open()
     sink.output(0, STDOUT, b"whole line\n", 0.0)
     sink.say("ours")
     sink.output(0, STDOUT, b"next line\n", 0.0)
-    shown = texts(place.seen())
+    shown = texts(redirected.seen())
     assert {"whole line", "next line"} <= set(shown)
     assert sum("ours" in line for line in shown) == 1
 
 
-def test_quiet_hides_information_and_nothing_else(place):
-    sink = place.open(quiet=True)
+def test_quiet_hides_information_and_nothing_else(redirected):
+    sink = redirected.open(quiet=True)
     for level in ("info", "warning", "error"):
         sink.say(f"this is {level}", level=level)
     sink.output(0, STDOUT, b"from a worker\n", 0.0)
-    seen = place.seen().decode()
+    seen = redirected.seen().decode()
     assert "this is info" not in seen
     assert all(words in seen for words in ("this is warning", "this is error", "from a worker"))
 
 
-def test_names_in_launcher_lines_cannot_move_the_cursor(place):
-    place.open().say("log: \x1b]0;t\x07l\udcff\r", level="error")
-    seen = place.seen()
+def test_names_in_launcher_lines_cannot_move_the_cursor(redirected):
+    redirected.open().say("log: \x1b]0;t\x07l\udcff\r", level="error")
+    seen = redirected.seen()
     assert b"\x1b" not in seen
     assert b"\x07" not in seen
     (line,) = texts(seen)
@@ -207,34 +207,34 @@ def test_names_in_launcher_lines_cannot_move_the_cursor(place):
     )
 
 
-def test_text_that_is_not_unicode_is_shown(place):
-    place.open().say("caf\udce9 \ud800")
-    assert b"caf" in place.seen()
+def test_text_that_is_not_unicode_is_shown(redirected):
+    redirected.open().say("caf\udce9 \ud800")
+    assert b"caf" in redirected.seen()
 
 
-def test_bytes_that_are_not_utf8_are_shown(place):
-    place.open().output(0, STDOUT, b"a\xff\x00b\n", 0.0)
-    assert place.seen()
+def test_bytes_that_are_not_utf8_are_shown(redirected):
+    redirected.open().output(0, STDOUT, b"a\xff\x00b\n", 0.0)
+    assert redirected.seen()
 
 
-def test_events_and_status_never_disturb_the_workers_lines(place):
-    sink = place.open()
+def test_events_and_status_never_disturb_the_workers_lines(redirected):
+    sink = redirected.open()
     sink.event({"time": 1.0, "type": "attempt_started", "attempt": 0})
     sink.status(VIEW)
     sink.suspend()
     sink.resume()
     sink.output(0, STDOUT, b"line\n", 0.0)
-    seen = place.seen()
+    seen = redirected.seen()
     assert texts(seen)[-1] == "line"
-    assert (b"attempt_started" in seen) == (place.kind is jsonl)
+    assert (b"attempt_started" in seen) == (redirected.kind is jsonl)
 
 
-def test_closing_twice_is_closing_once(place):
-    sink = place.open()
+def test_closing_twice_is_closing_once(redirected):
+    sink = redirected.open()
     sink.say("said once")
-    place.read()
+    redirected.read()
     assert [sink.close(timeout_s=None), sink.close(timeout_s=0.1)] == [0, 0]
-    assert place.seen().count(b"said once") == 1
+    assert redirected.seen().count(b"said once") == 1
 
 
 def fill(sink: Sink) -> int:
@@ -249,29 +249,29 @@ def fill(sink: Sink) -> int:
     pytest.fail("it takes for ever more")
 
 
-def test_a_slow_pipe_leaves_no_room_and_loses_nothing(place):
-    sink = place.open()
+def test_a_slow_pipe_leaves_no_room_and_loses_nothing(redirected):
+    sink = redirected.open()
     room = threading.Event()
     sink.on_room(room.set)
     assert sink.has_room()
     lines = fill(sink)
     room.clear()
-    place.read()
+    redirected.read()
     assert room.wait(20), "nobody was woken"
     assert sink.has_room()
-    assert place.seen().count(b"x" * 999) == lines
+    assert redirected.seen().count(b"x" * 999) == lines
 
 
-def test_a_pipe_that_nobody_reads_is_given_up_in_time_and_counted(place):
-    sink = place.open()
+def test_a_pipe_that_nobody_reads_is_given_up_in_time_and_counted(redirected):
+    sink = redirected.open()
     fill(sink)
     assert sink.close(timeout_s=0.05) > 0
-    place.read()  # else the writer's thread stays in its last write
+    redirected.read()  # else the writer's thread stays in its last write
 
 
-def test_a_closed_pipe_is_no_error_and_uses_no_memory(place):
-    sink = place.open()
-    place.break_off()
+def test_a_closed_pipe_is_no_error_and_uses_no_memory(redirected):
+    sink = redirected.open()
+    redirected.break_off()
     for number in range(100):
         sink.output(0, STDOUT, b"x" * 100_000 + b"\n", float(number))
         sink.say("into the void", level="error")

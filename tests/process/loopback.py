@@ -33,10 +33,10 @@ class LoopbackLaunchers:
         job=None,
     ):
         named = [] if rank is None else ["--node-rank", str(rank)]
-        place = ["--rendezvous", f"127.0.0.1:{self.port}", "--num-nodes", str(size), *named]
+        rendezvous = ["--rendezvous", f"127.0.0.1:{self.port}", "--num-nodes", str(size), *named]
         args = [
             "train",
-            *place,
+            *rendezvous,
             "--procs-per-node",
             str(slots),
             "--format",

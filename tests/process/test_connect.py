@@ -1,4 +1,4 @@
-"""Calling the rendezvous port: whatever is there, and whenever it comes."""
+"""Connections to the rendezvous port: to any listener, at any time."""
 
 from __future__ import annotations
 
@@ -320,15 +320,15 @@ def test_a_watched_descriptor_stops_the_connecting(somebody_listens):
 
 
 def test_a_connection_with_itself_counts_as_refused():
-    place = connect.Endpoint((socket.AF_INET, ("127.0.0.1", 1)), lambda: None)
+    endpoint = connect.Endpoint((socket.AF_INET, ("127.0.0.1", 1)), lambda: None)
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.connect(own.getsockname())
         assert own.getpeername() == own.getsockname()
-        place.connection = own
-        assert place.on_ready(0.0) is None
-    assert place.connection is None
-    assert place.why == os.strerror(errno.ECONNREFUSED).lower()
+        endpoint.connection = own
+        assert endpoint.on_ready(0.0) is None
+    assert endpoint.connection is None
+    assert endpoint.why == os.strerror(errno.ECONNREFUSED).lower()
 
 
 def test_a_slow_listener_with_two_addresses_admits_the_launcher_once(monkeypatch):

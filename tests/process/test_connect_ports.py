@@ -1,5 +1,5 @@
-"""Calling a series of ports, of which some are of other jobs or releases, or of nobody who
-answers."""
+"""Connections to a series of ports, with listeners of other jobs, of other releases, or that send
+nothing."""
 
 from __future__ import annotations
 

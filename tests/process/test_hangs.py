@@ -29,7 +29,7 @@ def hang_of(result) -> dict:
         ("loop", "pass"),
         ("poll", "time.sleep(0.02)"),
         ("child", "subprocess.run"),
-        ("deaf", "time.sleep(600)"),
+        ("ignores_term", "time.sleep(600)"),
     ],
 )
 def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(
@@ -58,7 +58,7 @@ def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(
         assert len(notices) == 1
     else:
         assert seen == []
-    if how == "deaf":
+    if how == "ignores_term":
         assert mentions(result.stderr, "rank 1", "killed", "1 s", "--failure-grace")
     distlaunch.assert_no_survivors()
 

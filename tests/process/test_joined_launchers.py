@@ -1,5 +1,4 @@
-"""One launcher per node: several of them on this machine, which meet on loopback and are one
-job."""
+"""One launcher per node: several on this machine are one job."""
 
 from __future__ import annotations
 
@@ -385,7 +384,7 @@ def test_where_each_node_has_a_launcher_each_of_them_has_the_first_failure_in_it
 ):
     for rank in (1, 0):
         env = {"TORCHELASTIC_ERROR_FILE": str(launchers.distlaunch.work / f"error-{rank}.json")}
-        place = [
+        rendezvous = [
             "--num-nodes",
             "2",
             "--node-rank",
@@ -393,7 +392,7 @@ def test_where_each_node_has_a_launcher_each_of_them_has_the_first_failure_in_it
             "--rendezvous",
             f"127.0.0.1:{launchers.port}",
         ]
-        args = ["train", *place, "--procs-per-node", "1", str(PROGRAMS / "waits_for_signs.py")]
+        args = ["train", *rendezvous, "--procs-per-node", "1", str(PROGRAMS / "waits_for_signs.py")]
         launchers.by_rank[rank] = launchers.distlaunch.start(args, env=env)
     launchers.wait_ready(0, 1)
     launchers.put_sign("fail-0-1")
@@ -420,8 +419,8 @@ def test_where_each_node_has_a_launcher_each_of_them_has_the_first_failure_in_it
 @pytest.mark.parametrize("template", [False, True], ids=["its prefix", "a template"])
 def test_torchruns_words_join_too(launchers, words, template):
     for rank in (1, 0):
-        place = [word.format(rank=rank, port=launchers.port) for word in words]
-        args = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", *place]
+        rendezvous = [word.format(rank=rank, port=launchers.port) for word in words]
+        args = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", *rendezvous]
         args += ["--duplicate-stdout-filters", "is here", str(PROGRAMS / "waits_for_signs.py")]
         env = (
             {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}/${local_rank}>:"}

@@ -1,5 +1,5 @@
-"""Launchers that cannot be one job: what is wrong is named on all of them, with the right exit code
-and no long wait."""
+"""Launchers that cannot be one job: all of them report the reason, with the right exit code and
+without a long wait."""
 
 from __future__ import annotations
 

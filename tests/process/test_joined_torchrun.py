@@ -24,12 +24,19 @@ def is_open(port: int) -> bool:
 
 
 def by_torchrun(port: int, rank: int, job: str) -> list[str]:
-    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", job]
-    return ["torchrun", "--nnodes", "2", "--node-rank", str(rank), *place]
+    rendezvous = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv-id",
+        job,
+    ]
+    return ["torchrun", "--nnodes", "2", "--node-rank", str(rank), *rendezvous]
 
 
 def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
-    place = [
+    rendezvous = [
         "--hosts",
         "n0:1,n1:1",
         "--no_ssh",
@@ -40,7 +47,7 @@ def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
     ]
     return [
         "deepspeed",
-        *place,
+        *rendezvous,
         "--node_rank",
         str(rank),
         "--job-id",
@@ -110,9 +117,9 @@ def test_a_second_node_0_of_a_static_rendezvous_gets_a_hint_how_to_be_another(di
     ids=["endpoint", "master"],
 )
 def test_a_static_launcher_that_cannot_be_node_0_ends_at_once(distlaunch, port, words, option):
-    place = [word.format(port=port) for word in words]
+    rendezvous = [word.format(port=port) for word in words]
     ended = distlaunch.run(
-        ["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "waits_for_signs.py")]
+        ["torchrun", "--nnodes", "2", *rendezvous, str(PROGRAMS / "waits_for_signs.py")]
     )
     assert ended.returncode == 2
     message = (

@@ -19,13 +19,13 @@ KINDS = [
     "clean_daemon",
     "renamed",
     "new_name",
-    "deaf",
+    "ignores_term",
     "stopped",
     "bomb",
     "hopping",
     "swarm",
 ]
-SOME_KINDS = ["clean_daemon", "deaf", "swarm"]
+SOME_KINDS = ["clean_daemon", "ignores_term", "swarm"]
 """One found by its cookie alone, one that has to be killed, and one that grows. Ends that share a
 sweep need no more."""
 GRACE_S = 0.5
@@ -184,7 +184,7 @@ def test_a_job_goes_on_after_kill_9_of_the_watcher(job, distlaunch):
 def test_after_kill_9_of_two_of_ours_at_once(job, distlaunch, first, second):
     options = ["--failure-grace", str(GRACE_S)]
     running = job.start(
-        "leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options
+        "leaves.py", "--ranks", "0,1", "--ignore-term", "clean_daemon", "wait", options=options
     )
     job.await_ready(running)
     victims = {
@@ -204,7 +204,7 @@ def test_after_kill_9_of_the_launcher_and_of_another_within_the_grace(job, distl
     grace_s = "60" if second == "spawner" else str(GRACE_S)
     options = ["--failure-grace", grace_s]
     running = job.start(
-        "leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options
+        "leaves.py", "--ranks", "0,1", "--ignore-term", "clean_daemon", "wait", options=options
     )
     job.await_ready(running)
     victims = {"spawner": job.spawner_of(running), "watcher": job.watcher_of(running)}
@@ -222,7 +222,7 @@ def test_after_kill_9_of_the_launcher_and_of_another_within_the_grace(job, distl
 def test_after_kill_9_of_the_watcher_and_then_of_another(job, distlaunch, second):
     options = ["--failure-grace", str(GRACE_S)]
     running = job.start(
-        "leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options
+        "leaves.py", "--ranks", "0,1", "--ignore-term", "clean_daemon", "wait", options=options
     )
     job.await_ready(running)
     watcher = kill_9(job, running, "watcher")

@@ -142,17 +142,20 @@ def test_only_the_user_can_read_the_launchers_files_under_any_umask(distlaunch, 
 
 def test_a_temporary_directory_that_another_user_has_taken_is_left_to_them(distlaunch):
     """Without a home the logs go to the temporary directory, where names can be guessed."""
-    place = distlaunch.tmp_path / "tmp"
-    place.mkdir()
-    taken = [place / f"distlaunch-jobs-{os.getuid()}", place / f"distlaunch-jobs-{os.getuid()}-2"]
+    temporary = distlaunch.tmp_path / "tmp"
+    temporary.mkdir()
+    taken = [
+        temporary / f"distlaunch-jobs-{os.getuid()}",
+        temporary / f"distlaunch-jobs-{os.getuid()}-2",
+    ]
     taken[0].symlink_to(distlaunch.work)
     taken[1].mkdir(mode=0o777)
     taken[1].chmod(0o777)
-    env = {"TMPDIR": str(place), "XDG_STATE_HOME": "/proc/nowhere"}
+    env = {"TMPDIR": str(temporary), "XDG_STATE_HOME": "/proc/nowhere"}
     for _ in range(2):
         result = distlaunch.train("--num-procs", "1", script(distlaunch, "pass"), env=env)
         assert result.returncode == 0, result.stderr
-    jobs = place / f"distlaunch-jobs-{os.getuid()}-3"
+    jobs = temporary / f"distlaunch-jobs-{os.getuid()}-3"
     assert len([path for path in jobs.iterdir() if not path.is_symlink()]) == 2
     assert jobs.stat().st_mode & 0o777 == 0o700
     assert not list(taken[1].iterdir())

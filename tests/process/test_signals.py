@@ -139,7 +139,7 @@ def test_under_nohup_neither_launcher_nor_workers_take_notice_of_hup(job):
 
 
 def test_int_ends_a_background_job_of_a_script_too(job):
-    """``&`` in a script has INT ignored unasked: neither the launcher nor its workers stay deaf."""
+    """``&`` in a script has INT ignored unasked: neither the launcher nor its workers ignore INT."""
     running = job.start("waits.py", preexec=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     job.await_ready(running)
     running.send_signal(signal.SIGINT)

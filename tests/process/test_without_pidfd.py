@@ -35,7 +35,7 @@ def test_the_filter_does_refuse_them():
 CHOSEN = {
     "test_supervision": "failure_grace or killed or 0_give_0 or stopped",
     "test_signals": "second or grace or data_loader or usr1 or continued or whole_group",
-    "test_nothing_left": "not random and (clean_daemon or deaf or hopping)",
+    "test_nothing_left": "not random and (clean_daemon or ignores_term or hopping)",
     "test_restarts": "waits_until or goes_well",
 }
 """Tests that wait for processes or signal them, by module: a selection for ``pytest -k``."""

@@ -12,29 +12,29 @@ import time
 
 import survivor
 
-PATIENCE_S = 60.0
+LONG_S = 60.0
 survivor.hold()
 config = json.loads(os.environ["TF_CONFIG"])
 cluster = [*config["cluster"].get("chief", ()), *config["cluster"].get("worker", ())]
 kind, index = config["task"]["type"], config["task"]["index"]
 reported = {"rank": int(os.environ["RANK"]), "config": config, "attempt": int(os.environ["DISTLAUNCH_ATTEMPT"])}
-until = time.monotonic() + PATIENCE_S
+until = time.monotonic() + LONG_S
 
 
 def is_free(port: int) -> bool:
-    with socket.socket() as stranger:
+    with socket.socket() as other:
         try:
-            stranger.bind(("0.0.0.0", port))
+            other.bind(("0.0.0.0", port))
         except OSError:
             return False
     return True
 
 
-def greet(place: str) -> str:
-    host, _, port = place.rpartition(":")
+def exchange(address: str) -> str:
+    host, _, port = address.rpartition(":")
     while True:
         try:
-            with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+            with socket.create_connection((host, int(port)), timeout=LONG_S) as connection:
                 connection.sendall(b"%d\n" % reported["rank"])
                 return connection.makefile().readline().strip()
         except ConnectionRefusedError:
@@ -43,7 +43,7 @@ def greet(place: str) -> str:
             time.sleep(0.02)
 
 
-reported["free"] = [place for place in cluster if is_free(int(place.rpartition(":")[2]))] if "local" in sys.argv else []
+reported["free"] = [address for address in cluster if is_free(int(address.rpartition(":")[2]))] if "local" in sys.argv else []
 if kind != "evaluator":
     own = cluster[0 if kind == "chief" else index + len(config["cluster"].get("chief", ()))]
     with socket.socket(socket.AF_INET6) as server:
@@ -53,13 +53,13 @@ if kind != "evaluator":
         server.listen()
         if os.fork() == 0:
             for _ in cluster:
-                ready, _, _ = select.select([server], [], [], PATIENCE_S)
+                ready, _, _ = select.select([server], [], [], LONG_S)
                 assert ready
                 with server.accept()[0] as connection:
                     connection.makefile().readline()
                     connection.sendall(own.encode() + b"\n")
             os._exit(0)
-        reported["met"] = [greet(place) for place in cluster]
+        reported["met"] = [exchange(address) for address in cluster]
         assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 print(json.dumps(reported), flush=True)
 if "fail" in sys.argv and reported["attempt"] == 0:

@@ -1,7 +1,7 @@
 """Hang: ``hangs.py HOW``. Rank 1 does so in ``stuck``; the others wait for it in ``others_wait``.
 
 HOW: ``sleep``, ``lock``, ``loop``, ``poll`` (looks for a file again and again), ``stop`` (by SIGSTOP), ``child`` (waits
-for a child), ``deaf`` (ignores TERM). ``work``: no hang; rank 1 computes until there is a file ``enough``.
+for a child), ``ignores_term`` (ignores TERM). ``work``: no hang; rank 1 computes until there is a file ``enough``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def stuck():
         time.sleep(600)
     elif how == "child":
         subprocess.run(["sleep", "600"])
-    elif how == "deaf":
+    elif how == "ignores_term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
 

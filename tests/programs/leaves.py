@@ -3,7 +3,7 @@
 KIND: see below. END: an exit code, ``wait`` (to be stopped), or ``check``: exit 0 if that still runs at the sign ``look``,
 or ``once``: 3 in attempt 0 when all are ready, later wait with ``ready-<rank>-<attempt>`` put up and nothing left. ``ready-<rank>`` is put up before.
 ``--ranks``: who leaves something and ends; the others wait, with ``check`` until the sign ``go``.
-``--deaf``: put up ``asked-<rank>`` at TERM, and go on.
+``--ignore-term``: put up ``asked-<rank>`` at TERM, and go on.
 """
 
 from __future__ import annotations
@@ -148,13 +148,13 @@ KINDS = {
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", default="0")
-    parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("end")
     options = parser.parse_args()
     rank = os.environ["RANK"]
     survivor.hold()
-    if options.ignores_term:
+    if options.ignore_term:
         signal.signal(signal.SIGTERM, lambda *_: sign(f"asked-{rank}"))
     if options.end == "once" and (attempt := os.environ["DISTLAUNCH_ATTEMPT"]) != "0":
         for other in range(int(os.environ["WORLD_SIZE"])):

@@ -34,20 +34,20 @@ def test_every_byte_of_each_rank_is_filed_on_the_node_too(agent, tmp_path):
 
 @pytest.mark.parametrize("stands_there", ["a file", "a link"])
 def test_logs_that_cannot_be_written_are_one_notice_and_no_end(agent, tmp_path, stands_there):
-    place = tmp_path / "logs"
+    logs_dir = tmp_path / "logs"
     if stands_there == "a file":
-        place.touch()
+        logs_dir.touch()
         why = "Not a directory"
     else:
-        (place / "job" / "attempt-0").mkdir(parents=True)
+        (logs_dir / "job" / "attempt-0").mkdir(parents=True)
         for rank in (0, 1):
-            (place / "job" / "attempt-0" / f"rank-{rank}.log").symlink_to("/dev/full")
+            (logs_dir / "job" / "attempt-0" / f"rank-{rank}.log").symlink_to("/dev/full")
         why = "Too many levels of symbolic links"
-    agent.start(WRITES, WRITES, node_logs=str(place))
+    agent.start(WRITES, WRITES, node_logs=str(logs_dir))
     agent.until(m.AttemptEnded)
     [notice] = agent.of(m.AgentNotice)
     assert notice.warning
-    assert mentions(notice.text, why, f"{place}/job")
+    assert mentions(notice.text, why, f"{logs_dir}/job")
     assert {one.returncode for one in agent.of(WorkerExit)} == {0}
     assert len(agent.taken[1, 1]) == 100_003
 

@@ -13,21 +13,21 @@ from tests.facts import mentions
 
 
 @pytest.fixture
-def place(tmp_path):
+def work_dir(tmp_path):
     folder = tmp_path / "work dir \N{SNAKE}"
     folder.mkdir()
     (folder / "train.py").write_bytes(b"print('hello')\n" * 100_000)
     return folder
 
 
-def test_a_node_that_has_everything_reports_its_facts(make_agent, place):
+def test_a_node_that_has_everything_reports_its_facts(make_agent, work_dir):
     agent = make_agent(
         CUDA_VISIBLE_DEVICES="0,1",
         NVIDIA_VISIBLE_DEVICES="all",
         GLOO_SOCKET_IFNAME="eth7",
         UNRELATED="x",
     )
-    found = agent.survey(workdir=str(place), script="train.py", topology=True)
+    found = agent.survey(workdir=str(work_dir), script="train.py", topology=True)
     assert found.hostname == socket.gethostname()
     assert found.environ == {
         "CUDA_VISIBLE_DEVICES": "0,1",
@@ -35,22 +35,22 @@ def test_a_node_that_has_everything_reports_its_facts(make_agent, place):
         "GLOO_SOCKET_IFNAME": "eth7",
     }
     assert found.python == sys.executable
-    assert found.script_sha256 == hashlib.sha256((place / "train.py").read_bytes()).hexdigest()
+    assert found.script_sha256 == hashlib.sha256((work_dir / "train.py").read_bytes()).hexdigest()
     assert (found.problem, found.hint, found.shares_run_dir) == (None, None, False)
     assert set(found.cpus.allowed) == os.sched_getaffinity(0)
     assert found.cpus.siblings
     assert all(not each.address.startswith("127.") for each in found.interfaces)
 
 
-def test_it_may_be_asked_again_and_sees_what_has_changed(agent, place, tmp_path):
-    assert agent.survey(workdir=str(place), script="later.py").script_sha256 is None
-    (place / "later.py").write_text("pass")
+def test_it_may_be_asked_again_and_sees_what_has_changed(agent, work_dir, tmp_path):
+    assert agent.survey(workdir=str(work_dir), script="later.py").script_sha256 is None
+    (work_dir / "later.py").write_text("pass")
     run_dir = tmp_path / "job"
     run_dir.mkdir()
     agent.start("print(1)")  # by now there are threads
     agent.until(m.AttemptEnded)
     (run_dir / MARKER).touch()
-    found = agent.survey(workdir=str(place), script="later.py", run_dir=str(run_dir))
+    found = agent.survey(workdir=str(work_dir), script="later.py", run_dir=str(run_dir))
     assert found.script_sha256 == hashlib.sha256(b"pass").hexdigest()
     assert found.shares_run_dir
 

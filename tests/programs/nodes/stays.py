@@ -1,6 +1,6 @@
-"""Stays, with a child and a daemon that has cut all ties, until it is ended; ``deaf`` workers obey neither TERM nor INT.
+"""Stays, with a child and a daemon that has cut all ties, until it is ended; ``ignore-signals`` workers obey neither TERM nor INT.
 
-Arguments: ``deaf``, and for one rank what it does once all are there (a file for each says so): ``1=exit:3``.
+Arguments: ``ignore-signals``, and for one rank what it does once all are there (a file for each says so): ``1=exit:3``.
 """
 
 import os
@@ -10,16 +10,16 @@ import sys
 import time
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-PLACE = os.path.join(os.environ["PLACE"], os.environ["DISTLAUNCH_ATTEMPT"])
+SIGN_DIR = os.path.join(os.environ["SIGN_DIR"], os.environ["DISTLAUNCH_ATTEMPT"])
 
-if "deaf" in sys.argv:
+if "ignore-signals" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess.Popen(["sleep", "1000"])
 subprocess.Popen(["env", "-i", "setsid", "sh", "-c", "sleep 1001 & sleep 1002"])
-os.makedirs(PLACE, exist_ok=True)
-open(os.path.join(PLACE, str(RANK)), "w").close()
-while len(os.listdir(PLACE)) < WORLD:
+os.makedirs(SIGN_DIR, exist_ok=True)
+open(os.path.join(SIGN_DIR, str(RANK)), "w").close()
+while len(os.listdir(SIGN_DIR)) < WORLD:
     time.sleep(0.01)
 print("all are here", flush=True)
 for word in sys.argv[1:]:

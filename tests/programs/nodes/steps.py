@@ -1,8 +1,8 @@
-"""Counts steps, on from where the attempt before came to, until it is ended or PLACE/enough is there.
+"""Counts steps, on from where the attempt before came to, until it is ended or SIGN_DIR/enough is there.
 
-Each worker has a child, and a daemon that has cut all ties. Rank 0 keeps the step in PLACE/step, as a checkpoint on a
-file system of all hosts; what each is told of its place is in PLACE/attempt-K/RANK, as JSON. With PLACE/fail there,
-rank 0 moves it away and fails. ``deaf`` workers do not obey TERM; ``slow`` ones take a second to.
+Each worker has a child, and a daemon that has cut all ties. Rank 0 keeps the step in SIGN_DIR/step, as a checkpoint on a
+file system of all hosts; what each is told of its place is in SIGN_DIR/attempt-K/RANK, as JSON. With SIGN_DIR/fail there,
+rank 0 moves it away and fails. ``ignore-signals`` workers do not obey TERM; ``slow`` ones take a second to.
 """
 
 import json
@@ -14,10 +14,10 @@ import time
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ATTEMPT = os.environ["DISTLAUNCH_ATTEMPT"]
-PLACE = os.environ["PLACE"]
-HERE = os.path.join(PLACE, f"attempt-{ATTEMPT}")
-STEP = os.path.join(PLACE, "step")
-ENOUGH, FAIL = os.path.join(PLACE, "enough"), os.path.join(PLACE, "fail")
+SIGN_DIR = os.environ["SIGN_DIR"]
+HERE = os.path.join(SIGN_DIR, f"attempt-{ATTEMPT}")
+STEP = os.path.join(SIGN_DIR, "step")
+ENOUGH, FAIL = os.path.join(SIGN_DIR, "enough"), os.path.join(SIGN_DIR, "fail")
 
 
 def write(path, text):
@@ -26,7 +26,7 @@ def write(path, text):
     os.replace(f"{path}.new", path)
 
 
-if "deaf" in sys.argv:
+if "ignore-signals" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "slow" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), os._exit(0)))

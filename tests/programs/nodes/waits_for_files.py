@@ -1,7 +1,7 @@
-"""Write variables to PLACE/ready-ATTEMPT-RANK as JSON, and run until PLACE/end-ATTEMPT or PLACE/fail-ATTEMPT-RANK exists.
+"""Write variables to SIGN_DIR/ready-ATTEMPT-RANK as JSON, and run until SIGN_DIR/end-ATTEMPT or SIGN_DIR/fail-ATTEMPT-RANK exists.
 
 The worker has a child, and a daemon in a session of its own. With ``ignore-signals`` it ignores TERM and INT; each USR1 adds a byte to
-PLACE/usr1-RANK.
+SIGN_DIR/usr1-RANK.
 """
 
 import json
@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 
-PLACE, RANK, ATTEMPT = os.environ["PLACE"], os.environ["RANK"], os.environ["DISTLAUNCH_ATTEMPT"]
+SIGN_DIR, RANK, ATTEMPT = os.environ["SIGN_DIR"], os.environ["RANK"], os.environ["DISTLAUNCH_ATTEMPT"]
 
 
 def note(_signum, _frame):
-    with open(os.path.join(PLACE, f"usr1-{RANK}"), "ab") as file:
+    with open(os.path.join(SIGN_DIR, f"usr1-{RANK}"), "ab") as file:
         file.write(b".")
 
 
@@ -32,12 +32,12 @@ names = (
 )
 reported = {name: os.environ.get(name) for name in names}
 reported |= {"host": os.uname().nodename, "pid": os.getpid(), "parent": os.getppid()}
-path = os.path.join(PLACE, f"ready-{ATTEMPT}-{RANK}")
+path = os.path.join(SIGN_DIR, f"ready-{ATTEMPT}-{RANK}")
 with open(f"{path}.new", "w") as file:
     json.dump(reported, file)
 os.rename(f"{path}.new", path)
 print(f"rank {RANK} is here", flush=True)
-while not os.path.exists(os.path.join(PLACE, f"end-{ATTEMPT}")):
+while not os.path.exists(os.path.join(SIGN_DIR, f"end-{ATTEMPT}")):
     time.sleep(0.02)
-    if os.path.exists(os.path.join(PLACE, f"fail-{ATTEMPT}-{RANK}")):
+    if os.path.exists(os.path.join(SIGN_DIR, f"fail-{ATTEMPT}-{RANK}")):
         sys.exit(7)

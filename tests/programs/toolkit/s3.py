@@ -14,9 +14,9 @@ from distlaunch.toolkit.checkpoint import storage
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 
 
-def work(rank: int, url: str, meeting: str, out: str) -> None:
+def work(rank: int, url: str, store_file: str, out: str) -> None:
     storage._RETRIES_S = (0.0,)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=2)
     checkpoint = Checkpoint(url, model=nn.Linear(2, 1))
     try:
         reported = {"kind": "resumed", "text": str(checkpoint.resume())}

@@ -256,6 +256,6 @@ def test_a_refused_plan_would_have_been_refused_at_the_start(address):
         nodes=(Node(host="a", slots=2), Node(host="b", slots=1)),
     )
     check_cluster(plan, Keeping())
-    meeting = MasterChoice(address="", env={}, addresses=(address or "::1", "::1"))
-    places = cluster_of(plan, range(1024, 1030), meeting)
+    master = MasterChoice(address="", env={}, addresses=(address or "::1", "::1"))
+    places = cluster_of(plan, range(1024, 1030), master)
     assert all(len(short) <= len(place) for short, place in zip(kept[0], places, strict=True))

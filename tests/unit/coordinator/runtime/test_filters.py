@@ -20,39 +20,39 @@ from tests.examples import examples
 
 
 @pytest.fixture
-def place(tmp_path):
+def copy(tmp_path):
     return tmp_path / "filtered_stdout.log"
 
 
-def test_lines_with_one_of_the_texts_are_copied_with_their_ranks_prefix(place):
+def test_lines_with_one_of_the_texts_are_copied_with_their_ranks_prefix(copy):
     lines = LineFilter([b"apple", b"pear"], {0: b"[0]:", 1: b"[1]:"})
-    lines.begin(str(place))
+    lines.begin(str(copy))
     lines.output(0, b"an app")
     lines.output(1, b"a pear\nnothing\n")
     lines.output(0, b"le\nnothing\nthe last pear")
     lines.output(2, b"apple of a rank that is not tee'd\n")
     lines.rank_ended(0)
     lines.close()
-    assert place.read_bytes() == b"[1]:a pear\n[0]:an apple\n[0]:the last pear\n"
+    assert copy.read_bytes() == b"[1]:a pear\n[0]:an apple\n[0]:the last pear\n"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25))
 @given(st.lists(st.binary(max_size=8)))
-def test_chunks_make_no_difference(place, chunks: list[bytes]):
-    place.unlink(missing_ok=True)
+def test_chunks_make_no_difference(copy, chunks: list[bytes]):
+    copy.unlink(missing_ok=True)
     lines = LineFilter([b"a"], {0: b">"})
-    lines.begin(str(place))
+    lines.begin(str(copy))
     for chunk in chunks:
         lines.output(0, chunk)
     lines.rank_ended(0)
     lines.close()
     whole = b"".join(chunks).split(b"\n")
-    assert place.read_bytes() == b"".join(b">" + line + b"\n" for line in whole if b"a" in line)
+    assert copy.read_bytes() == b"".join(b">" + line + b"\n" for line in whole if b"a" in line)
 
 
-def test_each_attempt_has_a_file_of_its_own_and_an_endless_line_stays_small(place, tmp_path):
+def test_each_attempt_has_a_file_of_its_own_and_an_endless_line_stays_small(copy, tmp_path):
     lines = LineFilter([b"x"], {0: b""})
-    lines.begin(str(place))
+    lines.begin(str(copy))
     for _ in range(40):
         lines.output(0, b"x" * 10_000)
         assert len(lines._begun.get(0, b"")) <= 64 << 10
@@ -62,10 +62,10 @@ def test_each_attempt_has_a_file_of_its_own_and_an_endless_line_stays_small(plac
     assert (tmp_path / "second").read_bytes() == b"x\n"
 
 
-def test_a_file_that_a_worker_put_at_our_path_is_not_written_to(place):
-    os.mkfifo(place)
+def test_a_file_that_a_worker_put_at_our_path_is_not_written_to(copy):
+    os.mkfifo(copy)
     lines = LineFilter([b"x"], {0: b""})
-    lines.begin(str(place))
+    lines.begin(str(copy))
     lines.output(0, b"x\n")
     lines.close()
 
