@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from distlaunch.core.agent.workers.exit_evidence import read_error_file
+from distlaunch.core.agent.workers.output_tail import OutputTail
 from distlaunch.core.agent.workers.progress_pipe import PERIOD_S, ActivityMonitor
 from distlaunch.core.agent.workers.worker_table import Drained, OutputsClosed
 from distlaunch.core.model.record import Record, replace
@@ -29,7 +30,6 @@ from distlaunch.core.protocol.codec import MAX_RAW_BYTES
 
 TAIL_BYTES = 65536
 STDOUT_TAIL_BYTES = 8192
-_TRACEBACK = b"Traceback (most recent call last)"
 _READ_BYTES = min(1 << 18, MAX_RAW_BYTES)
 _BUSY_GAP_S = 0.001
 _BUSY_WAIT_S = 0.004
@@ -69,34 +69,11 @@ Posted = Drained | OutputsClosed | PumpFailed | m.Alive
 
 
 class _Stream:
-    def __init__(self, rank: int, number: int, descriptor: int, tail: _Tail | None) -> None:
+    def __init__(self, rank: int, number: int, descriptor: int, tail: OutputTail | None) -> None:
         self.rank = rank
         self.number = number
         self.descriptor = descriptor
         self.tail = tail
-
-
-class _Tail:
-    """The last bytes of a stream, in chunks."""
-
-    def __init__(self, most: int, *, finds_tracebacks: bool) -> None:
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._most = most
-        self._finds_tracebacks = finds_tracebacks
-        self.traceback_at: float | None = None
-        """When the last traceback was read."""
-
-    def add(self, data: bytes, now: float) -> None:
-        self._chunks.append(data)
-        self._size += len(data)
-        while self._size - len(self._chunks[0]) >= self._most:
-            self._size -= len(self._chunks.popleft())
-        if self._finds_tracebacks and _TRACEBACK in data:
-            self.traceback_at = now
-
-    def text(self) -> bytes:
-        return b"".join(self._chunks)[-self._most :]
 
 
 class Pump(threading.Thread):
@@ -109,7 +86,7 @@ class Pump(threading.Thread):
         self._orders: deque[Callable[[], None]] = deque()
         self._streams: dict[int, _Stream] = {}
         self._of_rank: dict[int, list[_Stream]] = {}
-        self._tails: dict[int, dict[int, _Tail]] = {}  # by rank and stream
+        self._tails: dict[int, dict[int, OutputTail]] = {}  # by rank and stream
         self._poll = select.epoll()
         self._idle = select.epoll()  # without the streams, used while there is no room
         self._wake, self._wake_end = os.pipe()
@@ -265,8 +242,7 @@ class Pump(threading.Thread):
     def _add(self, rank: int, number: int, descriptor: int, tail_of: int | None) -> None:
         tail = None
         if tail_of is not None:
-            is_stderr = tail_of == STDERR
-            tail = _Tail(TAIL_BYTES if is_stderr else STDOUT_TAIL_BYTES, finds_tracebacks=is_stderr)
+            tail = OutputTail(TAIL_BYTES if tail_of == STDERR else STDOUT_TAIL_BYTES)
             self._tails.setdefault(rank, {})[tail_of] = tail
         stream = _Stream(rank, number, descriptor, tail)
         self._streams[stream.descriptor] = stream
@@ -313,10 +289,10 @@ class Pump(threading.Thread):
         tails = self._tails.pop(rank, {})
         stderr, stdout = tails.get(STDERR), tails.get(STDOUT)
         raised_at = stderr.traceback_at if stderr else None
-        shown = stdout.text() if stdout and ended.returncode else b""
+        shown = stdout.text(now) if stdout and ended.returncode else b""
         ended = replace(
             ended,
-            stderr_tail=(stderr.text() if stderr else b"") + ended.stderr_tail,
+            stderr_tail=(stderr.text(now) if stderr else b"") + ended.stderr_tail,
             stdout_tail=shown.decode("utf-8", "replace"),
             traceback_age_s=None if raised_at is None else max(0.0, now - raised_at),
             error_file=read_error_file(error_file) if error_file else None,
