@@ -29,6 +29,8 @@ _READ_BYTES = 16384
 _NOTICED_S = 0.2
 """An exit may be noticed this much later than the failure of a rank that has lost the connection."""
 _STACK_LINES = 8
+_OUTERMOST = ("<module>", "_run_module_as_main")
+"""Functions of a main thread's outermost frame while it runs a script."""
 _RANKS = r"(\d+(?:, ?\d+)*)"
 _NAMING: tuple[re.Pattern[str], ...] = (
     # torch 1.9 to 2.13: "[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 2000 ms"
@@ -66,6 +68,20 @@ _FINGERPRINT = re.compile(
 )
 
 
+_PARAMETER_COUNTS = re.compile(
+    # torch 1.10 to 2.13: "DDP expects same model across all ranks, but Rank 2 has 4 params, while
+    # rank 0 has inconsistent 2 params."
+    r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, "
+    r"while rank (\d+) has inconsistent (\d+) params"
+)
+_PARAMETER_SIZES = re.compile(
+    # torch 1.8 to 2.13: "[1]: params[0] in this process with sizes [4, 4] appears not to match
+    # sizes of the same param in process 0."
+    r"\[(\d+)\]: params\[(\d+)\] in this process with sizes (\[[\d, ]*\]) appears not to match "
+    r"sizes of the same param in process 0"
+)
+
+
 class Awaited(Record):
     """The ranks that other ranks waited for."""
 
@@ -92,6 +108,17 @@ class _Place:
     @property
     def call(self) -> str | None:
         return self.wait.name if self.wait is not None and self.waits_surely else None
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The stack, innermost frame first. A call of native code has no frame, so that the
+        innermost frame of the script is shown with its line."""
+        if self.view is None:
+            return ()
+        lines = self.view.shown(_STACK_LINES)
+        if not self.view.below and self.view.frames and self.view.source.strip():
+            lines.insert(1, f"  {self.view.source.strip()}")
+        return tuple(lines)
 
     @property
     def frame(self) -> str | None:
@@ -144,6 +171,52 @@ def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
     return _odd(calls, None)
 
 
+def find_odd_parameters(found: Sequence[FailureEvidence], world_size: int) -> Awaited | None:
+    """Return the ranks whose model has other parameters than that of most ranks, according to DDP's
+    check. ``found`` is the evidence of the failed ranks."""
+    counts: dict[int, str] = {}
+    sizes: dict[int, tuple[str, str]] = {}
+    for one in found:
+        text = f"{one.message or ''}\n{one.text}"
+        for match in _PARAMETER_COUNTS.finditer(text):
+            counts.setdefault(int(match[1]), match[2])
+            counts.setdefault(int(match[3]), match[4])
+        for match in _PARAMETER_SIZES.finditer(text):
+            sizes.setdefault(int(match[1]), (match[2], match[3]))
+    if (odd := _split(counts)) is not None:
+        ranks, rare, others, common = odd
+        them = "its" if len(ranks) == 1 else "their"
+        return Awaited(
+            ranks=tuple(ranks),
+            summary=f"gave DDP {rare} parameters, and {name_ranks(others)} {common}: {them} model "
+            "differs",
+        )
+    # Rank 0 broadcasts its sizes: if all others complain in the same way, rank 0 differs.
+    if len(sizes) == world_size - 1 > 1 and 0 not in sizes and len(set(sizes.values())) == 1:
+        number, shape = next(iter(sizes.values()))
+        return Awaited(
+            ranks=(0,),
+            summary=f"gave DDP a parameter {number} of another size than the {shape} of "
+            f"{name_ranks(sorted(sizes))}: its model differs",
+        )
+    return None
+
+
+def ranks_in_the_script(stacks: Sequence[m.Stack]) -> dict[int, bool]:
+    """Return by rank whether the main thread still ran the script. Ranks of which that is not known
+    are left out.
+
+    When the script has ended, the interpreter may wait for threads or run functions of ``atexit``.
+    """
+    found = {}
+    for stack in stacks:
+        threads = parse_stacks(stack.text) if stack.text else []
+        main = main_thread(threads) if threads else None
+        if main is not None and main.frames and not main.cut:
+            found[stack.rank] = main.frames[-1].function in _OUTERMOST
+    return found
+
+
 def ranks_with_the_exception(
     evidence: FailureEvidence, failed: Collection[int]
 ) -> tuple[int, ...] | None:
@@ -190,7 +263,7 @@ def _absent(ranks: Sequence[int], failed: set[int], places: Mapping[int, _Place]
         summary=f"did not take part{inside}: {name_ranks(sorted(failed))} timed out waiting for "
         f"{them}",
         frame=place.frame if place else None,
-        stack=tuple(place.view.shown(_STACK_LINES)) if place and place.view else (),
+        stack=place.stack if place else (),
     )
 
 
@@ -245,20 +318,29 @@ def _in_another_call(
 def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Awaited | None:
     """Return the ranks with the rarest call. Return None if several calls are equally rare.
     ``calls`` and ``places`` are by rank."""
-    counts = Counter(calls.values())
-    if len(counts) < 2:
+    odd = _split(calls)
+    if odd is None:
         return None
-    (common, _), *_, (rare, fewest) = counts.most_common()
-    if list(counts.values()).count(fewest) > 1:
-        return None
-    ranks = sorted(rank for rank, call in calls.items() if call == rare)
-    others = sorted(rank for rank, call in calls.items() if call == common)
+    ranks, rare, others, common = odd
     place = places.get(ranks[0]) if places else None
     return Awaited(
         ranks=tuple(ranks),
         summary=f"called {rare} while {name_ranks(others)} called {common}",
         frame=place.frame if place else None,
     )
+
+
+def _split(values: Mapping[int, str]) -> tuple[list[int], str, list[int], str] | None:
+    """Return the ranks with the rarest value, this value, the ranks with the most common value, and
+    that value. Return None if several values are equally rare."""
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return None
+    (common, _), *_, (rare, fewest) = counts.most_common()
+    if list(counts.values()).count(fewest) > 1:
+        return None
+    ranks = sorted(rank for rank, value in values.items() if value == rare)
+    return ranks, rare, sorted(rank for rank, value in values.items() if value == common), common
 
 
 def _places_of_stacks(stacks: Sequence[m.Stack], script_dir: str) -> dict[int, _Place]:

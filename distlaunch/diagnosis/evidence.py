@@ -57,6 +57,8 @@ _EXCERPT = 20
 _STALE = 20
 """If more lines of ordinary output than this follow a traceback, its exception was handled, and the
 traceback is ignored."""
+_FLOOD_S = 60.0
+"""A worker may write other output for this long between its traceback and its exit."""
 _MESSAGE_CHARS = 600
 _LINE_CHARS = 300
 _CANNOT_OPEN = re.compile(r".*can't open file '(.+)': \[Errno \d+\] (.+)")
@@ -86,6 +88,9 @@ class FailureEvidence(Record):
     failed_s: float = 0.0
     """When the worker printed its traceback, in seconds since the attempt began; without a
     traceback, when it exited."""
+    left_the_script: bool = False
+    """Whether the traceback of the main thread begins where the interpreter begins to run the
+    script. The script has not caught the exception, or has caught it outside all functions."""
     uncaught: bool = False
     """Whether the script did not catch the exception, and nothing was printed after its
     traceback."""
@@ -136,6 +141,11 @@ def was_stopped(end: WorkerExit) -> bool:
     )
 
 
+def printed_s(end: WorkerExit) -> float:
+    """Return when a worker printed its last traceback; without a traceback, when it exited."""
+    return end.ended_s - (end.traceback_age_s or 0.0)
+
+
 def read(end: WorkerExit) -> FailureEvidence:
     """Return the evidence in a worker's error file, its stderr and its exit code or signal."""
     lines, found, torn = read_tracebacks(unwrap(to_lines(end.stderr_tail[-65536:])))
@@ -169,8 +179,12 @@ def read(end: WorkerExit) -> FailureEvidence:
     if not lines and not chain and end.returncode > 0:
         changes["summary"] = f"{evidence.summary}, and it wrote nothing to stderr"
     changes["failed_s"] = end.ended_s
-    if chain and kind == "main" and not trailing and _left_the_script(chain[-1]):
-        changes |= {"uncaught": True, "failed_s": end.ended_s - (end.traceback_age_s or 0.0)}
+    if chain and kind == "main" and _left_the_script(chain[-1]):
+        # The last lines of its message may have been written by the script that has survived.
+        uncaught = not trailing and not chain[-1].detail
+        changes |= {"left_the_script": True, "uncaught": uncaught}
+        if uncaught or (end.returncode == 1 and not end.told_to_stop):
+            changes["failed_s"] = printed_s(end)
     if evidence.message is not None:
         changes["message"] = shorten_middle(evidence.message, _MESSAGE_CHARS) or None
     return replace(evidence, **changes)
@@ -178,8 +192,6 @@ def read(end: WorkerExit) -> FailureEvidence:
 
 def _left_the_script(raised: Raised) -> bool:
     """Return whether the traceback begins where the interpreter begins to run the script."""
-    if raised.detail:  # its message has more lines, or the script has survived and wrote them
-        return False
     return bool(raised.frames) and raised.frames[0].function in (None, *_OUTERMOST)
 
 
@@ -250,6 +262,8 @@ def _exception(
     )
     main = mains[-1] if mains else None
     trailing = tb.output_after(lines[main.end :]) if main else []
+    if main and len(trailing) > _STALE and _is_flooded(end, lines[main.end :]):
+        trailing = []
     if main and (len(trailing) > _STALE or (fatal and (trailing or end.returncode in (-9, -15)))):
         main = None
     side = next(
@@ -287,6 +301,17 @@ def _exception(
     if ignored and torn is None and not fatal and not last_lines(lines[ignored.end :], 1):
         return ignored.chain, "ignored", []
     return [], "main", []
+
+
+def _is_flooded(end: WorkerExit, lines: list[str]) -> bool:
+    """Return whether a traceback explains the exit although many ``lines`` follow it.
+
+    They were written within seconds, and neither they nor stdout name another problem.
+    """
+    if end.returncode <= 0 or end.traceback_age_s is None or end.traceback_age_s > _FLOOD_S:
+        return False
+    stdout = to_lines(end.stdout_tail.encode("utf-8", "replace"))
+    return choose(lines, stdout, 6).message is None
 
 
 def _is_the_loaders(traceback: tb.Traceback) -> bool:

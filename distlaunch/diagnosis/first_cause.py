@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from distlaunch.core.model.record import Record, replace
@@ -19,11 +19,13 @@ from distlaunch.diagnosis.awaited import (
     Awaited,
     find_awaited,
     find_odd_collective,
+    find_odd_parameters,
+    ranks_in_the_script,
     ranks_with_the_exception,
 )
 from distlaunch.diagnosis.clean_text import shorten_middle, to_lines
 from distlaunch.diagnosis.consequence import Standing
-from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
+from distlaunch.diagnosis.evidence import FailureEvidence, printed_s, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for
 from distlaunch.diagnosis.model import Cause, Diagnosis
 from distlaunch.diagnosis.native import signal_name
@@ -38,7 +40,9 @@ _TOGETHER_S = 1.0
 """Two failures within this time may have different causes."""
 _ENDING_S = 15.0
 """A worker that printed a traceback up to this long before the first exit may still be ending with
-that exception."""
+that exception. If its stack shows that the script has ended, there is no limit."""
+_BEFORE_THE_STOP_S = 0.1
+"""Other workers run on for at least this long after a failure with output on stderr."""
 _WHILE_ENDING = "stopped by us while it was ending with its own exception"
 _READ_WHOLE = 256
 """Number of exits that are examined. If none of them is a cause, more are examined, at most
@@ -105,7 +109,7 @@ def diagnose(
     own = [end for end in bad if not was_stopped(end)]
     first_s = (own or bad)[0].ended_s
     eligible = (
-        [end for end in own if not end.told_to_stop or end.ended_s <= first_s + _OWN_FAILURE_S]
+        [end for end in own if not end.told_to_stop or printed_s(end) <= first_s + _OWN_FAILURE_S]
         or own
         or bad
     )
@@ -116,12 +120,13 @@ def diagnose(
         ):
             break
         seen[end.rank] = read(end)
-    broken = {one.end.rank: one for one in _broken_before(first_s, bad)}
+    in_script = ranks_in_the_script(stacks)
+    broken = {one.end.rank: one for one in _broken_before(first_s, ends, in_script)}
     best = min((*seen.values(), *broken.values()), key=lambda one: (one.standing, one.failed_s))
-    code = 1 if best.end.rank in broken else best.end.returncode
     if best.standing >= Standing.TIMED_OUT:
-        hidden = _cause_of_a_stopped_one(bad, seen)
-        best = hidden or best
+        best = _cause_of_a_stopped_one(ends, seen, in_script) or best
+    code = 1 if best.summary == _WHILE_ENDING else best.end.returncode
+    broken |= _broken_with(best, first_s, ends, in_script)
     same = (*_same(best, seen, eligible), *_stopped_alike(best, bad))
     same = ranks_with_the_exception(best, {end.rank for end in bad}) or same
     cause_seen = best.standing < Standing.TIMED_OUT
@@ -130,6 +135,7 @@ def diagnose(
     lost = _lost_before_the_stop([end for end in ends if end.rank not in named])
     awaited = (
         find_odd_collective(list(seen.values()))
+        or find_odd_parameters(list(seen.values()), world_size)
         if cause_seen
         else find_awaited(
             [one for one in (*seen.values(), *lost.values()) if _waited(one)],
@@ -145,7 +151,7 @@ def diagnose(
     others = [end for end in ends if end.rank not in named]
     too = {
         rank
-        for rank, one in seen.items()
+        for rank, one in (seen | broken).items()
         if rank not in named
         and one.standing is best.standing is Standing.CAUSE
         and abs(one.failed_s - best.failed_s) <= _TOGETHER_S
@@ -177,7 +183,7 @@ def diagnose(
             [end for end in others if end.rank in too],
             seen,
             (),
-            {},
+            broken,
             world_size=world_size,
             after_grace=after_grace,
         ),
@@ -247,30 +253,68 @@ def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
     return tuple(f"{name_ranks(ranks)}: {text}" for text, ranks in islice(kinds.items(), _DEAD))
 
 
-def _broken_before(first_s: float, bad: Sequence[WorkerExit]) -> Iterator[FailureEvidence]:
+def _broken_before(
+    first_s: float, ends: Sequence[WorkerExit], in_script: Mapping[int, bool]
+) -> Iterator[FailureEvidence]:
     """Yield the evidence of workers that had printed an uncaught exception before the first exit.
 
-    The launcher stopped these workers before their interpreters had ended.
+    The launcher stopped these workers before their interpreters had ended. ``in_script``: whether
+    the script of a rank still ran, for the ranks of which that is known.
     """
-    for end in islice((end for end in bad if was_stopped(end)), _READ_WHOLE):
-        if end.traceback_age_s is None or end.returncode >= 0:
+    told = (end for end in ends if end.told_to_stop and end.traceback_age_s is not None)
+    for end in islice(told, _READ_WHOLE):
+        since_s = first_s - printed_s(end)
+        if since_s <= 0 or in_script.get(end.rank, False):
             continue
-        if 0 < first_s - (end.ended_s - end.traceback_age_s) <= _ENDING_S:
-            evidence = read(replace(end, returncode=1))
-            if evidence.standing is Standing.CAUSE and evidence.uncaught:
-                yield replace(evidence, summary=_WHILE_ENDING, end=end)
+        evidence = _as_if_it_had_ended(end)
+        ends_now = in_script.get(end.rank) is False or (evidence.uncaught and since_s <= _ENDING_S)
+        if ends_now and evidence.standing is Standing.CAUSE and evidence.left_the_script:
+            yield replace(evidence, failed_s=printed_s(end))
+
+
+def _broken_with(
+    best: FailureEvidence,
+    first_s: float,
+    ends: Sequence[WorkerExit],
+    in_script: Mapping[int, bool],
+) -> dict[int, FailureEvidence]:
+    """Return the evidence of workers that had printed another exception than ``best`` at almost the
+    same time, before the launcher stopped them. The keys are ranks."""
+    found: dict[int, FailureEvidence] = {}
+    if best.standing is not Standing.CAUSE:
+        return found
+    told = (end for end in ends if end.told_to_stop and end.traceback_age_s is not None)
+    for end in islice(told, _READ_WHOLE):
+        if not was_stopped(end) or end.rank == best.end.rank or in_script.get(end.rank, False):
+            continue
+        if abs(printed_s(end) - best.failed_s) > _TOGETHER_S:
+            continue
+        if printed_s(end) <= first_s + _BEFORE_THE_STOP_S:
+            evidence = _as_if_it_had_ended(end)
+            if evidence.uncaught and evidence.kind[2:] != best.kind[2:]:
+                found[end.rank] = replace(evidence, failed_s=printed_s(end))
+    return found
+
+
+def _as_if_it_had_ended(end: WorkerExit) -> FailureEvidence:
+    """Return the evidence of a worker that was asked to stop, as if its exception had ended it."""
+    if end.returncode > 0 and not was_stopped(end):
+        return read(end)
+    return replace(read(replace(end, returncode=1)), summary=_WHILE_ENDING, end=end)
 
 
 def _cause_of_a_stopped_one(
-    bad: Sequence[WorkerExit], seen: dict[int, FailureEvidence]
+    ends: Sequence[WorkerExit], seen: dict[int, FailureEvidence], in_script: Mapping[int, bool]
 ) -> FailureEvidence | None:
     """Return the evidence of a worker that had printed its own exception before the launcher
     stopped it."""
-    for end in bad[:_READ_WHOLE]:
-        if end.rank not in seen and end.returncode in (-9, -15):
-            evidence = read(replace(end, returncode=1))
+    for end in ends[:_READ_WHOLE]:
+        if end.rank in seen or not end.told_to_stop or in_script.get(end.rank, False):
+            continue
+        if was_stopped(end) or end.returncode == 0:
+            evidence = _as_if_it_had_ended(end)
             if evidence.standing is Standing.CAUSE and evidence.exception_type and evidence.frame:
-                return replace(evidence, summary=_WHILE_ENDING, end=end)
+                return evidence
     return None
 
 
