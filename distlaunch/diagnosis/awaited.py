@@ -26,6 +26,8 @@ from distlaunch.diagnosis.waits import Wait, Waiting, find_wait
 
 _READ_BYTES = 16384
 """The texts of libraries are looked up in this many bytes at the end of stderr."""
+_READ_RANKS = 256
+"""The messages of this many ranks are compared."""
 _NOTICED_S = 0.2
 """An exit may be noticed this much later than the failure of a rank that has lost the connection."""
 _STACK_LINES = 8
@@ -171,18 +173,25 @@ def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
     return _odd(calls, None)
 
 
-def find_odd_parameters(found: Sequence[FailureEvidence], world_size: int) -> Awaited | None:
-    """Return the ranks whose model has other parameters than that of most ranks, according to DDP's
-    check. ``found`` is the evidence of the failed ranks."""
+def find_odd_parameters(
+    evidence: FailureEvidence, ends: Sequence[WorkerExit], world_size: int
+) -> Awaited | None:
+    """Return the ranks whose model has other parameters than that of most ranks.
+
+    ``evidence`` is that of a rank that failed. Return None if it did not fail in DDP's check of the
+    parameters. The messages of all ranks in ``ends`` are compared.
+    """
+    if "DDP" not in evidence.text and "same param in process 0" not in evidence.text:
+        return None
     counts: dict[int, str] = {}
     sizes: dict[int, tuple[str, str]] = {}
-    for one in found:
-        text = f"{one.message or ''}\n{one.text}"
+    for end in ends[:_READ_RANKS]:
+        text = end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
         for match in _PARAMETER_COUNTS.finditer(text):
-            counts.setdefault(int(match[1]), match[2])
-            counts.setdefault(int(match[3]), match[4])
+            counts.setdefault(int(match[1][:9]), match[2])
+            counts.setdefault(int(match[3][:9]), match[4])
         for match in _PARAMETER_SIZES.finditer(text):
-            sizes.setdefault(int(match[1]), (match[2], match[3]))
+            sizes.setdefault(int(match[1][:9]), (match[2], match[3]))
     if (odd := _split(counts)) is not None:
         ranks, rare, others, common = odd
         them = "its" if len(ranks) == 1 else "their"
@@ -192,7 +201,11 @@ def find_odd_parameters(found: Sequence[FailureEvidence], world_size: int) -> Aw
             "differs",
         )
     # Rank 0 broadcasts its sizes: if all others complain in the same way, rank 0 differs.
-    if len(sizes) == world_size - 1 > 1 and 0 not in sizes and len(set(sizes.values())) == 1:
+    if (
+        len(sizes) == min(world_size, _READ_RANKS) - 1 > 1
+        and 0 not in sizes
+        and len(set(sizes.values())) == 1
+    ):
         number, shape = next(iter(sizes.values()))
         return Awaited(
             ranks=(0,),
@@ -327,6 +340,7 @@ def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Await
         ranks=tuple(ranks),
         summary=f"called {rare} while {name_ranks(others)} called {common}",
         frame=place.frame if place else None,
+        stack=place.stack if place else (),
     )
 
 

@@ -30,6 +30,7 @@ _NOISE = re.compile(
     r"|[WI]\d{4} \d\d:"  # the same of glog
     r"|(\S+:\d+: )?\w*Warning: "
     r"|  warnings\.warn\("
+    r"|wandb: (?!ERROR)"  # of Weights & Biases, also while the interpreter ends
     r"|Exception ignored "
 )
 

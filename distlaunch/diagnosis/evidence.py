@@ -67,6 +67,14 @@ _NO_MODULE = re.compile(
     r"(.*No module named '?([\w.]+).*?)\)?$"
 )
 _OF_KIND = {"thread": " (exception in a thread)", "process": " (exception in a child process)"}
+_INTERRUPT_WITHIN = 3
+"""A message explains a KeyboardInterrupt if it is one of this many lines before."""
+_INTERRUPTS = re.compile(
+    r"watch ?dog|interrupt|stall|stuck|\bhang|\bhung\b|no progress|timed? ?out|deadline|abort"
+    r"|giving up|did not change|\bfor (?:more than |over )?\d[\d.]* ?(?:s|sec|seconds|min|minutes)\b",
+    re.IGNORECASE,
+)
+"""Words in the message of a thread that interrupts the main thread."""
 _READER_GONE = ("EOFError", "ConnectionResetError")
 """Exceptions of a data loader if its worker process dies while sending a tensor."""
 _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
@@ -110,6 +118,8 @@ class FailureEvidence(Record):
     loader_may_be_gone: bool = False
     """Whether the failure may result from the death of a data-loader worker, although the output
     does not mention that death."""
+    child_crashed: bool = False
+    """Whether a child process has crashed in native code, and the failure results from that."""
     text: str = ""
     """The text in which hints are looked up."""
     stream: Stream = "stderr"
@@ -165,6 +175,7 @@ def read(end: WorkerExit) -> FailureEvidence:
         more = " while it ended with an exception" if number is not None and not own else ""
         evidence = replace(evidence, summary=f"{evidence.summary}{more}{_OF_KIND.get(kind, '')}")
         evidence = _with_inner_cause(evidence, chain, found, lines)
+        evidence = _with_own_message(evidence, chain, found, lines, stdout)
     elif torn is not None and (number is None or torn.kind != "ignored"):
         evidence = _of_torn_traceback(end, torn)
     elif number is None:
@@ -337,8 +348,49 @@ def _with_inner_cause(
         text = "\n".join((evidence.text, *words))
         excerpt = (*words[:-1], *evidence.excerpt)[-_EXCERPT:]
         evidence = replace(evidence, original=words[-1], excerpt=excerpt, text=text)
+    if main is not None and is_report_of_another_end(chain[-1]):
+        crash = find_native_message(lines[: main.start])
+        if crash is not None and crash.frame is not None:
+            text = "\n".join((evidence.text, *crash.lines))
+            told = f"{crash.text}, in a child process"
+            evidence = replace(evidence, original=told, child_crashed=True, text=text)
     if "device-side assert" in evidence.text and (asserted := device_assertion(lines)):
         evidence = replace(evidence, original=asserted)
+    return evidence
+
+
+def _with_own_message(
+    evidence: FailureEvidence,
+    chain: list[tb.Raised],
+    found: Sequence[tb.Traceback],
+    lines: list[str],
+    stdout: list[str],
+) -> FailureEvidence:
+    """Return the evidence with the message that a thread of the worker wrote before it interrupted
+    the main thread.
+
+    ``_thread.interrupt_main()`` looks like a SIGINT from outside.
+    """
+    raised = chain[-1]
+    if raised.type != "KeyboardInterrupt" or evidence.end.told_to_stop or is_own_interrupt(raised):
+        return evidence
+    start = next((one.start for one in found if one.chain is chain), 0)
+    streams: tuple[tuple[Stream, Sequence[str]], ...] = (
+        ("stderr", lines[:start]),
+        ("stdout", stdout),
+    )
+    for stream, written in streams:
+        for line in reversed(last_lines(written, _INTERRUPT_WITHIN)):
+            if _INTERRUPTS.search(line):
+                return replace(
+                    evidence,
+                    summary="ended by a KeyboardInterrupt that its own message explains",
+                    standing=Standing.CAUSE,
+                    exception_type=None,
+                    message=line,
+                    text=f"{line}\n{evidence.text}",
+                    stream=stream if stream == "stdout" else evidence.stream,
+                )
     return evidence
 
 

@@ -28,7 +28,7 @@ from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, printed_s, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for
 from distlaunch.diagnosis.model import Cause, Diagnosis
-from distlaunch.diagnosis.native import signal_name
+from distlaunch.diagnosis.native import DUMP_BEGINS, find_crash, signal_name
 from distlaunch.diagnosis.special_hints import missing_module
 from distlaunch.diagnosis.tracebacks import read_tracebacks
 from distlaunch.diagnosis.unwrap import unwrap
@@ -134,8 +134,7 @@ def diagnose(
     named = set(cause.ranks)
     lost = _lost_before_the_stop([end for end in ends if end.rank not in named])
     awaited = (
-        find_odd_collective(list(seen.values()))
-        or find_odd_parameters(list(seen.values()), world_size)
+        find_odd_collective(list(seen.values())) or find_odd_parameters(best, ends, world_size)
         if cause_seen
         else find_awaited(
             [one for one in (*seen.values(), *lost.values()) if _waited(one)],
@@ -167,7 +166,7 @@ def diagnose(
     )
     hint = known.text if known else None
     if cause_seen:
-        hint = hint if awaited is None else None
+        hint = hint if awaited is None and not best.child_crashed else None
     elif not (known and known.tells_why_ranks_did_not_meet):
         hint = (
             _hint_at_others(ends, running, world_size, lost) or hint or _hint_at_network(best)
@@ -236,13 +235,20 @@ def doing(
 
 def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
     """Return one line for each kind of exception that ended a thread or a child process of a
-    worker.
+    worker, and for each kind of crash of a child process.
 
     The main thread of the worker may wait for this thread or process forever.
     """
     kinds: dict[str, list[int]] = {}
-    for end in islice((end for end in ends if b"Traceback " in end.stderr_tail), _READ_WHOLE):
-        _, found, _ = read_tracebacks(unwrap(to_lines(end.stderr_tail)))
+    told = (
+        end
+        for end in ends
+        if b"Traceback " in end.stderr_tail or DUMP_BEGINS.encode() in end.stderr_tail
+    )
+    for end in islice(told, _READ_WHOLE):
+        lines, found, _ = read_tracebacks(unwrap(to_lines(end.stderr_tail)))
+        if (crash := find_crash(lines)) is not None and was_stopped(end):
+            kinds.setdefault(f"a child process had crashed: {crash.text}", []).append(end.rank)
         dead = [one for one in found if one.chain and one.kind in ("thread", "process")]
         if dead:
             raised = dead[-1].chain[-1]
@@ -404,7 +410,7 @@ def _of_awaited(awaited: Awaited, best: FailureEvidence, ends: Sequence[WorkerEx
         exception_type=best.exception_type,
         message=best.message,
         frame=awaited.frame,
-        excerpt=awaited.stack or best.excerpt,
+        excerpt=awaited.stack or (() if awaited.frame else best.excerpt),
         awaited=True,
         told_by=best.end.rank,
     )

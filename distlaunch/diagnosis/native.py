@@ -67,6 +67,12 @@ class NativeMessage(Record):
     """Whether the runtime ended the process while it was exiting. The message then does not name a
     cause."""
 
+    @property
+    def text(self) -> str:
+        """The message and the frame, in one line."""
+        type_ = f"{self.type}: " if self.type else ""
+        return f"{type_}{self.message}" + (f" ({self.frame})" if self.frame else "")
+
 
 def signal_name(number: int) -> str:
     """Return the name of signal ``number``: ``SIGSEGV``. For real-time signals, return ``signal
@@ -106,6 +112,18 @@ def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
             return dump if found is None else _with_frame(found, dump)
         found = found or _message_at(lines, at)
     return found
+
+
+def find_crash(lines: Sequence[str]) -> NativeMessage | None:
+    """Return the last dump of faulthandler about a crash; None if there is none.
+
+    A process that has forked from a worker writes to the worker's stderr.
+    """
+    first = max(0, len(lines) - 400)
+    for at in range(len(lines) - 1, first - 1, -1):
+        if lines[at].startswith(DUMP_BEGINS):
+            return _fatal_python(lines, at)
+    return None
 
 
 def _message_at(lines: Sequence[str], at: int) -> NativeMessage | None:

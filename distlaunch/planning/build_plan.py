@@ -54,6 +54,9 @@ _DEFAULTS: Mapping[str, str] = {
 }
 """Variables that are set only if neither the environment, the user nor the backend sets them.
 Without PYTHONUNBUFFERED the last lines before a crash are lost."""
+_OF_A_PLAIN_WORKER: Mapping[str, str] = {"PYTHONFAULTHANDLER": "1"}
+"""Set in the same way for a worker without bootstrap. The bootstrap turns faulthandler on itself,
+so that child processes with other interpreters are not concerned."""
 
 
 class CpuShare(Record):
@@ -147,8 +150,9 @@ def build_plan(
     left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
     notes = [note.text for note in topology.notes]
     notes += [*backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
+    crashes = {} if wanted or options.no_python else _OF_A_PLAIN_WORKER
     defaults = unless_set(
-        {**_DEFAULTS, **columns, **backend.default_variables(topology)}, base, given
+        {**_DEFAULTS, **crashes, **columns, **backend.default_variables(topology)}, base, given
     )
     bars = (
         _bar_variables(topology, facts.columns, in_front=dialect.prefix_columns)

@@ -139,6 +139,12 @@ RULES: tuple[Rule, ...] = (
         "of yours is kept.",
     ),
     Rule(
+        dict.fromkeys(_ONE_WORKER, r"\+PYTHONFAULTHANDLER: 1"),
+        "PYTHONFAULTHANDLER=1 for a single worker",
+        "better",
+        "A crash of native code names the line of Python. A value of yours is kept.",
+    ),
+    Rule(
         r"\+CUDA_DEVICE_ORDER: PCI_BUS_ID",
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
         "better",

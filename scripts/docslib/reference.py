@@ -43,6 +43,7 @@ _ENVIRONMENT = f"""# Environment variables
 | `OMP_NUM_THREADS` | this worker's share of the CPUs, unless you set it |
 | `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` | the GPUs of the workers of this node; empty for CPU workers |
 | `PYTHONUNBUFFERED` | `1`, unless you set it: lines before a crash are not lost |
+| `PYTHONFAULTHANDLER` | `1` for a Python worker alone, unless you set it: a crash names the line of Python |
 | `TORCH_NCCL_ASYNC_ERROR_HANDLING` | `1`, unless you set it |
 | `TORCH_NCCL_DUMP_ON_TIMEOUT` | with GPUs: `1`, unless you set it: NCCL's flight recorder writes on a timeout |
 | `TORCH_FR_DUMP_TEMP_FILE` | with GPUs: where it writes, in the attempt's folder, unless you set it |

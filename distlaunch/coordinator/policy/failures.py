@@ -71,8 +71,10 @@ def doing(
 
 
 def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
-    """Return lines on threads and child processes of workers that ended with an exception."""
-    if not any(b"Traceback " in end.stderr_tail for end in ends):
+    """Return lines on threads and child processes of workers that ended with an exception or a
+    crash."""
+    marks = (b"Traceback ", b"Fatal Python error: ")
+    if not any(mark in end.stderr_tail for end in ends for mark in marks):
         return ()
     from distlaunch.diagnosis.first_cause import exceptions_of_threads as find
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.first_cause import diagnose
 from distlaunch.diagnosis.report import render_report
@@ -137,6 +138,71 @@ def test_a_collective_of_one_failed_rank_differs_from_the_others(end_of):
     found = diagnose([*ends, end_of(2, timed_out("broadcast"))], world_size=4)
     assert found.cause.ranks == (2,)
     assert "called torch.distributed broadcast while ranks 0-1,3" in found.cause.summary
+
+
+def test_a_rank_in_another_call_has_its_own_stack_in_the_report(end_of):
+    waits = (f"{TORCH}/distributed_c10d.py:3252:all_reduce", "/home/user/train.py:15:<module>")
+    pair = (f"{TORCH}/distributed_c10d.py:5171:barrier", "/home/user/pair.py:4:sync_pair")
+    stacks = [stack(1, *waits), stack(2, *pair), stack(3, *waits)]
+    ends = [end_of(0, timed_out()), *(stopped(end_of, rank) for rank in (1, 2, 3))]
+    found = diagnose(ends, world_size=4, stacks=stacks, script_dir="/home/user")
+    assert (found.cause.ranks, found.cause.frame) == ((2,), "pair.py:4 in sync_pair")
+    assert found.cause.excerpt[-1] == "pair.py:4 in sync_pair"
+
+
+def test_the_line_of_a_call_without_a_frame_is_in_the_report(end_of):
+    away = stack(2, "/home/user/data.py:7:load", "/home/user/train.py:12:<module>")
+    stacks = [replace(away, source="    fcntl.flock(file, fcntl.LOCK_EX)")]
+    ends = [end_of(0, timed_out()), *(stopped(end_of, rank) for rank in (1, 2, 3))]
+    found = diagnose(ends, world_size=4, stacks=stacks, script_dir="/home/user")
+    assert found.cause.excerpt[:2] == (
+        "data.py:7 in load",
+        "  fcntl.flock(file, fcntl.LOCK_EX)",
+    )
+
+
+COUNTS = "DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent {} params."
+SIZES = "[{}]: params[0] in this process with sizes [4, 4] appears not to match sizes of the same param in process 0."
+
+
+def of_ddp(text: str) -> str:
+    """Text of torch 2.13."""
+    return (
+        "[rank0]: Traceback (most recent call last):\n"
+        '[rank0]:   File "/home/user/train.py", line 15, in <module>\n'
+        "[rank0]:     model = DDP(build())\n"
+        f'[rank0]:   File "{TORCH}/utils.py", line 295, in _verify_param_shape_across_processes\n'
+        "[rank0]:     return dist._verify_params_across_processes(process_group, tensors, logger)\n"
+        f"[rank0]: RuntimeError: {text}\n"
+    )
+
+
+def test_the_rank_whose_model_has_another_number_of_parameters_is_named(end_of):
+    others = [end_of(rank, of_ddp(COUNTS.format(rank, 2, 2, 4))) for rank in (0, 1, 3)]
+    found = diagnose([*others, end_of(2, of_ddp(COUNTS.format(2, 4, 0, 2)))], world_size=4)
+    assert found.cause.ranks == (2,)
+    assert mentions(found.cause.summary, "4", "ranks 0-1,3", "2")
+
+
+def test_two_ranks_with_different_models_are_both_named(end_of):
+    ends = [
+        end_of(0, of_ddp(COUNTS.format(0, 2, 1, 4))),
+        end_of(1, of_ddp(COUNTS.format(1, 4, 0, 2))),
+    ]
+    assert diagnose(ends, world_size=2).cause.ranks == (0, 1)
+
+
+def test_rank_0_is_named_if_the_sizes_of_all_others_differ_from_its(end_of):
+    ends = [end_of(rank, of_ddp(SIZES.format(rank))) for rank in (1, 2, 3)]
+    found = diagnose([*ends, stopped(end_of, 0)], world_size=4)
+    assert found.cause.ranks == (0,)
+    assert mentions(found.cause.summary, "[4, 4]", "ranks 1-3")
+    assert found.exit_code == 1
+
+
+def test_one_rank_whose_sizes_differ_from_those_of_rank_0_is_named(end_of):
+    ends = [end_of(3, of_ddp(SIZES.format(3))), *(stopped(end_of, rank) for rank in (0, 1, 2))]
+    assert diagnose(ends, world_size=4).cause.ranks == (3,)
 
 
 def test_own_failure_of_another_rank_stays_the_cause(end_of):

@@ -206,6 +206,14 @@ def test_workers_share_the_mask_otherwise(make_facts):
     assert seen == [("0", "0,1"), ("1", "0,1")]
 
 
+def test_faulthandler_is_on_by_a_variable_where_no_bootstrap_turns_it_on(make_facts):
+    name = "PYTHONFAULTHANDLER"
+    alone, several = (variables(plan(make_facts, num_procs=number)) for number in (1, 2))
+    assert (alone.get(name), several.get(name)) == ("1", None)
+    kept = {"environ": {name: "0"}}
+    assert variables(plan(make_facts, num_procs=1, facts=kept))[name] == "0"
+
+
 @pytest.mark.parametrize(
     "name",
     ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS"],
