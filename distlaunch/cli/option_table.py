@@ -704,6 +704,15 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         unset="no command",
     ),
     _row(
+        "--metrics",
+        "text",
+        "output",
+        "Serve metrics of the job for Prometheus at this port. Without ADDRESS, only this machine "
+        "can connect. Port 0 is a free one, which is printed.",
+        metavar="[ADDRESS:]PORT",
+        unset="not served",
+    ),
+    _row(
         "--log-dir",
         "text",
         "output",

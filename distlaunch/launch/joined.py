@@ -502,7 +502,7 @@ def _coordinate(
         )
         policy = JobPolicy(settings)
         events = EventLog(run_dir.events, sink)
-        observers.start(events, job_id=job_id, run_dir=run_dir.path)
+        observers.observe(events, job_id=job_id, run_dir=run_dir.path)
         runner = Runner(
             plan=plan,
             policy=policy,
@@ -518,7 +518,9 @@ def _coordinate(
             launchers=True,
             backend=parts.planned.backend,
             error_file=parts.error_file,
+            output_bytes=lambda: files.output_bytes,
         )
+        observers.serve(runner, events)
         run_dir.link_latest()
         process.report_log_directory(run_dir, job_id, sink)
         if rendezvous_port.is_open_to_all:

@@ -237,7 +237,7 @@ def _run(
             )
         stack.callback(transport.close, signal_pipe.is_hurried)
         events = EventLog(run_dir.events, sink, disk_work=disk_work, first_rank=plan.first_shown)
-        observers.start(events, job_id=plan.job_id, run_dir=plan.run_dir)
+        observers.observe(events, job_id=plan.job_id, run_dir=plan.run_dir)
         runner = Runner(
             plan=plan,
             policy=policy,
@@ -255,7 +255,9 @@ def _run(
             node_logs=options.node_logs or "",
             backend=planned.backend,
             error_file=opening.error_file,
+            output_bytes=lambda: files.output_bytes,
         )
+        observers.serve(runner, events)
         run_dir.link_latest()
         report_log_directory(run_dir, plan.job_id, sink)
         for note in slurm_job.notes() if slurm_job is not None else _notes_without_slurm(options):

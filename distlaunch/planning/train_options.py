@@ -114,6 +114,8 @@ class TrainOptions(Record):
     on_event: str | None = None
     """Command that is run for important events of the job."""
     # output
+    metrics: str | None = None
+    """``[ADDRESS:]PORT`` at which the metrics are served."""
     log_dir: str | None = None
     node_logs: str | None = None
     output: str = "all"

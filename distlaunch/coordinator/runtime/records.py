@@ -103,6 +103,8 @@ class OutputFiles:
         self.ranks = ranks
         """The ranks of this launcher. With several launchers they may differ in each attempt."""
         self._filters = filters or {}
+        self.output_bytes = 0
+        """How much output has come, in all attempts."""
         self._open: set[int] = set()  # ranks whose output has not ended
         self._logs = LogFiles(
             run_dir,
@@ -128,6 +130,7 @@ class OutputFiles:
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Write a chunk."""
         self._open.add(rank)
+        self.output_bytes += len(data)
         self._logs.output(rank, stream, data, now)
         if stream in self._filters:
             self._filters[stream].output(rank, data)

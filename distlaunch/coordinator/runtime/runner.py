@@ -124,7 +124,7 @@ class Runner:
     terminal and the launcher is its foreground job. ``feeder`` sends stdin to rank 0 on another
     machine. ``launchers``: each other node has its own launcher. ``disk_work`` runs work that may
     wait for a disk. ``backend`` sets the variables for the addresses at which workers listen. The
-    first failure is written to ``error_file``.
+    first failure is written to ``error_file``. ``output_bytes`` returns how much workers have written.
     """
 
     def __init__(
@@ -147,8 +147,10 @@ class Runner:
         disk_work: DiskWork | None = None,
         backend: PlannedBackend | None = None,
         error_file: ErrorFile | None = None,
+        output_bytes: Callable[[], int] | None = None,
     ) -> None:
         self._plan = plan
+        self._output_bytes = output_bytes
         self._policy = policy
         self._run_dir = run_dir
         self._transport = transport
@@ -201,6 +203,7 @@ class Runner:
             run_dir=self._run_dir.path,
             started=self._started,
             now=self._clock(),
+            output_bytes=None if self._output_bytes is None else self._output_bytes(),
         )
 
     def handlers(self) -> dict[str, Handler]:

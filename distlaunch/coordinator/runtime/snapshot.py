@@ -75,11 +75,18 @@ class JobSnapshot(Record):
     failures: int
     """Workers that ended wrongly, in all attempts. Workers that were told to stop do not count."""
     output_bytes: int | None = None
-    """Bytes that workers have written, in all attempts."""
+    """Bytes that workers have written, in all attempts. With one launcher per node, only those of
+    the coordinator's node."""
 
 
 def take_snapshot(
-    policy: JobPolicy, plan: LaunchPlan, *, run_dir: str, started: float, now: float
+    policy: JobPolicy,
+    plan: LaunchPlan,
+    *,
+    run_dir: str,
+    started: float,
+    now: float,
+    output_bytes: int | None = None,
 ) -> JobSnapshot:
     """Return a snapshot. Must be called in the main loop.
 
@@ -109,6 +116,7 @@ def take_snapshot(
         workers=tuple(_workers(policy, attempt, first_shown=plan.first_shown, now=now)),
         node_losses=policy.node_losses,
         failures=policy.failed_workers,
+        output_bytes=output_bytes,
     )
 
 
