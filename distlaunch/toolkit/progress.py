@@ -9,7 +9,7 @@ import atexit
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 
 from distlaunch.core.model.variables import PROGRESS_FD
 
@@ -18,6 +18,7 @@ INTERVAL_S = 0.5
 MAX_LINE_BYTES = 4096
 """Maximum length of a line: PIPE_BUF, which the kernel writes atomically, and the launcher's
 limit."""
+_FULL_S, _RETRY_S = 1.5, 0.05
 
 _next_send_at = 0.0
 _descriptor = -1
@@ -71,6 +72,27 @@ def _send_last() -> None:
         with suppress(Exception):
             if _is_launcher_pipe():
                 os.write(_descriptor, _line(_numbers({**_sent, "step": _step})))
+
+
+def report_checkpoint(*, step: int, seconds: float, size: int) -> None:
+    """Report a complete checkpoint to the launcher. Does nothing without a launcher.
+
+    ``step`` is the number of completed steps, ``size`` the number of bytes. If the pipe is full,
+    the call waits for at most ``_FULL_S``.
+    """
+    with suppress(Exception):  # a report is never an error of the script
+        until = monotonic() + _FULL_S
+        values = {"step": step, "seconds": round(seconds, 3), "bytes": size}
+        line = b'{"checkpoint": %b}\n' % _line(values).strip()
+        while _is_launcher_pipe():
+            try:
+                os.write(_descriptor, line)
+            except BlockingIOError:
+                if monotonic() >= until:
+                    return
+                sleep(_RETRY_S)
+            else:
+                return
 
 
 def _is_launcher_pipe() -> bool:

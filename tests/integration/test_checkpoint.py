@@ -89,6 +89,11 @@ def test_a_job_whose_worker_is_killed_goes_on_and_is_the_uninterrupted_one_bit_f
     )
     assert int(start) in {21, 28}, "the save after 28 steps may have been cut off by the kill"
     assert names(tmp_path / "c") == ["step-000000021", "step-000000028", "step-000000035"]
+    saved = result.of_type("checkpoint")
+    assert {event["rank"] for event in saved} == {0}
+    assert [event["step"] for event in saved if event["attempt"] == 1][-1] == 35
+    assert max(event["step"] for event in saved if event["attempt"] == 0) >= int(start)
+    assert all(event["bytes"] > 1000 and event["seconds"] > 0 for event in saved)
 
 
 def test_a_signal_to_one_worker_saves_all_of_them_together(train_warm, tmp_path, uninterrupted):

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from distlaunch.core.model import step_series
 from tests.facts import mentions
 
 HELPER = """
@@ -183,3 +185,56 @@ def test_the_protocol_is_documented_beside_the_code():
     os.close(reader)
     assert os.waitpid(pid, 0)[1] == 0
     assert json.loads(reported) == {"step": 3}
+
+
+SAVES = """
+import json, os, time
+from distlaunch.toolkit import heartbeat
+pipe = int(os.environ["DISTLAUNCH_PROGRESS_FD"])
+saved = {"step": 7, "seconds": 0.5, "bytes": 123456}
+for step in range(10):
+    heartbeat(step=step, loss=0.5, samples=step * 32)
+    if step == 6 and os.environ["RANK"] == "0":
+        os.write(pipe, json.dumps({"checkpoint": saved}).encode() + b"\\n")
+open(f"done-{os.environ['RANK']}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+def reports_in(run_dir: Path) -> list[step_series.Report]:
+    data = (run_dir / "steps.bin").read_bytes()
+    return [
+        report
+        for block in step_series.split_blocks(data)
+        for report in step_series.unpack_block(block)
+    ]
+
+
+def test_a_checkpoint_is_an_event_and_steps_are_kept_for_each_rank(job, distlaunch):
+    (distlaunch.work / "go").touch()
+    result = job.run(script(distlaunch, SAVES))
+    assert result.returncode == 0, result.stderr
+    [event] = result.of_type("checkpoint")
+    assert (event["attempt"], event["rank"]) == (0, 0)
+    assert (event["step"], event["seconds"], event["bytes"]) == (7, 0.5, 123456)
+    last = {report.rank: report for report in reports_in(result.run_dir)}
+    assert {rank: (each.attempt, each.step) for rank, each in last.items()} == {
+        0: (0, 9.0),
+        1: (0, 9.0),
+    }
+    assert result.of_type("progress")[-1]["values"]["step"] == 9
+
+
+def test_steps_that_were_written_survive_a_kill_of_the_launcher(job, distlaunch):
+    running = job.start(script(distlaunch, SAVES))
+    path = running.wait_event("job_started") and running.run_dir / "steps.bin"
+    running.wait_for(
+        lambda: path.exists() and {each.rank for each in reports_in(running.run_dir)} == {0, 1},
+        "steps of both ranks",
+    )
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    found = reports_in(running.run_dir)
+    assert {each.loss for each in found} == {0.5}
+    assert {each.rank for each in found} == {0, 1}

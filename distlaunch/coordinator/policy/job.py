@@ -566,7 +566,20 @@ class JobPolicy:
         if message.wrote:
             self._run.signs.update(dict.fromkeys(message.wrote, now))
         actions = self.progress.on_heartbeats(message.heartbeats, attempt=self.attempt, now=now)
-        return actions + self._hang_detector.on_alive(message, now)
+        saved: list[Action] = [
+            RecordEvent(
+                type="checkpoint",
+                fields={
+                    "attempt": self.attempt,
+                    "rank": each.rank,
+                    "step": each.step,
+                    "seconds": round(each.seconds, 3),
+                    "bytes": each.bytes,
+                },
+            )
+            for each in message.checkpoints
+        ]
+        return actions + saved + self._hang_detector.on_alive(message, now)
 
     def _stop_if_hung(self, now: float) -> list[Action]:
         """Return the actions that stop all workers if the stacks show a hang."""

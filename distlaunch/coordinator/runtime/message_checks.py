@@ -139,9 +139,9 @@ class NodeMessageCheck:
             case m.Started():
                 self._is_current(message.attempt, message.pids)
             case m.Alive():
-                self._is_current(
-                    message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats))
-                )
+                saved = [each.rank for each in message.checkpoints]
+                beats = [each.rank for each in message.heartbeats]
+                self._is_current(message.attempt, (*message.wrote, *beats, *saved))
             case m.SpawnerSignalled():
                 self._check_signal(message.signum, FOR_THE_JOB)
             case m.AgentSignalled():

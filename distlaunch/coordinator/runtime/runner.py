@@ -30,7 +30,7 @@ from distlaunch.core.agent.workers.pseudo_terminal import in_foreground
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.launcher_process import this_process
 from distlaunch.core.model.plan import LaunchPlan
-from distlaunch.core.model.run_files import plan_path
+from distlaunch.core.model.run_files import SERIES, plan_path
 from distlaunch.core.model.text import counted
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.private_files import make_private_dir, open_private
@@ -40,6 +40,7 @@ from distlaunch.planning.build_plan import bind
 if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.control import Handler
     from distlaunch.coordinator.runtime.remote_agents import Feeder
+    from distlaunch.coordinator.runtime.series_file import SeriesFile
     from distlaunch.coordinator.runtime.snapshot import JobSnapshot
     from distlaunch.core.protocol import launcher_messages as p
     from distlaunch.planning.backend import PlannedBackend
@@ -169,6 +170,8 @@ class Runner:
         self._noted: set[str] = set()
         self._has_said_unread = False
         self._exit_code: int | None = None
+        self._series: SeriesFile | None = None
+        """None until a worker has reported."""
         self._received: deque[a.Event] = deque()
         """Events that have not been passed to the policy."""
         self._started_s = time.monotonic()
@@ -249,8 +252,12 @@ class Runner:
             if not self._is_over() and deadline is not None and self._clock() >= deadline:
                 self._feed(a.Tick())
                 is_busy = True
+            self._write_series()
             if not self._is_over():
                 self._wait(is_busy=is_busy)
+        if self._series is not None:
+            self._series.write(self._clock())
+            self._series.close()
         self._reporter.ended(code)
         return code
 
@@ -269,9 +276,31 @@ class Runner:
             if isinstance(event, a.FromNode) and isinstance(event.message, WorkerExit):
                 self._reporter.keep_error(event.message)
             self._feed(event)
+            if isinstance(event, a.FromNode) and isinstance(event.message, m.Alive):
+                self._keep_series(event.message)
             if time.monotonic() >= until:
                 break
         return found
+
+    def _keep_series(self, message: m.Alive) -> None:
+        """Keep the steps that workers report for the file of the run directory."""
+        if message.attempt != self._policy.attempt or not message.heartbeats:
+            return
+        if self._series is None:
+            from distlaunch.coordinator.runtime.series_file import SeriesFile
+
+            self._series = SeriesFile(
+                os.path.join(self._run_dir.path, SERIES),
+                self._disk_work,
+                first_rank=self._plan.first_shown,
+            )
+        self._series.add(message.attempt, message.heartbeats, now=self._clock(), time=time.time())
+
+    def _write_series(self) -> None:
+        """Write the steps that have been kept, if that is due."""
+        series = self._series
+        if series is not None and series.due is not None and self._clock() >= series.due:
+            series.write(self._clock())
 
     def _is_over(self) -> bool:
         return self._exit_code is not None
@@ -289,9 +318,10 @@ class Runner:
         keys = self._keyboard.fileno()
         if keys >= 0:
             poll.register(keys, select.POLLIN)
+        series_due = None if self._series is None else self._series.due
         deadlines = [
             time
-            for time in (self._policy.deadline(), self._transport.deadline())
+            for time in (self._policy.deadline(), self._transport.deadline(), series_due)
             if time is not None
         ]
         left_ms = (min(deadlines) - self._clock()) * 1000 if deadlines else None

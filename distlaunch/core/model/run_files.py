@@ -16,6 +16,8 @@ EVENTS = "events.jsonl"
 REPORT = "report.txt"
 REPORT_DATA = "report.json"
 """The same as data."""
+SERIES = "steps.bin"
+"""The steps that workers have reported; see ``step_series``."""
 EVENTS_OF_NODE = "events-{node}.jsonl"
 """Events of a joined launcher, which may write to the same run directory."""
 PRELOAD = "preload.log"
@@ -124,6 +126,8 @@ _OURS = {
     EVENTS,
     REPORT,
     REPORT_DATA,
+    SERIES,
+    f"{SERIES}.new",
     PRELOAD,
     ON_EVENT_LOG,
     MARKER,

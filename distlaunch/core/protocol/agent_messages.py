@@ -56,6 +56,17 @@ class Heartbeat(Record):
     values: Mapping[str, float]
 
 
+class SavedCheckpoint(Record):
+    """A checkpoint that a worker has reported on its progress descriptor as complete."""
+
+    rank: int
+    step: float
+    """How many steps are done in it: the index of the step with which a resumed job continues."""
+    seconds: float
+    """How long it took to write it."""
+    bytes: float
+
+
 class Stack(Record):
     """The stacks of a worker at the time of ``CollectStacks``."""
 
@@ -354,6 +365,7 @@ class Alive(Record):
     held: bool = False
     """Output was held back because the reader is slow. Workers may be silent only because of that.
     """
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
 
 
 class Stacks(Record):
@@ -631,7 +643,15 @@ FROM_REMOTE: tuple[type, ...] = (
 )
 
 
-NESTED_TYPES: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftoverProcess, Leftovers)
+NESTED_TYPES: tuple[type, ...] = (
+    WorkerSpec,
+    Heartbeat,
+    SavedCheckpoint,
+    Stack,
+    Layout,
+    LeftoverProcess,
+    Leftovers,
+)
 """Records that are fields of messages."""
 
 

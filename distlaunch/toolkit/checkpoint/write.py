@@ -38,6 +38,7 @@ from distlaunch.toolkit.checkpoint.storage import (
     some,
     steps_of,
 )
+from distlaunch.toolkit.progress import report_checkpoint
 from distlaunch.toolkit.wait_at_end import END_S, wait_for_all_workers
 
 log = logging.getLogger("distlaunch.checkpoint")
@@ -73,6 +74,8 @@ class Writing:
         """Folders that could not be removed. Removal is tried again after each save."""
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[list[str]] | None = None
+        self._began = 0.0
+        """When the last save began, on the monotonic clock."""
 
     @property
     def has_failed(self) -> bool:
@@ -85,10 +88,12 @@ class Writing:
 
     def begin(self, name: str, folder: str, state: Nested) -> None:
         """Copy the state and begin to write it. The previous checkpoint must be complete."""
+        began = time.monotonic()
         writer = self._store.writer(folder)
         staged = writer.stage(state)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._began = began
         self._pending = self._thread.submit(
             self._write, staged, writer, folder, name, list(self.names)
         )
@@ -216,6 +221,11 @@ class Writing:
             "files": files,
         }
         self._store.commit(folder, name, json.dumps(manifest).encode())
+        report_checkpoint(
+            step=steps_of(name),
+            seconds=time.monotonic() - self._began,
+            size=sum(size for size, _ in files.values()),
+        )
 
 
 class LostError(RuntimeError):

@@ -268,3 +268,39 @@ def test_importing_it_loads_no_part_of_the_launcher_and_nothing_heavy():
         "distlaunch.core.model.variables",
     }
     assert len(loaded) < 12
+
+
+def test_a_checkpoint_is_a_line_of_its_own(launcher):
+    reader, _ = launcher
+    toolkit.report_checkpoint(step=300, seconds=1.23456, size=4096)
+    heartbeat(step=300)
+    assert sent(reader) == [
+        {"checkpoint": {"step": 300, "seconds": 1.235, "bytes": 4096}},
+        {"step": 300},
+    ]
+
+
+def test_a_checkpoint_waits_for_room_in_the_pipe(launcher):
+    reader, writer = launcher
+    try:
+        while True:
+            os.write(writer, b" " * 65535 + b"\n")
+    except BlockingIOError:
+        pass
+    thread = threading.Thread(
+        target=toolkit.report_checkpoint, kwargs={"step": 5, "seconds": 1.0, "size": 1}
+    )
+    thread.start()
+    found = b""
+    while b"checkpoint" not in found:
+        try:
+            found += os.read(reader, 1 << 20)
+        except BlockingIOError:
+            assert thread.is_alive(), "it is sent as soon as there is room"
+    thread.join(30.0)
+    assert found.strip() == b'{"checkpoint": {"step": 5, "seconds": 1.0, "bytes": 1}}'
+
+
+def test_a_checkpoint_without_a_launcher_is_reported_to_nobody(clean, monkeypatch):
+    monkeypatch.delenv("DISTLAUNCH_PROGRESS_FD", raising=False)
+    toolkit.report_checkpoint(step=1, seconds=1.0, size=1)

@@ -2,8 +2,9 @@
 
 Each worker has a pipe for its progress. ``docs/progress.md`` defines the lines. When the first pipe
 becomes readable, the monitor waits a moment for the other pipes. Then it reads each pipe once and
-uses the last valid line. So it sends at most one message per second. If no worker reports, no
-process wakes up. Only the output pump's thread calls the monitor.
+uses the last valid heartbeat, and all lines that report a checkpoint. So it sends at most one
+message per second. If no worker reports, no process wakes up. Only the output pump's thread calls
+the monitor.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ NAME_CHARS = 64
 NAMES = 16
 _READ_BYTES = 64 << 10
 _LINES_TRIED = 8
+_CHECKPOINT = b'"checkpoint"'
+_MOST_CHECKPOINTS = 16
+"""Largest number of checkpoints of a worker in one message. The newest stay."""
 _BRACKETS = 64
 _EXACT = 1 << 53
 """Larger integers are reported as floats."""
@@ -43,6 +47,25 @@ def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
         if isinstance(record, dict):
             return _numbers(record)
     return None
+
+
+def saved_checkpoint(rank: int, line: bytes) -> m.SavedCheckpoint | None:
+    """Return the checkpoint that a line reports; None if the line does not report one."""
+    if len(line) > LINE_BYTES or line.count(b"[") + line.count(b"{") > _BRACKETS:
+        return None
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    saved = record.get("checkpoint") if isinstance(record, dict) else None
+    if not isinstance(saved, dict):
+        return None
+    values = _numbers(saved)
+    found = [values.get(name, -1) for name in ("step", "seconds", "bytes")]
+    if min(found) < 0:
+        return None
+    step, seconds, size = found
+    return m.SavedCheckpoint(rank=rank, step=step, seconds=seconds, bytes=size)
 
 
 def _numbers(record: dict[str, object]) -> dict[str, float]:
@@ -72,6 +95,8 @@ class _Pipe:
         self._rest = b""
         self._overlong = False
         """Whether the current line exceeds the limit. The rest of the line is then dropped."""
+        self.checkpoints: list[m.SavedCheckpoint] = []
+        """Those that were read and have not been reported."""
 
     def read(self) -> tuple[bool, dict[str, float] | None]:
         """Read once without blocking. Returns whether the pipe is still open, and the last
@@ -82,9 +107,8 @@ class _Pipe:
         except BlockingIOError:
             return True, None
         if not data:
-            return False, last_heartbeat(
-                [self._rest]
-            ) if self._rest and not self._overlong else None
+            last = [self._rest] if self._rest and not self._overlong else []
+            return False, self._heartbeat_of(last)
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0] = self._rest + lines[0]
@@ -95,7 +119,16 @@ class _Pipe:
             self._rest += rest
         if len(self._rest) > LINE_BYTES:
             self._rest, self._overlong = b"", True
-        return True, last_heartbeat(lines) if lines else None
+        return True, self._heartbeat_of(lines)
+
+    def _heartbeat_of(self, lines: list[bytes]) -> dict[str, float] | None:
+        """Keep the checkpoints in these lines, and return the last heartbeat in the others."""
+        marked = [line for line in lines if _CHECKPOINT in line][-_MOST_CHECKPOINTS:]
+        for line in marked:
+            if (saved := saved_checkpoint(self.rank, line)) is not None:
+                self.checkpoints = [*self.checkpoints, saved][-_MOST_CHECKPOINTS:]
+                lines = [each for each in lines if each is not line]
+        return last_heartbeat(lines)
 
 
 class ActivityMonitor:
@@ -115,6 +148,7 @@ class ActivityMonitor:
         self._sampled = float("-inf")
         self._output_period_s = PERIOD_S
         self._heartbeats: dict[int, dict[str, float]] = {}
+        self._checkpoints: list[m.SavedCheckpoint] = []
         self._pipes: dict[int, _Pipe] = {}  # by descriptor
         self._of_rank: dict[int, _Pipe] = {}
         self._poll = select.epoll()
@@ -153,7 +187,7 @@ class ActivityMonitor:
                 self._sample(self._pipes[descriptor])
             self._post_alive(held=held and self.watching)
             self._set_polling(wanted=True)
-        if self._is_polling and (readable or self._heartbeats):
+        if self._is_polling and (readable or self._heartbeats or self._checkpoints):
             self._schedule(max(now + GATHER_S, self._sampled + PERIOD_S))
             self._set_polling(wanted=False)
         elif self.due is None and (self.wrote or (held and self.watching)):
@@ -192,19 +226,30 @@ class ActivityMonitor:
         is_open, values = pipe.read()
         if values is not None:
             self._heartbeats[pipe.rank] = values
+        self._checkpoints += pipe.checkpoints
+        pipe.checkpoints = []
         if not is_open:
             self._close(pipe)
 
     def _post_alive(self, *, held: bool) -> None:
-        if not (self._heartbeats or self.wrote or held):
+        if not (self._heartbeats or self._checkpoints or self.wrote or held):
             return
         heartbeats = tuple(
             m.Heartbeat(rank=rank, values=values) for rank, values in self._heartbeats.items()
         )
         wrote = tuple(sorted(self.wrote))
-        self._heartbeats = {}
+        checkpoints = tuple(self._checkpoints)
+        self._heartbeats, self._checkpoints = {}, []
         self.wrote.clear()
-        self._post(m.Alive(attempt=self._attempt, heartbeats=heartbeats, wrote=wrote, held=held))
+        self._post(
+            m.Alive(
+                attempt=self._attempt,
+                heartbeats=heartbeats,
+                wrote=wrote,
+                held=held,
+                checkpoints=checkpoints,
+            )
+        )
 
     def _close_pipes(self) -> None:
         for pipe in list(self._pipes.values()):

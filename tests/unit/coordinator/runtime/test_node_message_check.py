@@ -82,3 +82,16 @@ def test_a_node_holds_as_many_ports_as_it_was_to_hold(ports):
     assert message_check.check(prepared(7, 8)), "late, of the attempt before"
     with pytest.raises(ProtocolError):
         message_check.check(prepared(7, attempt=1))
+
+
+def test_a_node_reports_checkpoints_of_its_own_ranks_only():
+    message_check = NodeMessageCheck(0)
+    message_check.on_send(commence())
+    for rank in range(-1, 7):
+        saved = m.SavedCheckpoint(rank=rank, step=1, seconds=0.5, bytes=10)
+        message = m.Alive(attempt=0, heartbeats=(), wrote=(), checkpoints=(saved,))
+        if rank in (3, 4):
+            assert message_check.check(message)
+        else:
+            with pytest.raises(ProtocolError):
+                message_check.check(message)

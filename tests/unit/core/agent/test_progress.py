@@ -254,3 +254,49 @@ def test_held_back_output_is_not_reported_if_hangs_are_not_detected(node):
     for _ in range(30):
         node.turn(0.1, held=True)
     assert node.posted == []
+
+
+SAVED = b'{"checkpoint": {"step": 300, "seconds": 1.5, "bytes": 4096}}\n'
+
+
+def test_checkpoints_are_all_reported_beside_the_last_heartbeat(node):
+    node.add(0, 1)
+    node.write(0, b'{"step": 299, "loss": 0.5}\n' + SAVED)
+    node.write(1, SAVED + SAVED.replace(b"300", b"400") + b'{"step": 300}\n')
+    node.round()
+    [alive] = node.posted
+    assert beats(alive) == {0: {"step": 299, "loss": 0.5}, 1: {"step": 300}}
+    assert [(each.rank, each.step, each.seconds, each.bytes) for each in alive.checkpoints] == [
+        (0, 300, 1.5, 4096),
+        (1, 300, 1.5, 4096),
+        (1, 400, 1.5, 4096),
+    ]
+    node.write(0, SAVED)
+    node.round()
+    assert beats(node.posted[1]) == {}, "a checkpoint alone is no heartbeat"
+    assert len(node.posted[1].checkpoints) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"checkpoint": 5}\n',
+        b'{"checkpoint": {"step": 5}}\n',
+        b'{"checkpoint": {"step": -5, "seconds": 1, "bytes": 1}}\n',
+        b'{"checkpoint": {"step": "5", "seconds": 1, "bytes": NaN}}\n',
+        b'["checkpoint"]\n',
+        b'{"checkpoint": ' + b"[" * 60 + b"\n",
+    ],
+)
+def test_other_values_are_no_checkpoints(node, line):
+    node.add(0)
+    node.write(0, b'{"step": 1}\n' + line)
+    node.round()
+    assert [alive.checkpoints for alive in node.posted] == [()]
+
+
+def test_the_newest_checkpoints_of_a_flood_are_reported(node):
+    node.add(0)
+    node.write(0, b"".join(SAVED.replace(b"300", b"%d" % step) for step in range(100)))
+    node.round()
+    assert [each.step for each in node.posted[0].checkpoints] == list(range(84, 100))

@@ -1,0 +1,144 @@
+"""The format of the file with the series of steps of each rank. Standard library only.
+
+``docs/reference/files.md`` describes it. A block has at most one report of each rank. Files of
+ranks that report once a second for days would grow without limit, so ``merge_blocks`` halves the
+number of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+from distlaunch.core.model.record import Record
+
+MAGIC = b"DLSTEPS1"
+"""First bytes of the file."""
+_BLOCK = b"DLSB"
+_HEAD = struct.Struct("<4sIIId")
+_COLUMNS = "Ifdfd"
+"""Kinds of the columns, as in ``struct``: rank, time after the first, step, loss, samples."""
+_WIDTHS = tuple(struct.calcsize(f"<{kind}") for kind in _COLUMNS)
+_ROW = sum(_WIDTHS)
+_MOST_ROWS = 1 << 24
+_LARGEST_FLOAT = 3.4028234e38
+_NONE = math.nan
+
+
+class Report(Record):
+    """What one rank has reported at one time."""
+
+    attempt: int
+    rank: int
+    time: float
+    """When the launcher received it, in seconds since 1970."""
+    step: float | None
+    loss: float | None
+    samples: float | None
+
+
+Row = tuple[int, float, float | None, float | None, float | None]
+"""Rank, time, step, loss, samples."""
+
+
+def pack_block(attempt: int, rows: Sequence[Row]) -> bytes:
+    """Return a block of the file. ``rows`` must not be empty, and be ordered by rank."""
+    count = len(rows)
+    ranks, times, steps, losses, samples = zip(*rows, strict=True)
+    first: float = min(times)
+    columns = (
+        ranks,
+        [time - first for time in times],
+        [_NONE if step is None else step for step in steps],
+        [_NONE if loss is None else _short(loss) for loss in losses],
+        [_NONE if each is None else each for each in samples],
+    )
+    data = b"".join(
+        struct.pack(f"<{count}{kind}", *column)
+        for kind, column in zip(_COLUMNS, columns, strict=True)
+    )
+    return _HEAD.pack(_BLOCK, _sum(data), attempt, count, first) + data
+
+
+def split_blocks(data: bytes) -> Iterator[bytes]:
+    """Yield the blocks of a file, up to the first that is not complete."""
+    if not data.startswith(MAGIC):
+        return
+    at = len(MAGIC)
+    while at + _HEAD.size <= len(data):
+        mark, checksum, _, count, _ = _HEAD.unpack_from(data, at)
+        end = at + _HEAD.size + count * _ROW
+        if mark != _BLOCK or not 0 < count <= _MOST_ROWS or end > len(data):
+            return
+        block = data[at:end]
+        if _sum(block[_HEAD.size :]) != checksum:
+            return
+        yield block
+        at = end
+
+
+def unpack_block(block: bytes) -> Iterator[Report]:
+    """Yield the reports of a block."""
+    _, _, attempt, _, _ = _HEAD.unpack_from(block)
+    for rank, time, step, loss, samples in _rows(block):
+        yield Report(attempt=attempt, rank=rank, time=time, step=step, loss=loss, samples=samples)
+
+
+def merge_blocks(blocks: Sequence[bytes]) -> list[bytes]:
+    """Merge each two blocks that follow each other in one attempt. The later report of a rank
+    stays."""
+    merged: list[bytes] = []
+    pending: bytes | None = None
+    for block in blocks:
+        if pending is None:
+            pending = block
+        elif _attempt(pending) == _attempt(block):
+            merged.append(_merge(pending, block))
+            pending = None
+        else:
+            merged.append(pending)
+            pending = block
+    return merged if pending is None else [*merged, pending]
+
+
+def _merge(earlier: bytes, later: bytes) -> bytes:
+    if _ranks(earlier) == _ranks(later):
+        return later
+    rows = {row[0]: row for row in (*_rows(earlier), *_rows(later))}
+    return pack_block(_attempt(later), [rows[rank] for rank in sorted(rows)])
+
+
+def _attempt(block: bytes) -> int:
+    attempt: int = _HEAD.unpack_from(block)[2]
+    return attempt
+
+
+def _ranks(block: bytes) -> bytes:
+    count = _HEAD.unpack_from(block)[3]
+    return block[_HEAD.size : _HEAD.size + count * _WIDTHS[0]]
+
+
+def _rows(block: bytes) -> Iterable[Row]:
+    _, _, _, count, first = _HEAD.unpack_from(block)
+    columns, at = [], _HEAD.size
+    for kind, width in zip(_COLUMNS, _WIDTHS, strict=True):
+        columns.append(struct.unpack_from(f"<{count}{kind}", block, at))
+        at += count * width
+    for rank, offset, step, loss, samples in zip(*columns, strict=True):
+        yield rank, first + offset, _known(step), _known(loss), _known(samples)
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def _short(number: float) -> float:
+    """Return a number within the bounds of four bytes."""
+    return max(-_LARGEST_FLOAT, min(number, _LARGEST_FLOAT))
+
+
+def _sum(data: bytes) -> int:
+    from binascii import crc32
+
+    return crc32(data)
