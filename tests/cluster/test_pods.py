@@ -62,20 +62,22 @@ def test_pods_find_each_other_by_names_that_come_late(job):
     reported = pods.wait_ready(*EVERY_RANK)
     pods.put_sign("end-0")
     assert pods.exit_codes() == dict.fromkeys(ALL, 0)
-    assert [each["host"] for each in reported] == [f"crew-{index}" for index in (0, 0, 1, 1, 2, 2)]
+    assert [each["host"] for each in reported] == [
+        f"waits-for-files-{index}" for index in (0, 0, 1, 1, 2, 2)
+    ]
     assert [each["NODE_RANK"] for each in reported] == list("001122")
     assert {each["DISTLAUNCH_TOKEN"] for each in reported} == {None}
 
 
 @pytest.mark.parametrize(
-    ("reported", "words"),
+    ("signalled", "words"),
     [(ALL, ()), ((1,), ("ignore-signals",))],
     ids=["all pods, obedient workers", "one pod, workers that ignore signals"],
 )
-def test_term_ends_all_pods_within_their_grace(job, words, reported):
+def test_term_ends_all_pods_within_their_grace(job, words, signalled):
     pods = job(words=words)
     begun(pods)
-    for index in reported:
+    for index in signalled:
         pods.by_rank[index].send_signal(signal.SIGTERM)
     assert pods.exit_codes(30) == dict.fromkeys(ALL, 143)
 
@@ -87,7 +89,7 @@ def test_term_reaches_a_pod_that_waits_for_the_others(job):
     assert pods.exit_codes(30) == {1: 143}
 
 
-@pytest.mark.parametrize("index", [0, 1], ids=["coordinator", "peer"])
+@pytest.mark.parametrize("index", [0, 1], ids=["coordinator", "joined launcher"])
 def test_process_1_reaps_orphans_that_it_did_not_start(job, index):
     pods = job()
     begun(pods)

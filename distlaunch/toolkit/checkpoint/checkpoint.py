@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint.choose_storage import store_for
+from distlaunch.toolkit.checkpoint.entries import entries_of, worker_key
 from distlaunch.toolkit.checkpoint.reader import CheckpointLoadPlanner, Reader
 from distlaunch.toolkit.checkpoint.save_requests import SaveRequests
 from distlaunch.toolkit.checkpoint.state import (
@@ -303,10 +304,10 @@ class Checkpoint:
         groups = self._group.agree(where, lambda: training_state.groups_template(metadata))
         if groups:
             self._group.agree(where, lambda: self._read(reader, groups))
-        paths: Any = metadata.planner_data
+        entries = entries_of(metadata)
         self._group.agree(
             where,
-            lambda: reader.check(groups, lambda key, value: check_names(paths[key], value)),
+            lambda: reader.check(groups, lambda key, value: check_names(entries[key], value)),
         )
         said = self._group.agree(where, lambda: training_state.check_model(groups, metadata))
         said += self._group.agree(
@@ -318,9 +319,12 @@ class Checkpoint:
         if values:
             self._group.agree(where, lambda: self._read(reader, values))
         self._group.agree(where, lambda: training_state.check_sizes(values, metadata))
+        own_key = worker_key(rank, was)
         own = self._group.agree(where, lambda: training_state.own_template(metadata, rank, was))
         self._group.agree(where, lambda: self._read(reader, own))
-        self._group.agree(where, lambda: training_state.unpickle_own(own, reader.unpickled))
+        self._group.agree(
+            where, lambda: training_state.unpickle_own(own, own_key, reader.unpickled)
+        )
         said += self._group.agree(
             where, lambda: training_state.load_own(own, rank, was, world_size)
         )

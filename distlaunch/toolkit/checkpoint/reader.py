@@ -40,6 +40,7 @@ from distlaunch.toolkit.checkpoint.allowed_types import (
     Room,
 )
 from distlaunch.toolkit.checkpoint.archive import Part, loaded
+from distlaunch.toolkit.checkpoint.entries import PartEntry, entry_at, is_written
 from distlaunch.toolkit.checkpoint.storage import OUR_FILE, CheckpointError, Store, retried
 from distlaunch.toolkit.checkpoint.unpickler import (
     MalformedError,
@@ -339,8 +340,9 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: i
                 lists[path[:place]] = max(part, lists.get(path[:place], 0))
             elif type(part) is not str:
                 raise MalformedError(f"it has {key} in no place")
-        if not _is_place(path) or (
-            path[0] == "parts" and type(entries[key]) is not TensorStorageMetadata
+        held = entry_at(path)
+        if not is_written(held) or (
+            isinstance(held, PartEntry) and type(entries[key]) is not TensorStorageMetadata
         ):
             raise MalformedError(f"it has {key} in a place that no training has")
         if (place_of := str(path)) in taken:
@@ -348,17 +350,6 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: i
         taken.add(place_of)
     if sum(lists.values()) > _LIST_GAPS * len(entries):  # a list gets all indexes below the highest
         raise MalformedError(_LONG_LISTS)
-
-
-def _is_place(path: tuple[Any, ...]) -> bool:
-    """Return whether a save writes an entry with this path. Paths that a resume does not read are
-    always accepted."""
-    match path:
-        case ("model", str(), *_) | ("optimizer", "state", str(), str() | int(), *_):
-            return True
-        case ("optimizer", "param_groups", int(), str(), *_) | ("parts", str(), str()):
-            return True
-    return path[0] not in {"model", "optimizer", "parts"}
 
 
 def _check_tensor(

@@ -32,6 +32,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.allowed_types import check_saved
+from distlaunch.toolkit.checkpoint.entries import (
+    CLASSES,
+    TIED,
+    Entry,
+    GroupEntry,
+    ModelEntry,
+    ParameterStateEntry,
+    PartEntry,
+    entries_of,
+    worker_key,
+)
 from distlaunch.toolkit.checkpoint.parts import joined, saveable_form, split, unwrapped
 from distlaunch.toolkit.checkpoint.storage import CheckpointError, describe, some
 from distlaunch.toolkit.checkpoint.unpickler import MalformedError
@@ -47,8 +58,6 @@ Nested = dict[str, Any]
 SHOWN = 5
 """Number of differences that an error lists."""
 _NAMES = {"params", "param_names"}
-_LENGTH = 4
-"""Length of the path of an optimizer's state or setting: ``("optimizer", "state", name, key)``."""
 _MT_NUMBERS = 624
 """Number of integers in the state of numpy's generator."""
 
@@ -165,20 +174,26 @@ class TrainingState:
         in the part's present state, or else like a parameter of the same shape. Raises
         CheckpointError if there is no such entry.
         """
-        own = f"worker-{rank if rank < world_size else 0}"
+        own = worker_key(rank, world_size)
         there: Mapping[str, Any] = metadata.state_dict_metadata
         if own not in there:
             raise CheckpointError(f".metadata has no entry {own}")
         found: Nested = {own: torch.empty(getattr(there[own], "size", ()), dtype=torch.uint8)}
-        places = {key: path for key, path in metadata.planner_data.items() if path[0] == "parts"}
-        names = {name for _, name, _ in places.values()} & self.parts.keys()
+        sharded = {
+            key: entry
+            for key, entry in entries_of(metadata).items()
+            if isinstance(entry, PartEntry)
+        }
+        names = {entry.part for entry in sharded.values()} & self.parts.keys()
         here, shapes = (
             {name: split(self.parts[name].state_dict())[1] for name in names},
             self._sharded(),
         )
-        for key, (_, name, place) in places.items():
-            if name in names:
-                found[key] = _empty(there[key], here[name].get(place, shapes.get(there[key].size)))
+        for key, entry in sharded.items():
+            if entry.part in names:
+                found[key] = _empty(
+                    there[key], here[entry.part].get(entry.place, shapes.get(there[key].size))
+                )
         return found
 
     def _sharded(self) -> dict[torch.Size, nn.Parameter]:
@@ -198,18 +213,17 @@ class TrainingState:
             raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
         found: Nested = {
             key: None
-            for key, path in metadata.planner_data.items()
-            if path in (("classes",), ("tied",))
-            or (path[:2] == ("optimizer", "param_groups") and path[3] == "params")
+            for key, entry in entries_of(metadata).items()
+            if entry in (CLASSES, TIED) or (isinstance(entry, GroupEntry) and entry.key == "params")
         }
         for each, buffer in self.model.named_buffers(remove_duplicate=False):
             for key in (f"model.{name}" for name in canonical(self.model, [each])):
-                entry = metadata.state_dict_metadata.get(key)
+                saved = metadata.state_dict_metadata.get(key)
                 if (
-                    isinstance(entry, TensorStorageMetadata)
-                    and entry.properties.dtype != buffer.dtype
+                    isinstance(saved, TensorStorageMetadata)
+                    and saved.properties.dtype != buffer.dtype
                 ):
-                    found[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+                    found[key] = torch.empty(saved.size, dtype=saved.properties.dtype)
         return found
 
     def check_model(self, read: Nested, metadata: Metadata) -> list[str]:
@@ -231,7 +245,7 @@ class TrainingState:
                         f"{here}"
                     )
         here_tied = tied(self.model)
-        tied_key = next((k for k, path in metadata.planner_data.items() if path == ("tied",)), None)
+        tied_key = next((key for key, entry in entries_of(metadata).items() if entry == TIED), None)
         if tied_key is None:
             known = {
                 name
@@ -264,13 +278,15 @@ class TrainingState:
         optimizers. Return warnings about what cannot be compared. Raises ConfigError if the groups,
         or the classes of their optimizers, differ.
         """
-        paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
+        entries = entries_of(metadata)
         there = {
-            paths[key][2]: names for key, names in read.items() if paths[key][0] == "optimizer"
+            entry.group: names
+            for key, names in read.items()
+            if isinstance(entry := entries[key], GroupEntry)
         }
         self._groups = {}
         if not there:  # the checkpoint is of a training without an optimizer
-            if any(path[0] == "optimizer" for path in paths.values()):
+            if any(isinstance(e, ParameterStateEntry | GroupEntry) for e in entries.values()):
                 raise CheckpointError(".metadata has an optimizer without parameter groups")
             return []
         here = [group["params"] for group in self._canonical()[1]["param_groups"]]
@@ -308,12 +324,12 @@ class TrainingState:
         """
         model, optimizer = self._canonical()
         there = metadata.state_dict_metadata
-        paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
+        entries = entries_of(metadata)
         parameters = self._parameters(optimizer)
         if differing := [
-            f"{path[2]}.{path[3]} is only in the checkpoint"
-            for path in paths.values()
-            if path[:2] == ("optimizer", "state") and path[2] not in parameters
+            f"{entry.parameter}.{entry.key} is only in the checkpoint"
+            for entry in entries.values()
+            if isinstance(entry, ParameterStateEntry) and entry.parameter not in parameters
         ]:
             raise ConfigError(f"is of another optimizer: {listing(differing, 'entry')}")
         here = {
@@ -321,23 +337,23 @@ class TrainingState:
             for number, other in self._groups.items()
         }
         flat: Nested = {}
-        for key, path in paths.items():
-            entry = there[key]
-            if path[0] == "model":
-                live = model[path[1]]
-                flat[key] = (
-                    live
-                    if len(path) == 2 and isinstance(live, torch.Tensor)
-                    else _empty(entry, None)
-                )
-            elif path[:2] == ("optimizer", "state"):
-                parameter, was = parameters[path[2]], _type(there.get(f"model.{path[2]}"))
-                converted = (
-                    path[3] != "step" and _size(entry) == parameter.size() and _type(entry) == was
-                )
-                flat[key] = _empty(entry, parameter, parameter.dtype if converted else None)
-            elif path[0] == "optimizer" and path[3] in here.get(path[2], ()):
-                flat[key] = _empty(entry, None)
+        for key, entry in entries.items():
+            saved = there[key]
+            match entry:
+                case ModelEntry(name=name):
+                    live = model[name]
+                    in_place = entry.is_whole and isinstance(live, torch.Tensor)
+                    flat[key] = live if in_place else _empty(saved, None)
+                case ParameterStateEntry(parameter=name):
+                    parameter, was = parameters[name], _type(there.get(f"model.{name}"))
+                    converted = (
+                        entry.key != "step"
+                        and _size(saved) == parameter.size()
+                        and _type(saved) == was
+                    )
+                    flat[key] = _empty(saved, parameter, parameter.dtype if converted else None)
+                case GroupEntry() if entry.key in here.get(entry.group, ()):
+                    flat[key] = _empty(saved, None)
         return flat
 
     def check_sizes(self, values: Nested, metadata: Metadata) -> None:
@@ -348,16 +364,17 @@ class TrainingState:
         names = self._parameters(self._canonical()[1])
         fused: dict[int, object] = {}
         sizes: dict[int, dict[str, torch.Size]] = {}
-        for key, path in metadata.planner_data.items():
-            entry = metadata.state_dict_metadata[key]
-            if path[:2] == ("optimizer", "param_groups") and path[3] == "fused":
-                fused[path[2]] = values.get(key, True) if len(path) == _LENGTH else True
+        for key, entry in entries_of(metadata).items():
+            saved = metadata.state_dict_metadata[key]
+            if isinstance(entry, GroupEntry) and entry.key == "fused":
+                fused[entry.group] = values.get(key, True) if entry.is_whole else True
             elif (
-                path[:2] == ("optimizer", "state")
-                and len(path) == _LENGTH
-                and isinstance(entry, TensorStorageMetadata)
+                isinstance(entry, ParameterStateEntry)
+                and isinstance(entry.key, str)
+                and entry.is_whole
+                and isinstance(saved, TensorStorageMetadata)
             ):
-                sizes.setdefault(id(names[path[2]]), {})[path[3]] = entry.size
+                sizes.setdefault(id(names[entry.parameter]), {})[entry.key] = saved.size
         number, differing = 0, []
         for each in self.optimizers:
             settings = []
@@ -396,15 +413,14 @@ class TrainingState:
 
     @staticmethod
     def unpickle_own(
-        read: Nested, unpickled: Callable[[str, memoryview, Callable[[Any], None]], Any]
+        read: Nested, key: str, unpickled: Callable[[str, memoryview, Callable[[Any], None]], Any]
     ) -> None:
-        """Replace the bytes of ``worker-<rank>`` by the object in them.
+        """Replace the bytes of the entry ``key`` (see ``worker_key``) by the object in them.
 
         ``unpickled`` is called with the entry's name, its bytes, and a check of the result. Raises
         CheckpointError if the object is refused.
         """
-        ((key, data),) = ((key, value) for key, value in read.items() if key.startswith("worker-"))
-        read[key] = unpickled(key, data.numpy().data, check_own)
+        read[key] = unpickled(key, read[key].numpy().data, check_own)
 
     def load_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Load the states of parts and this worker's buffers, but not the random states.
@@ -414,7 +430,7 @@ class TrainingState:
         all get rank 0's. ``unpickle_own`` must have been called. Raises ConfigError if a part
         refuses its state. The sampler is loaded first, because it checks its state.
         """
-        (own,) = (value for key, value in read.items() if key.startswith("worker-"))
+        own = read[worker_key(rank, was)]
         self._random = own["random"] if rank < was else None
         self._own_entries = own.get("model", {}) if was == world_size else {}
         if self._own_entries and (
@@ -669,9 +685,9 @@ def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[s
     """Return texts about parameters and buffers whose names or shapes differ between the model and
     the checkpoint."""
     saved = {
-        path[1]: metadata.state_dict_metadata[key]
-        for key, path in metadata.planner_data.items()
-        if path[0] == "model"
+        entry.name: metadata.state_dict_metadata[key]
+        for key, entry in entries_of(metadata).items()
+        if isinstance(entry, ModelEntry)
     }
     differing = []
     for name, value in model.items():
@@ -907,15 +923,14 @@ def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
     return differing
 
 
-def check_names(path: tuple[Any, ...], value: Any) -> None:
-    """Raise MalformedError if an entry of the parameter groups is not a list of names.
+def check_names(entry: Entry, value: Any) -> None:
+    """Raise MalformedError if the value of an entry of ``groups_template`` is not a list of names.
 
-    ``path`` tells which list: names of a group's parameters, of tied parameters, or of optimizer
-    classes.
+    Parameters of a group, tied parameters and optimizer classes have such lists.
     """
-    if path[0] == "model":
+    if isinstance(entry, ModelEntry):
         return
-    several = value if path == ("tied",) else [value]
+    several = value if entry == TIED else [value]
     if type(several) is not list or not all(map(_are_names, several)):
         raise MalformedError("it holds no names")
 
