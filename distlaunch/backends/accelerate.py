@@ -15,11 +15,11 @@ from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.deepspeed import DeepSpeed, read_config
 from distlaunch.backends.pytorch_ddp import TorchBackend
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Topology
 
 _SHARDED = ("FSDP", "MEGATRON_LM")
-_SETTINGS = "-o settings"
 _DEFAULT = "accelerate/default_config.yaml"
 """The name that Accelerate uses by default, also if the content is JSON."""
 
@@ -44,7 +44,7 @@ class Accelerate(TorchBackend):
         self._config = None
         above = _settings(str(chosen.get("settings", "{}")))
         if "config" in chosen or above:
-            bare = Document(path=_SETTINGS, values={}, lines={})
+            bare = Document(path=Opt.OPT("settings"), values={}, lines={})
             with reading_file_of("config"):
                 document = (
                     read_document(texts["config"], str(chosen["config"]))
@@ -166,10 +166,10 @@ def _settings(text: str) -> Mapping[str, Any]:
     """Parse the JSON of ``-o settings``. Raises ConfigError if it is no JSON object."""
     if not text.lstrip().startswith("{"):
         raise ConfigError(
-            f"{_SETTINGS} takes JSON, not {quoted(text)}",
+            f"{Opt.OPT('settings')} takes JSON, not {quoted(text)}",
             hint='{"fsdp_config": {"fsdp_version": 2}}',
         )
-    return read_document(text, _SETTINGS).values
+    return read_document(text, Opt.OPT("settings")).values
 
 
 def _unused_settings(config: c.Config, topology: Topology) -> Iterator[str]:
@@ -195,7 +195,8 @@ def _unused_settings(config: c.Config, topology: Topology) -> Iterator[str]:
         and _visible_devices(topology) != _split_list(gpus)
     ):
         yield (
-            f"{config.document.where('gpu_ids')}: gpu_ids: {printable(gpus)} is not used: --gpus "
+            f"{config.document.where('gpu_ids')}: gpu_ids: {printable(gpus)} is not used: "
+            f"{Opt.GPUS} "
             "chooses devices"
         )
     address, port = config.text("main_process_ip"), config.number("main_process_port")
@@ -203,13 +204,13 @@ def _unused_settings(config: c.Config, topology: Topology) -> Iterator[str]:
         where = config.document.where("main_process_ip")
         yield (
             f"{where}: main_process_ip: {printable(address)} is not used: "
-            "--master-addr sets the address of rank 0"
+            f"{Opt.MASTER_ADDR} sets the address of rank 0"
         )
     if port and port != topology.master_port:
         where = config.document.where("main_process_port")
         yield (
             f"{where}: main_process_port: {port} is not used: distlaunch uses a free "
-            "port, or --master-port"
+            f"port, or {Opt.MASTER_PORT}"
         )
     for section, key in (
         ("mpirun_config", "mpirun_hostfile"),
@@ -217,16 +218,19 @@ def _unused_settings(config: c.Config, topology: Topology) -> Iterator[str]:
     ):
         if config.section(section).get(key) is not None:
             where = config.document.where(section, key)
-            yield f"{where}: {key} is not used: --hostfile, --include and --exclude name nodes"
+            yield (
+                f"{where}: {key} is not used: {Opt.HOSTFILE}, {Opt.INCLUDE} and {Opt.EXCLUDE} "
+                "name nodes"
+            )
     if config.document.values.get("enable_cpu_affinity"):
         where = config.document.where("enable_cpu_affinity")
         yield (
             f"{where}: enable_cpu_affinity has no effect in a file (nor with "
-            "accelerate launch): use --bind numa"
+            f"accelerate launch): use {Opt.BIND('numa')}"
         )
     if config.uses_cpu and topology.device == "cuda":
         yield (
-            f"{path} is for CPUs, so the GPUs of these workers stay idle: --num-procs "
+            f"{path} is for CPUs, so the GPUs of these workers stay idle: {Opt.NUM_PROCS} "
             "starts workers on CPUs"
         )
     if topology.device == "cpu" and config.kind in c.ON_GPUS:

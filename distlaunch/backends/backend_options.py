@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from distlaunch.backends.base import BackendOption, Value, option_name
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.duration import read_duration
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable, quoted
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ def given_options(
     named = options.named("address")
     if all(option.name != _ADDRESS_OPTION for option in known):
         raise ConfigError(
-            f"{named} {quoted(options.address)}: --backend {backend} does not connect to a cluster",
-            hint="--address is for --backend ray; for machines that are reached by "
-            "SSH, use --hosts",
+            f"{named} {quoted(options.address)}: {Opt.BACKEND(backend)} does not connect to a "
+            "cluster",
+            hint=f"{Opt.ADDRESS} is for {Opt.BACKEND} ray; for machines that are reached by "
+            f"SSH, use {Opt.HOSTS}",
         )
     item = f"{_ADDRESS_OPTION}={options.address}"
     others = [
@@ -60,7 +62,8 @@ def given_options(
     )
     if is_from_command_line == other_is_from_command_line:
         raise ConfigError(
-            f"{named} {quoted(options.address)} and -o {quoted(others[0])} contradict each other",
+            f"{named} {quoted(options.address)} and {Opt.OPT(quoted(others[0]))} contradict each "
+            "other",
             hint="give one of them",
         )
     return (
@@ -86,13 +89,14 @@ def chosen_options(
         option = by_name.get(name)
         if option is None:
             raise ConfigError(
-                f"-o {quoted(item)}: {backend} has no option {quoted(written)}",
+                f"{Opt.OPT(quoted(item))}: {backend} has no option {quoted(written)}",
                 hint=_known_options_hint(name, by_name),
             )
         if not equals:
             if option.kind != "flag":
                 raise ConfigError(
-                    f"-o {quoted(item)}: a value is missing", hint=f"-o {name}={value_form(option)}"
+                    f"{Opt.OPT(quoted(item))}: a value is missing",
+                    hint=f"{Opt.OPT} {name}={value_form(option)}",
                 )
             text = "on"
         value = convert_value(option, text)
@@ -101,11 +105,12 @@ def chosen_options(
             hint = f"did you mean {near[0]}?" if near else None
             bounds = f", a whole number from 0 to {_MAX_COUNT}" if option.kind == "count" else ""
             raise ConfigError(
-                f"-o {quoted(item)}: {option.name} takes {value_form(option)}{bounds}", hint=hint
+                f"{Opt.OPT(quoted(item))}: {option.name} takes {value_form(option)}{bounds}",
+                hint=hint,
             )
         if chosen.get(name, value) != value:
             raise ConfigError(
-                f"-o {name} is given twice: {printable(texts[name])} and {printable(text)}"
+                f"{Opt.OPT(name)} is given twice: {printable(texts[name])} and {printable(text)}"
             )
         chosen[name], texts[name] = value, text
     return chosen
@@ -134,7 +139,7 @@ def _known_options_hint(name: str, by_name: Mapping[str, BackendOption]) -> str:
     ]
     near = get_close_matches(name, by_name, n=1, cutoff=0.6)
     if others:
-        return f"it is an option of --backend {' and '.join(others)}" + (
+        return f"it is an option of {Opt.BACKEND(' and '.join(others))}" + (
             f"; here there is {near[0]}" if near else ""
         )
     if near:
@@ -156,7 +161,7 @@ def suggest_option(flag: str, backend: str) -> str | None:
     known = {option.name: option for option in find_backend(backend).options()}
     name = option_name(flag.lstrip("-"))
     found = [name] if name in known else get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"-o {found[0]}={value_form(known[found[0]])}" if found else None
+    return f"{Opt.OPT} {found[0]}={value_form(known[found[0]])}" if found else None
 
 
 def convert_value(option: BackendOption, text: str) -> Value | None:

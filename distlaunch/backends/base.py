@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.backend import PlannedBackend, Value
@@ -43,7 +44,7 @@ class BackendError(ConfigError):
     """A backend cannot be used. ``problem`` is the reason without the backend's name."""
 
     def __init__(self, name: str, problem: str, *, hint: str | None = None) -> None:
-        super().__init__(f"--backend {quoted(name)}: {problem}", hint=hint)
+        super().__init__(f"{Opt.BACKEND(quoted(name))}: {problem}", hint=hint)
         self.problem = problem
 
 

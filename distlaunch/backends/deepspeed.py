@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.backends.base import BackendOption, Requirement, Value
 from distlaunch.backends.pytorch_ddp import TorchBackend
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.topology import Topology
@@ -73,20 +74,21 @@ class DeepSpeed(TorchBackend):
             needed = ("3",) if name == "offload-param" else ("1", "2", "3")
             if chosen.get(name, "none") != "none" and stage is not None and stage not in needed:
                 raise ConfigError(
-                    f"-o {name}={chosen[name]} and -o zero={stage} contradict each other",
+                    f"{Opt.OPT} {name}={chosen[name]} and {Opt.OPT} zero={stage} contradict each "
+                    "other",
                     hint=f"offloading needs zero={' or '.join(needed)}",
                 )
         if chosen.get("gradient-accumulation") == 0:
             raise ConfigError(
-                "-o gradient-accumulation=0: at least 1 is needed",
+                f"{Opt.OPT} gradient-accumulation=0: at least 1 is needed",
                 hint="1 means no accumulation",
             )
         if "config" in chosen:
             self._check_config(str(chosen["config"]), texts["config"])
         elif "pass-config" in chosen:
             raise ConfigError(
-                f"-o pass-config={chosen['pass-config']}: there is no configuration to pass",
-                hint="-o config=FILE",
+                f"{Opt.OPT} pass-config={chosen['pass-config']}: there is no configuration to pass",
+                hint=f"{Opt.OPT} config=FILE",
             )
 
     @classmethod
@@ -180,7 +182,7 @@ class DeepSpeed(TorchBackend):
         set."""
         own_script = self.chosen.get("pass-config") == "deepspeed"
         names = [
-            f"-o {name}" for name in ("config", "precision", *_ZERO_OPTIONS) if name in self.chosen
+            Opt.OPT(name) for name in ("config", "precision", *_ZERO_OPTIONS) if name in self.chosen
         ]
         if topology.device != "cpu" or topology.world_size == 1 or own_script or not names:
             return ()
@@ -268,7 +270,7 @@ class DeepSpeed(TorchBackend):
             key_path, value = ".".join(setting.key_path), _value_at(config, setting.key_path)
             if value != "auto" and str(value) != str(self.chosen[name]):
                 raise ConfigError(
-                    f"-o {name}={self.chosen[name]} contradicts {shown}, "
+                    f"{Opt.OPT} {name}={self.chosen[name]} contradicts {shown}, "
                     + (
                         f"which does not have {key_path}"
                         if value is None

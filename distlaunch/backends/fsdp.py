@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.backends.base import BackendOption, Requirement, Value
 from distlaunch.backends.pytorch_ddp import TorchBackend
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.topology import Topology
 
 _STRATEGIES = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "hybrid": "HYBRID_SHARD"}
@@ -44,13 +45,14 @@ class Fsdp(TorchBackend):
         self._above_zero("wrap-min-params")
         if "wrap-min-params" in chosen and "wrap-classes" in chosen:
             raise ConfigError(
-                "-o wrap-min-params and -o wrap-classes exclude each other",
+                f"{Opt.OPT} wrap-min-params and {Opt.OPT} wrap-classes exclude each other",
                 hint="layers are sharded by their size, or by their class",
             )
         for name in _class_names(chosen):
             if not name.isidentifier():
                 raise ConfigError(
-                    f"-o wrap-classes={chosen['wrap-classes']}: {name!r} is not a class name",
+                    f"{Opt.OPT} wrap-classes={chosen['wrap-classes']}: {name!r} is not a class "
+                    "name",
                     hint="use class names without modules, separated by commas: Block,Embedding",
                 )
 
@@ -107,7 +109,7 @@ class Fsdp(TorchBackend):
         if _CALLS_DDP.search(text) is None or _MAY_SHARD.search(text) is not None:
             return ()
         note = (
-            f"{name} calls DistributedDataParallel itself, so it trains with DDP: --backend "
+            f"{name} calls DistributedDataParallel itself, so it trains with DDP: {Opt.BACKEND} "
             "fsdp does not change that"
         )
         return (
@@ -185,8 +187,8 @@ def _mesh(topology: Topology) -> dict[str, str]:
     if len(slots) > 1 and None not in slots:
         counts = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])
         raise ConfigError(
-            f"-o sharding=hybrid needs the same number of workers on each node ({counts})",
-            hint="use -o sharding=full",
+            f"{Opt.OPT} sharding=hybrid needs the same number of workers on each node ({counts})",
+            hint=f"use {Opt.OPT} sharding=full",
         )
     if len(slots) != 1 or None in slots:
         return {}

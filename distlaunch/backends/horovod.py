@@ -15,6 +15,7 @@ from typing import Literal
 from distlaunch.backends.base import Backend, BackendOption, Kind, Requirement, Value
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.model.topology import Topology
@@ -53,7 +54,8 @@ class Horovod(Backend):
         for setting in SETTINGS:
             if not setting.fits(chosen.get(setting.name, 0)):
                 raise ConfigError(
-                    f"-o {setting.name}={chosen[setting.name]}: the maximum is {setting.most:g}"
+                    f"{Opt.OPT(setting.name)}={chosen[setting.name]}: the maximum is "
+                    f"{setting.most:g}"
                 )
 
     @classmethod
@@ -66,7 +68,7 @@ class Horovod(Backend):
     def notes(self) -> Sequence[str]:
         """Notices about settings that have no effect without another setting."""
         return [
-            f"-o {setting.name} has no effect without -o {setting.depends_on}"
+            f"{Opt.OPT(setting.name)} has no effect without {Opt.OPT(setting.depends_on)}"
             for setting in SETTINGS
             if setting.name in self.chosen and has_no_effect(setting, self.chosen)
         ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import Backend, OptionFileError
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 from distlaunch.core.probe.files import read_bounded
 
@@ -50,8 +51,8 @@ def configured_backend(
             del chosen[name]
         elif name in chosen:
             path = os.path.join(cwd, str(chosen[name]))
-            hint = f"without -o {name}, {printable(default)} is read" if default else None
-            texts[name] = text_of(path, f"-o {name}={chosen[name]}", hint=hint)
+            hint = f"without {Opt.OPT(name)}, {printable(default)} is read" if default else None
+            texts[name] = text_of(path, f"{Opt.OPT} {name}={chosen[name]}", hint=hint)
             chosen[name] = path  # absolute: workers may start in another directory
         elif default:
             texts[name] = text_of(default, printable(default), hint=ignore_hint(name))
@@ -91,7 +92,7 @@ def _default_file(places: Sequence[str], environ: Mapping[str, str], cwd: str) -
 
 def ignore_hint(name: str) -> str:
     """Return, for a message, how to make distlaunch ignore an option's default file."""
-    return f"-o {name}={NEITHER} ignores it"
+    return f"{Opt.OPT} {name}={NEITHER} ignores it"
 
 
 def check_files(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.topology import Topology
 from distlaunch.core.model.variables import FLIGHT_RECORDER
 
@@ -89,7 +90,7 @@ class TorchBackend(Backend):
         for name in names:
             if self.chosen.get(name, 1) == 0:
                 raise ConfigError(
-                    f"-o {name}=0: a number above 0 is needed",
+                    f"{Opt.OPT} {name}=0: a number above 0 is needed",
                     hint="leave it out for torch's default",
                 )
 
@@ -133,7 +134,7 @@ class PytorchDdp(TorchBackend):
         if self.chosen.get("static-graph") and self.chosen.get("find-unused-parameters"):
             return (
                 (
-                    "-o find-unused-parameters has no effect with static-graph, "
+                    f"{Opt.OPT} find-unused-parameters has no effect with static-graph, "
                     "which finds them by itself"
                 ),
             )

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distlaunch.backends.base import BackendOption, Requirement, Value
 from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
 from distlaunch.planning.allocation import Allocation, Host, Origin, Unit
@@ -105,9 +106,10 @@ class Ray(PytorchDdp):
         }
         each = {name: amount for name, amount in {**each, **self._resources}.items() if amount}
         if not each:
-            hint = "-o cpus-per-worker=1, or -o resources=NAME=AMOUNT"
+            hint = f"{Opt.OPT} cpus-per-worker=1, or {Opt.OPT} resources=NAME=AMOUNT"
             raise ConfigError(
-                "-o cpus-per-worker=0: Ray cannot place a worker without resources", hint=hint
+                f"{Opt.OPT} cpus-per-worker=0: Ray cannot place a worker without resources",
+                hint=hint,
             )
         _check_fractions(each)
         unit: Unit = "workers" if on_cpu else "gpus"
@@ -115,9 +117,9 @@ class Ray(PytorchDdp):
         if per_node is not None and nodes is not None:
             if "strategy" in self.chosen:
                 raise ConfigError(
-                    "-o strategy is only for a total number of workers: with workers "
+                    f"{Opt.OPT} strategy is only for a total number of workers: with workers "
                     "per node, each node is one bundle",
-                    hint="leave -o strategy out, or --num-nodes",
+                    hint=f"leave {Opt.OPT} strategy out, or {Opt.NUM_NODES}",
                 )
             share = {name: amount * per_node for name, amount in each.items()}
             _check_fractions(share)
@@ -165,21 +167,26 @@ def _check(options: TrainOptions) -> None:
     field = next((field for field in _EXCLUDED_OPTIONS if options.who_set(field)), None)
     if field is not None:
         raise ConfigError(
-            f"{options.named(field)} and --backend ray exclude each other: Ray chooses the nodes",
-            hint="use --num-nodes N --gpus-per-node M, or --num-gpus N",
+            f"{options.named(field)} and {Opt.BACKEND} ray exclude each other: Ray chooses the "
+            "nodes",
+            hint=f"use {Opt.NUM_NODES} N {Opt.GPUS_PER_NODE} M, or {Opt.NUM_GPUS} N",
         )
     if isinstance(options.num_nodes, tuple):
         low, high = options.num_nodes
         raise ConfigError(
-            f"--num-nodes {low}:{high}: with --backend ray the number of nodes is fixed",
-            hint=f"--num-nodes {high}; with --max-restarts a lost node is replaced by another of "
+            f"{Opt.NUM_NODES(low)}:{high}: with {Opt.BACKEND} ray the number of nodes is fixed",
+            hint=f"{Opt.NUM_NODES(high)}; with {Opt.MAX_RESTARTS} a lost node is replaced by "
+            "another of "
             "the cluster",
         )
     if options.gpus is not None:
-        raise ConfigError("--gpus and --backend ray exclude each other: Ray chooses the GPUs")
+        raise ConfigError(
+            f"{Opt.GPUS} and {Opt.BACKEND} ray exclude each other: Ray chooses the GPUs"
+        )
     if counts_processes(options) and options.device == "cuda":
         raise ConfigError(
-            "--device cuda: with --backend ray a worker has a GPU of its own", hint="--num-gpus N"
+            f"{Opt.DEVICE('cuda')}: with {Opt.BACKEND} ray a worker has a GPU of its own",
+            hint=f"{Opt.NUM_GPUS} N",
         )
 
 
@@ -192,7 +199,7 @@ def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
     per_node = options.procs_per_node if options.gpus_per_node is None else options.gpus_per_node
     gpus = options.num_gpus if isinstance(options.num_gpus, int) else None
     total = gpus if options.num_procs is None else options.num_procs
-    each = "--procs-per-node" if counts_processes(options) else "--gpus-per-node"
+    each = str(Opt.PROCS_PER_NODE) if counts_processes(options) else str(Opt.GPUS_PER_NODE)
     if total is not None and per_node is not None and nodes is None:
         nodes, rest = divmod(total, per_node)
         if rest:
@@ -205,19 +212,19 @@ def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
             raise ConfigError(
                 f"{counted(total, 'worker')} cannot be divided evenly among "
                 f"{counted(nodes, 'node')}",
-                hint=f"give a multiple of {nodes}, or leave --num-nodes out",
+                hint=f"give a multiple of {nodes}, or leave {Opt.NUM_NODES} out",
             )
     elif total is None and (nodes is None) != (per_node is None):
-        missing = f"{each} M" if per_node is None else "--num-nodes N"
-        given = f"--num-nodes {nodes}" if per_node is None else f"{each} {per_node}"
+        missing = f"{each} M" if per_node is None else f"{Opt.NUM_NODES} N"
+        given = Opt.NUM_NODES(nodes) if per_node is None else f"{each} {per_node}"
         raise ConfigError(
             f"{given} alone does not say how many workers Ray should place",
             hint=f"give {missing} as well",
         )
     elif total is None and nodes is None and on_cpus(options):
         raise ConfigError(
-            "--device cpu alone does not say how many workers Ray should place",
-            hint="--num-procs N",
+            f"{Opt.DEVICE('cpu')} alone does not say how many workers Ray should place",
+            hint=f"{Opt.NUM_PROCS} N",
         )
     if max(nodes or 0, total or 0) > _MAX_BUNDLES:
         raise ConfigError(f"more than {_MAX_BUNDLES:,} bundles for Ray")
@@ -229,7 +236,7 @@ def _check_fractions(bundle: Mapping[str, float]) -> None:
     for name, amount in bundle.items():
         if amount > 1 and amount != int(amount):
             text = (
-                f"-o resources: {quoted(name)} would be {amount:g} per bundle, and "
+                f"{Opt.OPT} resources: {quoted(name)} would be {amount:g} per bundle, and "
                 "Ray allows no fraction above 1"
             )
             raise ConfigError(
@@ -245,18 +252,22 @@ def _resources(text: str) -> Iterator[tuple[str, float]]:
         digits = amount.replace(".", "", 1)
         if not (name and digits.isascii() and digits.isdigit() and len(digits) < 16):
             raise ConfigError(
-                f"-o resources: {quoted(item)}: NAME=AMOUNT is needed, as in memory=8000000000"
+                f"{Opt.OPT} resources: {quoted(item)}: NAME=AMOUNT is needed, as in "
+                "memory=8000000000"
             )
         if name in {"CPU", "GPU"}:
-            hint = "-o cpus-per-worker=N" if name == "CPU" else "--num-gpus N"
-            raise ConfigError(f"-o resources: {quoted(item)}: Ray reserves these anyway", hint=hint)
+            hint = f"{Opt.OPT} cpus-per-worker=N" if name == "CPU" else f"{Opt.NUM_GPUS} N"
+            raise ConfigError(
+                f"{Opt.OPT} resources: {quoted(item)}: Ray reserves these anyway", hint=hint
+            )
         if name == "object_store_memory":
             hint = "use memory=BYTES"
             raise ConfigError(
-                f"-o resources: {quoted(item)}: Ray does not reserve it for actors", hint=hint
+                f"{Opt.OPT} resources: {quoted(item)}: Ray does not reserve it for actors",
+                hint=hint,
             )
         if name == "memory" and float(amount) != int(float(amount)):
             raise ConfigError(
-                f"-o resources: {quoted(item)}: bytes are needed, as in memory=8000000000"
+                f"{Opt.OPT} resources: {quoted(item)}: bytes are needed, as in memory=8000000000"
             )
         yield name, float(amount)

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import Backend, BackendError
+from distlaunch.core.model.option_names import Opt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,7 +110,7 @@ def _load(name: str) -> type[Backend]:
         raise BackendError(
             name,
             "no such backend",
-            hint=f"--backend names the training framework. The script chooses {name.lower()}: "
+            hint=f"{Opt.BACKEND} names the training framework. The script chooses {name.lower()}: "
             "torch.distributed.init_process_group, or init(backend=...) of the toolkit",
         )
     known_names = [*_CLASSES, *(other for other in others if other not in _CLASSES)]

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 
 from distlaunch.backends.base import Requirement
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.probe.python_modules import is_importable
 
@@ -114,7 +115,7 @@ def check_installed(
         problem = why if found.is_too_old else f"{python} has no module {requirement.module}"
         see = f" ({requirement.see})" if requirement.see else ""
         raise ConfigError(
-            f"--backend {name}: {problem}",
+            f"{Opt.BACKEND(name)}: {problem}",
             hint=f"{install_command(python, requirement, found.release)}{see}",
         )
 

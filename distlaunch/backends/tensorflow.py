@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from distlaunch.backends.base import Backend, BackendOption, Requirement
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Topology
 from distlaunch.planning.train_options import TrainOptions, check_kind
@@ -79,10 +80,11 @@ class TensorFlow(Backend):
             size = options.named("procs_per_node")
         if size is not None:
             raise ConfigError(
-                f"-o per=node and {size} contradict each other: each node has one worker, with all "
+                f"{Opt.OPT} per=node and {size} contradict each other: each node has one worker, "
+                "with all "
                 "of its GPUs",
-                hint=f"leave {size} out; --num-nodes is the number of nodes, "
-                "--gpus-per-node that of GPUs of each worker",
+                hint=f"leave {size} out; {Opt.NUM_NODES} is the number of nodes, "
+                f"{Opt.GPUS_PER_NODE} that of GPUs of each worker",
             )
         if options.gpus_per_node is not None:
             check_kind(options)
@@ -102,7 +104,7 @@ class TensorFlow(Backend):
         """Raise ConfigError if no worker would train."""
         if self.chosen.get("evaluator") and topology.world_size == 1:
             raise ConfigError(
-                "-o evaluator=on: with one worker, no worker would train",
+                f"{Opt.OPT} evaluator=on: with one worker, no worker would train",
                 hint="start one more worker",
             )
 
@@ -129,7 +131,10 @@ class TensorFlow(Backend):
         set."""
         if self.chosen.get("per") == "node":
             return "ask for fewer nodes"
-        return "ask for fewer workers; -o per=node starts one worker per node, with all of its GPUs"
+        return (
+            f"ask for fewer workers; {Opt.OPT} per=node starts one worker per node, with all "
+            "of its GPUs"
+        )
 
     def _role_bounds(self, workers: int) -> tuple[int, int]:
         """Return the first rank after the chief, and the first after the workers that train."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 from distlaunch.planning.train_options import TrainOptions
 
@@ -39,10 +40,11 @@ def misplaced_options(
         return []
     script = printable(os.path.basename(options.script or ""))
     went = (
-        f"{_listed(unknown)} behind SCRIPT went to the script, and the text of {script} has no "
+        f"{_listed(unknown)} behind {Opt.SCRIPT} went to the script, and the text of {script} has "
+        "no "
         "such name"
     )
-    return [f"{went}: options of distlaunch go before SCRIPT"]
+    return [f"{went}: options of distlaunch go before {Opt.SCRIPT}"]
 
 
 def _dashed(flag: str) -> str:

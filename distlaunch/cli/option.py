@@ -89,11 +89,13 @@ class Spelling(Record):
     """Whether all values are kept. Otherwise the last one counts."""
     once: bool = False
     """Whether two different values on one command line are an error."""
+    shown: str = ""
+    """The name in messages, if not the last of ``flags``."""
 
     @property
     def name(self) -> str:
-        """The name used in messages."""
-        return self.flags[-1]
+        """The name in messages."""
+        return self.shown or self.flags[-1]
 
     @property
     def negation(self) -> str | None:
@@ -131,7 +133,9 @@ class Option(Spelling):
     def negation(self) -> str | None:
         """The flag that turns a switch off which a variable may have turned on: ``--no-quiet``."""
         return (
-            "--no-" + self.name[2:] if self.kind == "flag" and self.variable is not None else None
+            "--no-" + self.flags[-1][2:]
+            if self.kind == "flag" and self.variable is not None
+            else None
         )
 
 

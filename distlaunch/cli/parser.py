@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, cast
 from distlaunch.cli.option import Option, Spelling, convert, option_error
 from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.train_options import TrainOptions
 
@@ -60,9 +61,9 @@ def parse_plan(
     return TrainOptions(**values), plan_format, expand
 
 
-Unknown = Callable[[str, str, Iterable[str], Given, Sequence[str]], NoReturn]
-"""Raises UsageError for an unknown flag. The arguments are the flag, the word that contains it, all
-flags of the command, the options before the flag, and the words after it."""
+Unknown = Callable[[str, str, Mapping[str, Spelling], Given, Sequence[str]], NoReturn]
+"""Raises UsageError for an unknown flag. The arguments are the flag, the word that contains it, the
+options of the command by flag, the options before the flag, and the words after it."""
 
 
 def scan(
@@ -87,7 +88,7 @@ def scan(
     * ``unknown``: raises the error for an unknown option; by default ``refuse_unknown``.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
-    long = {flag: option.field for option in abbreviated for flag in option.flags if flag[1] == "-"}
+    long = {flag: option for option in abbreviated for flag in option.flags if flag[1] == "-"}
     given: Given = {}
     at = 0
     while at < len(argv):
@@ -112,7 +113,9 @@ def scan(
                 (unknown or refuse_unknown)(flag, word, by_flag, given, argv[at:])
             if option.kind == "flag":
                 if attached is not None:
-                    raise UsageError(f"{flag} takes no value, and got {quoted(attached)}")
+                    raise UsageError(
+                        f"{_shown(flag, option)} takes no value, and got {quoted(attached)}"
+                    )
                 given[option.field] = ["0" if flag == option.negation else "1"]
                 continue
             text = attached
@@ -122,7 +125,7 @@ def scan(
                 at += 1
             if option.once and given.get(option.field, [text]) != [text]:
                 raise UsageError(
-                    f"{flag} is given twice",
+                    f"{_shown(flag, option)} is given twice",
                     hint=f"one list has all: {option.name} {given[option.field][0]},{text}",
                 )
             if option.repeatable:
@@ -132,11 +135,18 @@ def scan(
     return given, ()
 
 
+def _shown(flag: str, option: Spelling) -> str:
+    """Return the flag as messages name it."""
+    return option.name if flag == option.flags[-1] else flag
+
+
 Step = tuple[str, str | None]
 """A flag, and the value attached to it, if any."""
 
 
-def _long_step(word: str, by_flag: Mapping[str, Spelling], long: Mapping[str, str]) -> list[Step]:
+def _long_step(
+    word: str, by_flag: Mapping[str, Spelling], long: Mapping[str, Spelling]
+) -> list[Step]:
     flag, equals, value = word.partition("=")
     dashed = _dashed(flag)
     if long and dashed not in by_flag:
@@ -144,20 +154,19 @@ def _long_step(word: str, by_flag: Mapping[str, Spelling], long: Mapping[str, st
     return [(dashed, value if equals else None)]
 
 
-def whole_name(flag: str, fields: Mapping[str, str]) -> str:
+def whole_name(flag: str, options: Mapping[str, Spelling]) -> str:
     """Return the long name, with dashes, that ``flag`` abbreviates; ``flag`` itself if there is
     none.
 
-    ``fields`` has the field of each long name. Raises UsageError if several options have this
-    beginning.
+    ``options`` are by long name. Raises UsageError if several options have this beginning.
     """
     dashed = _dashed(flag)
-    names = {**fields, HELP_FLAGS[0]: "help"}
-    if dashed in names:
+    if dashed in options or dashed == HELP_FLAGS[0]:
         return dashed
-    begun = [name for name in names if name.startswith(dashed)]
-    if len({names[name] for name in begun}) > 1:
-        raise UsageError(f"{quoted(flag)} is the beginning of several options: {', '.join(begun)}")
+    begun = [name for name in (*options, HELP_FLAGS[0]) if name.startswith(dashed)]
+    if len({options[name].field if name in options else name for name in begun}) > 1:
+        names = [_shown(name, options[name]) if name in options else name for name in begun]
+        raise UsageError(f"{quoted(flag)} is the beginning of several options: {', '.join(names)}")
     return begun[0] if begun else flag
 
 
@@ -191,7 +200,9 @@ def _one_dash_name(word: str, by_flag: Mapping[str, Spelling]) -> Step | None:
 
     If the first letter is itself an option, only the complete name is accepted.
     """
-    names = {flag: each.name for flag, each in by_flag.items() if flag[1] != "-" and len(flag) > 2}
+    names = {
+        flag: each.flags[-1] for flag, each in by_flag.items() if flag[1] != "-" and len(flag) > 2
+    }
     if not names:
         return None
     flag, equals, value = word.partition("=")
@@ -218,8 +229,9 @@ def _next_value(
 ) -> str:
     """Return ``word`` as the value of ``flag``. Raises UsageError if it is missing or looks like an
     option."""
+    name = _shown(flag, option)
     if word is None or word == "--":
-        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
+        raise UsageError(f"{name} needs a value: {name} {option.metavar}")
     dashed = len(word) > 1 and word[0] == "-" and " " not in word
     is_number = word[1:2].isdigit() or word[1:2] == "."
     if (
@@ -228,7 +240,7 @@ def _next_value(
         or word in HELP_FLAGS
     ):
         raise UsageError(
-            f"{flag} needs a value: {flag} {option.metavar}",
+            f"{name} needs a value: {name} {option.metavar}",
             hint=f"if {quoted(word)} is that value, write {option.name}={word}"
             if word.isprintable()
             else None,
@@ -237,7 +249,7 @@ def _next_value(
 
 
 def refuse_unknown(
-    flag: str, word: str, by_flag: Iterable[str], given: Given, rest: Sequence[str]
+    flag: str, word: str, by_flag: Mapping[str, Spelling], given: Given, rest: Sequence[str]
 ) -> NoReturn:
     """Raise UsageError for an unknown option.
 
@@ -258,7 +270,7 @@ def refuse_unknown(
     script = given.get("script", [None])[-1]
     backend = given.get("backend", [_backend_in(rest)])[-1]
     if script is None:
-        place = "Options of the script go after SCRIPT."
+        place = f"Options of the script go after {Opt.SCRIPT}."
     else:
         place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
     instead = replace_torchrun_option(flag)
@@ -268,7 +280,7 @@ def refuse_unknown(
 
         of_backend = suggest_option(flag, backend)
     if of_backend is not None:
-        hint = f"--backend {backend} takes it as {of_backend}. {place}"
+        hint = f"{Opt.BACKEND(backend)} takes it as {of_backend}. {place}"
     elif instead is not None:
         hint = instead + drop_in_note(flag)
         hint = hint if script is None else f"{hint}; {place}"
@@ -279,7 +291,10 @@ def refuse_unknown(
         # dash.
         known = {name.lstrip("-"): name for name in sorted(by_flag, reverse=True) if len(name) > 2}
         near = get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
-        hint = f"did you mean {known[near[0]]}? {place}" if near else place
+        hint = place
+        if near:
+            name = known[near[0]]
+            hint = f"did you mean {_shown(name, by_flag[name])}? {place}"
     raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
 
 
@@ -326,16 +341,17 @@ def build(
     _check_sizes(source)
     if values.get("module") and values.get("no_python"):
         raise UsageError(
-            "-m and --no-python exclude each other", hint="a module needs Python to run it"
+            f"-m and {Opt.NO_PYTHON} exclude each other", hint="a module needs Python to run it"
         )
     arguments = tuple(rest)
     if "script" not in values:
         if not arguments:
             raise UsageError(
-                "SCRIPT is missing", hint="it comes after our options: [OPTIONS] SCRIPT [ARGS]..."
+                f"{Opt.SCRIPT} is missing",
+                hint=f"it comes after our options: [OPTIONS] {Opt.SCRIPT} [ARGS]...",
             )
         if not arguments[0]:
-            raise UsageError("SCRIPT is an empty word")
+            raise UsageError(f"{Opt.SCRIPT} is an empty word")
         values["script"], arguments = arguments[0], arguments[1:]
     values["script_args"] = arguments
     values["given"] = source
@@ -372,7 +388,8 @@ def _check_sizes(source: Mapping[str, str]) -> None:
         kind = UsageError if gpu.startswith("-") else ConfigError
         raise kind(
             f"{gpu} and {proc} exclude each other",
-            hint="one worker per GPU, or CPU workers (which share the GPUs with --device cuda)",
+            hint="one worker per GPU, or CPU workers (which share the GPUs with "
+            f"{Opt.DEVICE('cuda')})",
         )
 
 

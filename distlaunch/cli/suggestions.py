@@ -11,68 +11,14 @@ from __future__ import annotations
 import os.path
 from collections.abc import Sequence
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 
-_WORKERS = "--num-gpus N, or --num-procs N for CPU workers"
-_WORKERS_OF_NODE = (
-    "--gpus-per-node N, or --procs-per-node N for CPU workers; on one machine --num-gpus N, "
-    "--num-procs N"
-)
-_FILED = (
-    "not needed here: all output is shown and filed, one file for each rank (--output chooses "
-    "what is shown)"
-)
 _ONE_MACHINE = (
     "not needed here: one machine needs no rendezvous, and a free port is held for rank 0"
 )
 _ENDED_AT_ONCE = "not needed here: the end of a worker is noticed at once"
 _STARTED_ANEW = "not needed here: each worker is a program of its own, started anew"
-
-_TORCHRUN_OPTIONS = {
-    "--nproc-per-node": _WORKERS_OF_NODE,
-    "--nproc": _WORKERS_OF_NODE,
-    "-n": _WORKERS,
-    "--nnodes": "--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)",
-    "--rdzv-id": "--job-id ID",
-    "--rdzv-backend": _ONE_MACHINE,
-    "--rdzv-endpoint": f"{_ONE_MACHINE} (--master-addr and --master-port fix one)",
-    "--rdzv-conf": _ONE_MACHINE,
-    "--standalone": _ONE_MACHINE,
-    "--local-addr": "--master-addr HOST, and on one machine it is not needed",
-    "--tee": _FILED,
-    "-t": _FILED,
-    "--redirects": _FILED,
-    "-r": _FILED,
-    "--local-ranks-filter": "--output RANKS, for example --output 0: whose output is shown; files "
-    "get all of it",
-    "--duplicate-stdout-filters": _FILED,
-    "--duplicate-stderr-filters": _FILED,
-    "--log-line-prefix-template": "not needed here: lines are shown with their rank, and filed "
-    "without; --format jsonl",
-    "--logs-specs": _FILED,
-    "--event-log-handler": "not needed here: events.jsonl in the job's directory has every event",
-    "--monitor-interval": _ENDED_AT_ONCE,
-    "--start-method": _STARTED_ANEW,
-    "--run-path": "not needed here: Python runs SCRIPT as it does without a launcher",
-    "--role": "not needed here: all workers have one role",
-    "--shutdown-timeout": "--grace SECONDS when the job is stopped, --failure-grace SECONDS when a "
-    "worker fails",
-    "--numa-binding": "--bind numa, or --bind cores",
-    "--virtual-local-rank": "--isolate-gpus: each worker sees only its own GPU, as device 0",
-    "--signals-to-handle": "not needed here: TERM, INT and HUP stop the workers in order",
-    "--use-env": "not needed here: LOCAL_RANK is always in the workers' environment",
-}
-
-_SIMILAR_OPTIONS = {
-    "--num-workers": f"{_WORKERS}; how many workers load data is the script's to say",
-    "--workers": _WORKERS,
-    "--num-processes": _WORKERS,
-    "--exclusive": "that is an option of sbatch: distlaunch render slurm writes a batch script",
-    "--cpus-per-task": "that is an option of sbatch: distlaunch render slurm writes a batch script",
-    "--ntasks-per-node": "--gpus-per-node N, or --procs-per-node N for CPU workers",
-}
-"""Hints for options of other programs that resemble an option of distlaunch but mean something
-else, by option."""
 
 _SBATCH_OPTIONS = {
     "--signal": "--usr1-before SECONDS: when before the time limit the workers get USR1",
@@ -104,18 +50,95 @@ _NOT_TORCHRUNS = ("-n",)
 _LEGACY = "torch.distributed.launch"
 
 
+def _workers() -> str:
+    gpus, procs = Opt.NUM_GPUS("N"), Opt.NUM_PROCS("N")
+    return gpus if gpus == procs else f"{gpus}, or {procs} for CPU workers"
+
+
+def _torchrun_options() -> dict[str, str]:
+    """Return what to use instead, by option of torchrun."""
+    workers = of_node = _workers()
+    if Opt.GPUS_PER_NODE.exists:
+        gpus, procs = Opt.GPUS_PER_NODE("N"), Opt.PROCS_PER_NODE("N")
+        of_node = (
+            f"{gpus}, or {procs} for CPU workers; on one machine {Opt.NUM_GPUS('N')}, "
+            f"{Opt.NUM_PROCS('N')}"
+        )
+    nodes = f"{Opt.HOSTS('a:2,b:2')} names the nodes"
+    if Opt.NUM_NODES.exists:
+        nodes = f"{Opt.NUM_NODES('N')} or MIN:MAX; leave it out on one machine (--nnodes 1)"
+    filed = (
+        "not needed here: all output is shown and filed, one file for each rank "
+        f"({Opt.OUTPUT} chooses what is shown)"
+    )
+    return {
+        "--nproc-per-node": of_node,
+        "--nproc": of_node,
+        "-n": workers,
+        "--nnodes": nodes,
+        "--rdzv-id": Opt.JOB_ID("ID"),
+        "--rdzv-backend": _ONE_MACHINE,
+        "--rdzv-endpoint": f"{_ONE_MACHINE} ({Opt.MASTER_ADDR} and {Opt.MASTER_PORT} fix one)",
+        "--rdzv-conf": _ONE_MACHINE,
+        "--standalone": _ONE_MACHINE,
+        "--local-addr": f"{Opt.MASTER_ADDR('HOST')}, and on one machine it is not needed",
+        "--tee": filed,
+        "-t": filed,
+        "--redirects": filed,
+        "-r": filed,
+        "--local-ranks-filter": f"{Opt.OUTPUT('RANKS')}, for example {Opt.OUTPUT('0')}: whose "
+        "output is shown; files "
+        "get all of it",
+        "--duplicate-stdout-filters": filed,
+        "--duplicate-stderr-filters": filed,
+        "--log-line-prefix-template": "not needed here: lines are shown with their rank, and filed "
+        f"without; {Opt.FORMAT('jsonl')}",
+        "--logs-specs": filed,
+        "--event-log-handler": "not needed here: events.jsonl in the job's directory has every event",
+        "--monitor-interval": _ENDED_AT_ONCE,
+        "--start-method": _STARTED_ANEW,
+        "--run-path": f"not needed here: Python runs {Opt.SCRIPT} as it does without a launcher",
+        "--role": "not needed here: all workers have one role",
+        "--shutdown-timeout": f"{Opt.GRACE('SECONDS')} when the job is stopped, "
+        f"{Opt.FAILURE_GRACE('SECONDS')} when a "
+        "worker fails",
+        "--numa-binding": f"{Opt.BIND('numa')}, or {Opt.BIND('cores')}",
+        "--virtual-local-rank": f"{Opt.ISOLATE_GPUS}: each worker sees only its own GPU, as "
+        "device 0",
+        "--signals-to-handle": "not needed here: TERM, INT and HUP stop the workers in order",
+        "--use-env": "not needed here: LOCAL_RANK is always in the workers' environment",
+    }
+
+
+def _similar_options() -> dict[str, str]:
+    """Return hints for options of other programs that resemble an option of distlaunch but mean
+    something else, by option."""
+    workers = _workers()
+    each = workers
+    if Opt.GPUS_PER_NODE.exists:
+        each = f"{Opt.GPUS_PER_NODE('N')}, or {Opt.PROCS_PER_NODE('N')} for CPU workers"
+    return {
+        "--num-workers": f"{workers}; how many workers load data is the script's to say",
+        "--workers": workers,
+        "--num-processes": workers,
+        "--exclusive": "that is an option of sbatch: distlaunch render slurm writes a batch script",
+        "--cpus-per-task": "that is an option of sbatch: distlaunch render slurm writes a batch script",
+        "--ntasks-per-node": each,
+    }
+
+
 def replace_torchrun_option(flag: str) -> str | None:
     """Return distlaunch's replacement for an option of torchrun, written ``--with-dashes``.
 
     Return None if torchrun has no such option.
     """
-    return _TORCHRUN_OPTIONS.get(flag)
+    return _torchrun_options().get(flag)
 
 
 def replace_similar_option(flag: str) -> str | None:
     """Return distlaunch's replacement for an option of another program that resembles an option of
     distlaunch. Return None for any other option."""
-    return _SIMILAR_OPTIONS.get(flag)
+    return _similar_options().get(flag)
 
 
 def replace_sbatch_option(flag: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import format_ranks, name_ranks, quoted
 
 RESET = b"\x1b[0m"
@@ -22,7 +23,7 @@ def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
         return None
     if value == "none":
         return frozenset()
-    return read_ranks(value, "--output", world_size, takes="all, none, or ranks such as 0,2-5")
+    return read_ranks(value, str(Opt.OUTPUT), world_size, takes="all, none, or ranks such as 0,2-5")
 
 
 def read_ranks(

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
@@ -61,7 +62,6 @@ _DEAD = 4
 """Largest number of lines about threads and processes that have ended with an exception."""
 _OTHERS = 8
 """Largest number of lines about other ranks."""
-GRACE_HINT = "if one that was killed was saving its state, a longer --failure-grace lets it end"
 
 
 def looks_like_consequence(end: WorkerExit) -> bool:
@@ -174,7 +174,9 @@ def diagnose(
             else None
         )
     if hint is None and after_grace is not None and any(map(was_killed_by_us, others)):
-        hint = GRACE_HINT
+        hint = (
+            f"if one that was killed was saving its state, a longer {Opt.FAILURE_GRACE} lets it end"
+        )
     return Diagnosis(
         cause=cause,
         exit_code=code if code > 0 else 128 - code,
@@ -446,11 +448,12 @@ def _hint_at_others(
     if late:
         if len(late) == 1:
             return (
-                f"{name_ranks(late)} was still running and had not failed: with a --hang-timeout "
+                f"{name_ranks(late)} was still running and had not failed: with a "
+                f"{Opt.HANG_TIMEOUT} "
                 "below the timeout of the collective, the report shows where it hangs"
             )
         return (
-            f"{name_ranks(late)} were still running and had not failed: with a --hang-timeout "
+            f"{name_ranks(late)} were still running and had not failed: with a {Opt.HANG_TIMEOUT} "
             "below the timeout of the collective, the report shows where they hang"
         )
     known = {end.rank for end in ends}

@@ -20,6 +20,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, format_ranks, name_ranks, printable
 from distlaunch.core.protocol import agent_messages as m
@@ -35,17 +36,6 @@ _RECORDED = 32
 _LINES = 8
 _LINES_OTHERS = 4
 _THREADS = 3
-_OUTPUT_HINT = (
-    "output does not count once a worker has sent a heartbeat: send them during evaluation and "
-    "checkpoints too, or"
-    " choose a longer --hang-timeout"
-)
-_BUSY_HINT = (
-    "it computes (state R): is --hang-timeout too short for what it does, or is that loop endless?"
-)
-_BUSY_HINT_ALL = (
-    "they compute (state R): is --hang-timeout too short for what they do, or is that loop endless?"
-)
 _ODD_STATES: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
 """Process states that hold up all ranks, the most certain first."""
 _STATE_TEXTS: Mapping[Kind, str] = {
@@ -109,7 +99,6 @@ def diagnose_hang(
     hosts: Callable[[int], str],
     script_dir: str,
     output_came: bool = False,
-    spelt: Callable[[str], str] = str,
 ) -> HangDiagnosis:
     """Return the diagnosis of a hang.
 
@@ -117,7 +106,7 @@ def diagnose_hang(
     ``ended`` (exit code 0) has not answered. ``heartbeats``: the last heartbeat of each rank, of
     which ``step`` is used. ``script_dir``: files below it are the user's own. ``output_came``:
     workers that report heartbeats have written output, although only heartbeats count as their
-    activity. ``spelt`` replaces names of options by those of the user's command.
+    activity.
     """
     gone = sorted(set(ended))
     groups = _group_by_place(stacks, script_dir)
@@ -143,10 +132,12 @@ def diagnose_hang(
     missed, came = ("heartbeat", " (output still came)") if output_came else ("sign of life", "")
     head = f"hang: no {missed} from {who} for {silent_s:g} s{came}"
     computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
+    not_output = (
+        "output does not count once a worker has sent a heartbeat: send them during evaluation and "
+        f"checkpoints too, or choose a longer {Opt.HANG_TIMEOUT}"
+    )
     hints = [
-        spelt(hint)
-        for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing)
-        if hint
+        hint for hint in (not_output if output_came else None, verdict.hint, computing) if hint
     ]
     lines = _wrapped(verdict.words)
     for group in groups[:_GROUPS]:
@@ -474,7 +465,12 @@ def _busy_hint(groups: Sequence[_Group], states: Mapping[int, str]) -> str | Non
         return None
     if any(states.get(rank) != "R" for rank in ranks):
         return None
-    return _BUSY_HINT if len(ranks) == 1 else _BUSY_HINT_ALL
+    what = "it computes" if len(ranks) == 1 else "they compute"
+    does = "it does" if len(ranks) == 1 else "they do"
+    return (
+        f"{what} (state R): is {Opt.HANG_TIMEOUT} too short for what {does}, or is that loop "
+        "endless?"
+    )
 
 
 def _wrapped(text: str) -> list[str]:

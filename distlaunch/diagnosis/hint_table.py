@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.diagnosis import special_hints as special
 from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
@@ -25,8 +26,8 @@ class HintRow(Record):
 
     kind: FailureKind
     hint: str | Callable[[Failure], str | None]
-    """The hint. ``{name}`` in the hint is replaced by the group ``name`` of ``pattern``. May also
-    be a function that returns the hint, or None if the row does not apply."""
+    """The hint. ``{name}`` in it is replaced by the group ``name`` of ``pattern``, and ``{Opt.ENV}``
+    by the name of an option. May also be a function that returns the hint, or None if the row does not apply."""
     marks: tuple[str, ...] = ()
     """Texts in lower case, at least one of which must occur in the failure."""
     pattern: str | None = None
@@ -58,7 +59,7 @@ class HintRow(Record):
         if not isinstance(self.hint, str):
             return self.hint(failure)
         groups = found.groupdict() if found is not None else {}
-        return self.hint.format(**groups) if groups else self.hint
+        return self.hint.format(**groups, Opt=Opt)
 
 
 def _in_backward(failure: Failure) -> bool:
@@ -173,7 +174,7 @@ _STARTS: tuple[HintRow, ...] = (
         kind=K.QUESTION,
         hint=(
             "Weights & Biases has no key, and nobody can type it in a worker: set WANDB_API_KEY or "
-            "WANDB_MODE=offline for the workers (--env)"
+            "WANDB_MODE=offline for the workers ({Opt.ENV})"
         ),
         marks=("api_key not configured (no-tty)",),
     ),
@@ -290,8 +291,8 @@ _IMPORTS: tuple[HintRow, ...] = (
         kind=K.BINARY,
         hint=(
             "an older libstdc++ was loaded before the one that this file needs: put the "
-            "environment's lib folder first in LD_LIBRARY_PATH (--env), or load a newer "
-            "compiler module with --setup"
+            "environment's lib folder first in LD_LIBRARY_PATH ({Opt.ENV}), or load a newer "
+            "compiler module with {Opt.SETUP}"
         ),
         marks=("version `glibcxx_", "version `cxxabi_"),
     ),
@@ -306,7 +307,8 @@ _IMPORTS: tuple[HintRow, ...] = (
     HintRow(
         kind=K.BINARY,
         hint=(
-            "a shared library is not found: is the environment loaded (--setup), LD_LIBRARY_PATH "
+            "a shared library is not found: is the environment loaded ({Opt.SETUP}), "
+            "LD_LIBRARY_PATH "
             "set for workers?"
         ),
         marks=("cannot open shared object file",),
@@ -316,7 +318,7 @@ _IMPORTS: tuple[HintRow, ...] = (
         kind=K.VARIABLE,
         hint=(
             "the variable {name} is not set for the workers: set it where the launcher starts, or "
-            "with --env"
+            "with {Opt.ENV}"
         ),
         types=("KeyError",),
         pattern=r"KeyError: '(?P<name>\w+)'",
@@ -326,7 +328,7 @@ _IMPORTS: tuple[HintRow, ...] = (
         kind=K.VARIABLE,
         hint=(
             "the variable {name} is not set for the workers: set it where the launcher starts, or "
-            "with --env"
+            "with {Opt.ENV}"
         ),
         marks=("environment variable",),
         pattern=(
@@ -338,7 +340,7 @@ _IMPORTS: tuple[HintRow, ...] = (
         kind=K.VARIABLE,
         hint=(
             "the variable {name} is not set for the workers: set it where the launcher starts, or "
-            "with --env"
+            "with {Opt.ENV}"
         ),
         marks=("environment variable",),
         pattern=(
@@ -350,7 +352,7 @@ _IMPORTS: tuple[HintRow, ...] = (
         kind=K.DOWNLOAD,
         hint=(
             "the model or data set is for members only: accept its terms on the hub, and set "
-            "HF_TOKEN for the workers (--env)"
+            "HF_TOKEN for the workers ({Opt.ENV})"
         ),
         marks=("cannot access gated repo", "you are trying to access a gated repo"),
     ),
@@ -358,7 +360,7 @@ _IMPORTS: tuple[HintRow, ...] = (
         kind=K.DOWNLOAD,
         hint=(
             "this node does not reach the server: fetch the files before the job, to a folder that "
-            "all nodes share, and set HF_HUB_OFFLINE=1 for the workers (--env)"
+            "all nodes share, and set HF_HUB_OFFLINE=1 for the workers ({Opt.ENV})"
         ),
         marks=("couldn't connect to 'https://huggingface.co'",),
     ),
@@ -392,7 +394,7 @@ _LIMITS: tuple[HintRow, ...] = (
         kind=K.THREADS,
         hint=(
             "OpenBLAS could not start its threads: set OPENBLAS_NUM_THREADS=1 for the workers "
-            "(--env), or raise `ulimit -u` and pids.max of the cgroup"
+            "({Opt.ENV}), or raise `ulimit -u` and pids.max of the cgroup"
         ),
         marks=("openblas blas_thread_init: pthread_create",),
         in_output=True,
@@ -401,7 +403,8 @@ _LIMITS: tuple[HintRow, ...] = (
     HintRow(
         kind=K.THREADS,
         hint=(
-            "OpenMP could not start its threads: set OMP_NUM_THREADS=1 for the workers (--env), "
+            "OpenMP could not start its threads: set OMP_NUM_THREADS=1 for the workers "
+            "({Opt.ENV}), "
             "or raise `ulimit -u` and pids.max of the cgroup"
         ),
         marks=("libgomp: thread creation failed", "allocate necessary resources for omp thread"),
@@ -413,7 +416,7 @@ _LIMITS: tuple[HintRow, ...] = (
         hint=(
             "another process has this HDF5 file open, or its file system gives out no locks: "
             "open it with mode 'r' in all ranks and write on rank 0 alone; without locks set "
-            "HDF5_USE_FILE_LOCKING=FALSE (--env)"
+            "HDF5_USE_FILE_LOCKING=FALSE ({Opt.ENV})"
         ),
         marks=("unable to lock file", "unable to truncate a file which is already open"),
     ),
@@ -451,7 +454,7 @@ _LIMITS: tuple[HintRow, ...] = (
         kind=K.SOCKET_PATH,
         hint=(
             "the path of a socket may have 107 characters, and Python makes it in TMPDIR: set a "
-            "short one for the workers, such as TMPDIR=/tmp (--env)"
+            "short one for the workers, such as TMPDIR=/tmp ({Opt.ENV})"
         ),
         marks=("af_unix path too long",),
         in_output=True,
@@ -554,7 +557,7 @@ _MEMORY: tuple[HintRow, ...] = (
         kind=K.GPU_MEMORY,
         hint=(
             "GPU memory is full, and much of it is free in pieces: set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the workers (--env). "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the workers ({Opt.ENV}). "
             f"{_LESS_GPU_MEMORY}"
         ),
         marks=("out of memory",),
@@ -642,7 +645,7 @@ _GPUS: tuple[HintRow, ...] = (
         kind=K.GPU_NUMBER,
         hint=(
             "a rank asks for a GPU that it does not see: torch.cuda.set_device(LOCAL_RANK), no more "
-            "workers than GPUs; with --isolate-gpus each sees its own as device 0"
+            "workers than GPUs; with {Opt.ISOLATE_GPUS} each sees its own as device 0"
         ),
         marks=("invalid device ordinal",),
     ),
@@ -727,7 +730,7 @@ _GPUS: tuple[HintRow, ...] = (
         kind=K.NO_GPU,
         hint=(
             "NCCL needs GPUs, and this worker sees none: on CPUs use "
-            'init_process_group("gloo"); --num-procs hides the GPUs, --num-gpus does not'
+            'init_process_group("gloo"); {Opt.NUM_PROCS} hides the GPUs, {Opt.NUM_GPUS} does not'
         ),
         marks=(
             "processgroupnccl is only supported with gpus",
@@ -738,7 +741,7 @@ _GPUS: tuple[HintRow, ...] = (
         kind=K.NO_GPU,
         hint=(
             "this worker sees no GPU: use a torch build with CUDA, and start one worker per GPU "
-            "with --num-gpus (--num-procs hides the GPUs)"
+            "with {Opt.NUM_GPUS} ({Opt.NUM_PROCS} hides the GPUs)"
         ),
         marks=(
             "torch not compiled with cuda enabled",
@@ -1217,7 +1220,8 @@ _TRAINING: tuple[HintRow, ...] = (
     HintRow(
         kind=K.DEEPSPEED,
         hint=(
-            "-o config=FILE -o pass-config=deepspeed passes one; -o zero and -o config alone are for "
+            "{Opt.OPT} config=FILE {Opt.OPT} pass-config=deepspeed passes one; {Opt.OPT} zero "
+            "and {Opt.OPT} config alone are for "
             "Accelerate's scripts"
         ),
         marks=("deepspeed requires --deepspeed_config",),
@@ -1226,7 +1230,7 @@ _TRAINING: tuple[HintRow, ...] = (
         kind=K.DEEPSPEED,
         hint=(
             "are the sizes for so many workers? On CPUs Accelerate comes to DeepSpeed with one "
-            "worker alone: --num-procs 1"
+            "worker alone: {Opt.NUM_PROCS} 1"
         ),
         marks=("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step *",),
     ),
@@ -1424,7 +1428,7 @@ _ENDS: tuple[HintRow, ...] = (
     ),
     HintRow(
         kind=K.CRASH,
-        hint="run with -x PYTHONFAULTHANDLER=1 to get the Python line",
+        hint=lambda _: f"run with {Opt.ENV('PYTHONFAULTHANDLER=1')} to get the Python line",
         when=special.crashed_somewhere,
     ),
     HintRow(
@@ -1451,7 +1455,8 @@ _ENDS: tuple[HintRow, ...] = (
     ),
     HintRow(
         kind=K.COMMAND,
-        hint="the command was not found: is it in the workers' PATH (see --workdir, --setup)?",
+        hint="the command was not found: is it in the workers' PATH (see {Opt.WORKDIR}, "
+        "{Opt.SETUP})?",
         when=_ended_with(127),
     ),
     HintRow(

@@ -21,6 +21,7 @@ class PlaceRow(Record):
 
     kind: FailureKind
     hint: str
+    """``{Opt.ENV}`` in it is replaced by the name of an option."""
     files: tuple[str, ...]
     functions: frozenset[str] | None = None
 
@@ -36,7 +37,7 @@ PLACES: tuple[PlaceRow, ...] = (
         kind=K.EXTENSION,
         hint=(
             "it builds an extension, which the first run does, and whoever else needs that waits "
-            "for it: choose a longer --hang-timeout, or build it before the job"
+            "for it: choose a longer {Opt.HANG_TIMEOUT}, or build it before the job"
         ),
         files=("/torch/utils/cpp_extension.py",),
         functions=frozenset({"_run_ninja_build", "_write_ninja_file_and_build_library"}),
@@ -75,7 +76,7 @@ PLACES: tuple[PlaceRow, ...] = (
     PlaceRow(kind=K.QUESTION, hint="a debugger waits for its user", files=("/pdb.py", "/bdb.py")),
     PlaceRow(
         kind=K.QUESTION,
-        hint="it waits for a password: set it with an option or a variable (--env)",
+        hint="it waits for a password: set it with an option or a variable ({Opt.ENV})",
         files=("/getpass.py",),
     ),
     PlaceRow(
@@ -145,7 +146,8 @@ PLACES: tuple[PlaceRow, ...] = (
     PlaceRow(
         kind=K.IMPORT,
         hint=(
-            "it is importing a module: does that take longer than --hang-timeout, or is its file "
+            "it is importing a module: does that take longer than {Opt.HANG_TIMEOUT}, or is its "
+            "file "
             "system slow or gone?"
         ),
         files=("<frozen importlib",),

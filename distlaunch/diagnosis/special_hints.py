@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import fields_of
 from distlaunch.diagnosis.evidence import FailureEvidence
 from distlaunch.diagnosis.failure_kinds import Failure
@@ -15,22 +16,11 @@ from distlaunch.diagnosis.resources import (
     path_in,
     port_in,
 )
-from distlaunch.planning.train_options import NO_LOCAL_RANK, TrainOptions
+from distlaunch.planning.train_options import LOCAL_RANK_TOO, TrainOptions
 
 PORT_TAKEN = ("address already in use", "eaddrinuse")
-DASHES = (
-    "the script got `--` as its first argument, and its own parser took it: leave out the "
-    "`--` behind SCRIPT"
-)
-_ALONE = "one worker alone on a terminal has the terminal: --num-procs 1 (or --num-gpus 1)"
-_DEBUGGER = f"it found no input; {_ALONE}"
-_QUESTION = (
-    "it asked a question, and workers have no stdin: answer it with an option or a variable; "
-    f"{_ALONE}"
-)
 _ANY_PYTHON = "the workers' Python"
 _OF_SCRIPT = "the script's folder"
-_NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
 _NO_SOURCE = (
     "source code cannot contain null bytes",
     "source code string cannot contain",
@@ -68,12 +58,14 @@ def missing_main_module(failure: Failure) -> str | None:
         return None
     if "cannot be directly executed" in failure.lower:
         return f"{name} has no module __main__: name the module in it that is to run"
-    return _missing(name, failure.python, folder="the working directory (--workdir)")
+    return _missing(name, failure.python, folder=f"the working directory ({Opt.WORKDIR})")
 
 
 def not_python(failure: Failure) -> str | None:
     """Return what to do if Python was given a shell script or a binary."""
-    return _NOT_PYTHON if _is_no_python(failure.evidence) else None
+    if not _is_no_python(failure.evidence):
+        return None
+    return f"is this no Python program? {Opt.NO_PYTHON} runs it as it is (it must be executable)"
 
 
 def question(failure: Failure) -> str | None:
@@ -81,11 +73,22 @@ def question(failure: Failure) -> str | None:
     evidence = failure.evidence
     if failure.world_size < 2:
         return None
+    one, or_gpu = Opt.NUM_PROCS(1), Opt.NUM_GPUS(1)
+    sizes = one if one == or_gpu else f"{one} (or {or_gpu})"
+    alone = f"one worker alone on a terminal has the terminal: {sizes}"
     if evidence.exception_type == "EOFError":
-        return _QUESTION if evidence.message == "EOF when reading a line" else None
-    if evidence.exception_type is None:
-        return _DEBUGGER if b"(Pdb) " in evidence.end.stderr_tail[-4096:] else None
-    return _DEBUGGER if evidence.exception_type == "bdb.BdbQuit" else None
+        if evidence.message != "EOF when reading a line":
+            return None
+        return (
+            "it asked a question, and workers have no stdin: answer it with an option or a "
+            f"variable; {alone}"
+        )
+    debugged = (
+        b"(Pdb) " in evidence.end.stderr_tail[-4096:]
+        if evidence.exception_type is None
+        else evidence.exception_type == "bdb.BdbQuit"
+    )
+    return f"it found no input; {alone}" if debugged else None
 
 
 def dashes(failure: Failure) -> str | None:
@@ -93,7 +96,12 @@ def dashes(failure: Failure) -> str | None:
     refused = failure.evidence.repeats == "usage error" or _NOT_THE_SCRIPTS.search(
         failure.evidence.message or ""
     )
-    return DASHES if failure.dashes_first and refused else None
+    if not failure.dashes_first or not refused:
+        return None
+    return (
+        "the script got `--` as its first argument, and its own parser took it: leave out the "
+        f"`--` behind {Opt.SCRIPT}"
+    )
 
 
 def unknown_option(failure: Failure) -> str | None:
@@ -103,7 +111,7 @@ def unknown_option(failure: Failure) -> str | None:
         return None
     said = refused[1].replace("--local-rank", "--local_rank")
     if failure.adds_local_rank and "--local_rank=" in said:
-        return NO_LOCAL_RANK
+        return f"{Opt.OPT('local-rank=off')} leaves it out: {LOCAL_RANK_TOO}"
     ours = fields_of(TrainOptions).keys() - _NO_OPTIONS
     names = re.findall(r"(?:--|^')([a-z][\w-]+)", refused[1])
     field = next((name.replace("-", "_") for name in names if name.replace("-", "_") in ours), None)
@@ -111,7 +119,8 @@ def unknown_option(failure: Failure) -> str | None:
         return None
     name = field.replace("_", "-")
     return (
-        f"distlaunch has an option --{name}, which goes before SCRIPT: what follows SCRIPT is "
+        f"distlaunch has an option --{name}, which goes before {Opt.SCRIPT}: what follows "
+        f"{Opt.SCRIPT} is "
         "the script's own"
     )
 
@@ -135,7 +144,7 @@ def missing_module_of_own_package(failure: Failure) -> str | None:
     where = "" if root != "ROOT" else ", where ROOT is its folder"
     return (
         f"{top} is a package of your repository, which Python does not search: start the script "
-        f"from the repository's root with -m, or set PYTHONPATH={root} (--env){where}"
+        f"from the repository's root with -m, or set PYTHONPATH={root} ({Opt.ENV}){where}"
     )
 
 
@@ -149,7 +158,7 @@ def missing_module_of_script(failure: Failure) -> str | None:
     root = package_root(top, failure.calls, deep=False)
     if root is None:
         return hint
-    return f"{hint}. If it is the script's own package, set PYTHONPATH={root} (--env)"
+    return f"{hint}. If it is the script's own package, set PYTHONPATH={root} ({Opt.ENV})"
 
 
 def missing_distribution(failure: Failure) -> str | None:
@@ -312,7 +321,7 @@ def _missing(name: str, python: str | None, *, folder: str) -> str:
     if dot and folder == _OF_SCRIPT:
         # Python names the first module that it does not find, so it has found the package.
         return f"{start} {package} is there, perhaps in another version than the script needs"
-    return f"{start} If so, install it for that interpreter, or choose another with --python"
+    return f"{start} If so, install it for that interpreter, or choose another with {Opt.PYTHON}"
 
 
 def _is_no_python(evidence: FailureEvidence) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from enum import IntEnum
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.diagnosis.place_hints import find_place
 from distlaunch.diagnosis.stack_parser import StackView
@@ -229,7 +230,7 @@ def hint_for_place(view: StackView) -> str | None:
     """Return a hint for a worker that does not wait for other ranks, by the library call that its
     stack shows. Return None if no hint is known."""
     row = find_place(view.below)
-    return row.hint if row else None
+    return row.hint.format(Opt=Opt) if row else None
 
 
 def hint_for_all(waits: Sequence[Wait]) -> str | None:

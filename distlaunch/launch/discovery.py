@@ -25,6 +25,7 @@ from distlaunch.core.agent.workers.process_setup import (
 from distlaunch.core.agent.workers.process_tree import ChildReaper
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.fork import fork_from_helper, fork_helper
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.hosts.from_options import command_of
 
@@ -42,7 +43,7 @@ def run_discover(
     command: str,
     environ: Mapping[str, str],
     *,
-    who: str = "--discover",
+    who: str | None = None,
     timeout_s: float = DISCOVER_S,
 ) -> str:
     """Run the command with a shell, as Horovod does, and return its output.
@@ -51,7 +52,7 @@ def run_discover(
     Raises ConfigError, with the last message of the command, if the command fails or takes longer
     than ``timeout_s`` seconds.
     """
-    where = command_of(command, who)
+    where = command_of(command, who or str(Opt.DISCOVER))
     if "\0" in command:
         raise ConfigError(f"{where}: a command cannot have a NUL")
     try:

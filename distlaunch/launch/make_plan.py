@@ -15,6 +15,7 @@ from distlaunch.backends.option_files import check_files, configured_backend, re
 from distlaunch.backends.registry import find_backend
 from distlaunch.coordinator.runtime.run_directory import LATEST, folder_name, log_base, new_job_id
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.run_files import STDOUT
@@ -84,7 +85,7 @@ def read_facts(
         paths={path: _kind_of(path) for path in wanted},
         texts={
             path: read_named_file(
-                path, f"{'' if path in of_backend else '--env-file '}{printable(path)}"
+                path, printable(path) if path in of_backend else Opt.ENV_FILE(printable(path))
             )
             for path in options.env_file
         },
@@ -100,7 +101,7 @@ def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> Ou
     Also return None if --source is set, because the user then names the source of the nodes.
     """
     if options.who_set("source") is not None and (
-        "source" in options.given or not options.dialect.spelling
+        "source" in options.given or not options.dialect.is_drop_in
     ):
         return None
     if not any(name in environ for name in RANKS):
@@ -234,7 +235,7 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
     if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
         why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
         raise ConfigError(
-            f"--job-id {options.job_id!r}: {why}",
+            f"{Opt.JOB_ID(repr(options.job_id))}: {why}",
             hint="letters, digits and ._-:+@=, (at most 100 bytes)",
         )
     return options.job_id
@@ -431,10 +432,10 @@ def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
     own = any(option.name == "config" for option in kind.options()) and not isinstance(
         options, TorchrunOptions
     )
-    where = f"-o config={printable(name)} has {kind.name} read it; " if own else ""
+    where = f"{Opt.OPT} config={printable(name)} has {kind.name} read it; " if own else ""
     raise ConfigError(
         f"{printable(name)} is not a Python script",
-        hint=f"{where}the script's own files go after SCRIPT",
+        hint=f"{where}the script's own files go after {Opt.SCRIPT}",
     )
 
 

@@ -201,7 +201,6 @@ def policy_settings(
         hang_notice_s=options.hang_notice,
         script_dir=_script_dir(options, plan),
         terminal=terminal,
-        dialect=options.dialect,
         repeated_term_kills=not has_markers(environ),
     )
 

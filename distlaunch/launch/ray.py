@@ -17,6 +17,7 @@ from typing import Any
 from distlaunch.backends.ray import Ray, ray_location
 from distlaunch.backends.requirements import check_installed
 from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 from distlaunch.launch.make_plan import Planned, make_plan
 from distlaunch.planning.allocation import Host
@@ -138,7 +139,7 @@ def check_own_python(python: str | None) -> None:
         )
         text = (
             f"{exc.message}: distlaunch itself runs there and uses it to reach the cluster, "
-            "whatever --python is"
+            f"whatever {Opt.PYTHON} is"
         )
         raise ConfigError(text, hint=f"{there}{exc.hint}") from None
 

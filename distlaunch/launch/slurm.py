@@ -24,6 +24,7 @@ from distlaunch.coordinator.policy.job_settings import Scheduler
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.errors import EXIT_REQUEUE, ConfigError
 from distlaunch.core.model.host_list import expand_nodelist
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 from distlaunch.core.probe.network import probe_interfaces
 from distlaunch.launch.process import run_alone_hint
@@ -105,7 +106,7 @@ class SlurmJob:
         if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
             hint = (
                 "inside a container it may be missing: start one launcher on each node with srun, "
-                "or use --hosts"
+                f"or use {Opt.HOSTS}"
             )
             if (alone := run_alone_hint(options)) is not None:
                 hint += f"; {alone}"
@@ -254,7 +255,7 @@ class SlurmJob:
                 sink.say(f"{why_not}{more}", level="warning" if show.problem else "info")
                 return code
         # printed first, since Slurm may end this process before the answer comes
-        sink.say("requeueing this Slurm job (--requeue)")
+        sink.say(f"requeueing this Slurm job ({Opt.REQUEUE})")
         asked = _SlurmCommand(("scontrol", "requeue", self._job), self._environ)
         if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
             return code

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Mapping
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.probe.network import probe_addresses
@@ -73,8 +74,8 @@ def read_host_file(path: str, who: str) -> str:
             f"{who} {quoted(path)}: {exc.strerror}",
             hint="use /dev/stdin for a pipe to distlaunch"
             if path == "-"
-            else "without --hostfile, and outside of a scheduler, the workers run on this machine "
-            "alone",
+            else f"without {Opt.HOSTFILE}, and outside of a scheduler, the workers run on this "
+            f"machine alone",
         ) from exc
     except ValueError as exc:
         raise ConfigError(f"{who} {quoted(path)}: the name of a file cannot have a NUL") from exc

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.protocol.agent_messages import Surveyed
@@ -21,8 +22,13 @@ from distlaunch.planning.train_options import TrainOptions
 ELSEWHERE = "python3"
 """The workers' interpreter on nodes that lack the launcher's interpreter. With --setup, it is found
 on the PATH that the setup command sets."""
-_HINT = "copy it to every node, use a shared file system, or give its directory with --workdir"
 _HASH_SHOWN = 8
+
+
+def _directory_hint() -> str:
+    return (
+        f"copy it to every node, use a shared file system, or give its directory with {Opt.WORKDIR}"
+    )
 
 
 class NodesDifferError(ConfigError):
@@ -59,7 +65,9 @@ def check_script(
     shown = printable(script)
     if (lacking := by_hash.get(None)) is not None:
         where = f"{names(lacking)} (directory: {printable(workdir)})"
-        raise NodesDifferError(f"{shown} is missing on {where}", nodes=tuple(lacking), hint=_HINT)
+        raise NodesDifferError(
+            f"{shown} is missing on {where}", nodes=tuple(lacking), hint=_directory_hint()
+        )
     if len(by_hash) <= 1:
         return
     right = hashes.get(ours) if ours is not None else None
@@ -72,7 +80,7 @@ def check_script(
         f"{shown} is not the same on all nodes: {kinds}, but {(right or '')[:_HASH_SHOWN]} on "
         f"{names(by_hash[right])}",
         nodes=tuple(sorted(number for numbers in others.values() for number in numbers)),
-        hint=_HINT,
+        hint=_directory_hint(),
     )
 
 
@@ -110,9 +118,12 @@ def difference(
             f"{_shown_bounds(own.num_nodes)}"
         )
     if other.backend != own.backend:
-        return f"{who} has --backend {quoted(other.backend)}, {me} --backend {quoted(own.backend)}"
+        return (
+            f"{who} has {Opt.BACKEND(quoted(other.backend))}, {me} "
+            f"{Opt.BACKEND(quoted(own.backend))}"
+        )
     if other.choices != own.choices:
-        return f"{who} has other options of --backend {own.backend} (-o) than {me}"
+        return f"{who} has other options of {Opt.BACKEND(own.backend)} ({Opt.OPT}) than {me}"
     if other.command != own.command:
         return f"{who} runs another command than {me}: the script or its arguments differ"
     return None

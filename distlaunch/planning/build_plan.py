@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
@@ -34,17 +35,19 @@ if TYPE_CHECKING:
     from distlaunch.planning.master_address import MasterChoice
 
 _SETUP = (
-    'eval "$1" || { code=$?; echo "distlaunch: --setup failed with exit code $code" >&2; exit '
+    'eval "$1" || { code=$?; echo "distlaunch: {SETUP} failed with exit code $code" >&2; exit '
     '"$code"; }; shift; '
     'if [ "${RANK:-0}" = 0 ] && [ -n "${VIRTUAL_ENV:-}" ]; then case "$1" in "$VIRTUAL_ENV"/*) ;; '
     "/*) "
-    'echo "distlaunch: --setup activates $VIRTUAL_ENV, but the workers run $1: --python python3 '
+    'echo "distlaunch: {SETUP} activates $VIRTUAL_ENV, but the workers run $1: {PYTHON3} '
     'takes its own" >&2;; '
     "esac; fi; "
     '[ -z "${DISTLAUNCH_BOOT:-}" ] || export '
     'PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
     'exec "$@"'
 )
+"""The shell script that runs the setup command, then the worker. ``{SETUP}`` and ``{PYTHON3}`` are
+replaced by options."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _LEAST_COLUMNS = 20
 _DEFAULTS: Mapping[str, str] = {
@@ -91,14 +94,14 @@ def build_plan(
     dialect = options.dialect
     if backend.ipv4_only and ":" in (options.master_addr or ""):
         raise UsageError(
-            f"--master-addr {printable(options.master_addr or '')}: {backend.ipv4_only}"
+            f"{Opt.MASTER_ADDR(printable(options.master_addr or ''))}: {backend.ipv4_only}"
         )
     backend.check(topology)
     base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
     for name in sorted(given.keys() & _names_set_per_worker(topology, backend)) if given else ():
         raise ConfigError(
-            f"{option_of(name, options)}: --backend {backend.name} sets {name} for each worker",
+            f"{option_of(name, options)}: {Opt.BACKEND(backend.name)} sets {name} for each worker",
             hint="leave it out, or use another backend",
         )
     for name, value in given.items():
@@ -146,7 +149,7 @@ def build_plan(
         {name: value for name, value in base.items() if name not in unwanted} if unwanted else base
     )
     for name, value in {**job, **of_backend}.items():
-        check_length(name, value, f"{name}, which --backend {backend.name} sets")
+        check_length(name, value, f"{name}, which {Opt.BACKEND(backend.name)} sets")
     left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
     notes = [note.text for note in topology.notes]
     notes += [*backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
@@ -193,8 +196,8 @@ def build_plan(
         worker_ports=backend.worker_ports,
         attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
         shared_memory=backend.shared_memory,
-        notes=tuple(map(dialect.spelt, filter(None, notes))),
-        warnings=tuple(map(dialect.spelt, topology.warnings)),
+        notes=tuple(filter(None, notes)),
+        warnings=topology.warnings,
     )
     if plan.worker_ports and plan.world_size:
         from distlaunch.planning.worker_addresses import check_cluster
@@ -269,12 +272,14 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
             )
     if options.no_python:
         raise ConfigError(
-            "--preload and --no-python exclude each other",
+            f"{Opt.PRELOAD} and {Opt.NO_PYTHON} exclude each other"
+            if Opt.NO_PYTHON.exists
+            else f"{Opt.PRELOAD}: the command is no Python with script or module",
             hint="only Python can be forked with modules",
         )
     if options.python is not None:
         raise ConfigError(
-            "--preload and --python exclude each other",
+            f"{Opt.PRELOAD} and {options.named('python')} exclude each other",
             hint="run distlaunch itself with the interpreter of the workers",
         )
     return modules
@@ -288,7 +293,7 @@ def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> st
     path = os.path.join(facts.cwd, options.workdir)
     kind = facts.paths[path] if local else "directory"
     if kind != "directory":
-        raise ConfigError(f"--workdir {printable(options.workdir)}: {_not_a(kind, 'directory')}")
+        raise ConfigError(f"{Opt.WORKDIR(printable(options.workdir))}: {_not_a(kind, 'directory')}")
     return path
 
 
@@ -298,7 +303,9 @@ def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: 
     Raises ConfigError if ``local`` and the file does not exist.
     """
     if options.script is None:
-        raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
+        raise UsageError(
+            f"{Opt.SCRIPT} is missing", hint=f"distlaunch train [OPTIONS] {Opt.SCRIPT} [ARGS]..."
+        )
     if options.no_python and not options.module:
         within = (
             os.path.join(workdir, options.script) if os.sep in options.script else options.script
@@ -322,7 +329,9 @@ def command_line(
     )
     argv = (*program, *backend.script_words(), *options.script_args)
     if options.setup is not None:
-        argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
+        script = _SETUP.replace("{SETUP}", str(Opt.SETUP))
+        script = script.replace("{PYTHON3}", Opt.PYTHON("python3"))
+        argv = ("bash", "-l", "-c", script, "distlaunch-setup", options.setup, *argv)
     return argv
 
 
@@ -343,7 +352,8 @@ def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: 
         return None
     active = os.path.join(prefix, "bin", "python")
     return (
-        f"workers run {python}, not that of the active environment; to use that: --python={active}"
+        f"workers run {python}, not that of the active environment; to use that: "
+        f"{Opt.PYTHON}={active}"
     )
 
 
@@ -477,7 +487,7 @@ def _interpreter(options: TrainOptions, facts: Facts) -> str:
     if options.python is None:
         return facts.python
     if facts.programs.get(options.python) is None:
-        raise ConfigError(f"--python {printable(options.python)}: no such executable")
+        raise ConfigError(f"{Opt.PYTHON(printable(options.python))}: no such executable")
     return options.python
 
 
@@ -488,8 +498,8 @@ def _left_out(names: Sequence[str], backend: str) -> str:
         if several
         else ("is set here and contradicts", "it")
     )
-    note = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
-    return f"{note} (--env NAME passes {'one' if several else 'it'} on)"
+    note = f"{', '.join(names)} {verb} {Opt.BACKEND(backend)}: workers do not get {them}"
+    return f"{note} ({Opt.ENV('NAME')} passes {'one' if several else 'it'} on)"
 
 
 def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
@@ -606,12 +616,12 @@ def _own_argv(
     if not replaced and not more:
         return None
     if options.preload is not None:
-        why = (
-            f"{macro} in the arguments of the script"
-            if replaced
-            else f"{more[0].partition('=')[0]} for each worker"
-        )
-        raise ConfigError(f"--preload and {why} exclude each other", hint=LOCAL_RANK_TOO)
+        if replaced:
+            why, hint = f"{macro} in the arguments of the script", LOCAL_RANK_TOO
+        else:
+            why = f"{more[0].partition('=')[0]} for each worker"
+            hint = f"{Opt.OPT('local-rank=off')} leaves it out: {LOCAL_RANK_TOO}"
+        raise ConfigError(f"{Opt.PRELOAD} and {why} exclude each other", hint=hint)
     words = (
         argv[first:]
         if macro is None
@@ -683,7 +693,9 @@ def _script(script: str, facts: Facts, workdir: str) -> str:
         else None
     )
     if kind == "missing" and os.path.basename(script).rstrip("0123456789.") == "python":
-        hint = "leave it out: distlaunch runs SCRIPT with Python (--python chooses which)"
+        hint = (
+            f"leave it out: distlaunch runs {Opt.SCRIPT} with Python ({Opt.PYTHON} chooses which)"
+        )
     raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
 
 

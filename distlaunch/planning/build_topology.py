@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Gpu, Node, Note, NoteKind, Topology, plain_notes
@@ -23,6 +24,7 @@ from distlaunch.planning.local_topology import selection_here, workers_here
 from distlaunch.planning.master_address import MasterAddress, master_note, master_of_allocation
 from distlaunch.planning.train_options import (
     TrainOptions,
+    advice_on_cpu_workers,
     asks_for_gpus,
     check_kind,
     on_cpus,
@@ -73,7 +75,7 @@ def build_topology(
         said = (
             "the number of nodes"
             if options.num_nodes is None
-            else f"--num-nodes {_shown_bounds(bounds)}"
+            else Opt.NUM_NODES(_shown_bounds(bounds))
         )
         left = names_of([each.host for each in chosen if each.index not in ranks])
         notes.append(Note(text=f"not needed for {said}: {left}"))
@@ -81,7 +83,8 @@ def build_topology(
         request.total is None or request.per_node is not None or bounds is not None
     ):
         text = (
-            "--spread has no effect: it only applies to a total (--num-gpus, --num-procs) without "
+            f"{Opt.SPREAD} has no effect: it only applies to a total ({Opt.NUM_GPUS}, "
+            f"{Opt.NUM_PROCS}) without "
             "a size per node"
         )
         notes.append(Note(text=text))
@@ -233,8 +236,7 @@ class _DeviceAssigner:
                 f"{_names(without)} {'has' if len(without) == 1 else 'have'} no GPU that can be "
                 "used, and"
                 f" {_names(having)} {'has' if len(having) == 1 else 'have'} some",
-                hint="--exclude leaves hosts out; --procs-per-node N starts N workers without GPUs "
-                "on each",
+                hint=f"{Opt.EXCLUDE} leaves hosts out; {use_cpus(several=True)}",
             )
 
     @property
@@ -247,7 +249,8 @@ class _DeviceAssigner:
         if not self._surveyed:
             return list(self._notes)
         if self.device == "cpu" and not on_cpus(self._options):
-            return [f"no GPU was found: workers run on the CPU; {use_cpus(several=self._several)}"]
+            advice = advice_on_cpu_workers(several=self._several)
+            return [f"no GPU was found: workers run on the CPU{advice}"]
         return [f"{_names(candidates)}: {note}" for note, candidates in self._notes.items()]
 
     def _found(self, candidate: PlannedHost, count: int | None) -> Topology:
@@ -299,7 +302,7 @@ class _DeviceAssigner:
             f"{printable(request.allocation.source)} gives {printable(host.name)} "
             f"{counted(host.slots or count, unit)},"
             f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
-            hint=(f"--gpus-per-node {have} takes what is here; " if have else "")
+            hint=(f"{Opt.GPUS_PER_NODE(have)} takes what is here; " if have else "")
             + use_cpus(several=self._several),
         )
 
@@ -404,9 +407,10 @@ class _Slots:
         host, options = self._request.allocation.hosts[chosen.index], self._request.options
         if chosen.without and on_cpus(options):
             raise ConfigError(
-                f"--exclude takes slots of {printable(host.name)} away, but how many it has is not "
+                f"{Opt.EXCLUDE} takes slots of {printable(host.name)} away, but how many it has "
+                "is not "
                 "known here",
-                hint="use HOST:SLOTS, or --procs-per-node N",
+                hint=f"use HOST:SLOTS, or {Opt.PROCS_PER_NODE} N",
             )
         room = None if chosen.slots is None else len(chosen.slots)
         if shares_gpus(options):  # slots are then GPUs, for any number of workers
@@ -447,8 +451,8 @@ def _first_nodes(
     fewest, most = bounds or (1, len(hosts))
     if len(hosts) < fewest + spares:
         there = "there is only" if len(hosts) == 1 else "there are only"
-        said = [f"--num-nodes {_shown_bounds(bounds)}"] * (bounds is not None) + [
-            f"--spares {spares}"
+        said = [Opt.NUM_NODES(_shown_bounds(bounds))] * (bounds is not None) + [
+            f"{Opt.SPARES(spares)}"
         ] * (spares > 0)
         raise ConfigError(
             f"{' and '.join(said)}: {there} {counted(len(hosts), 'host')},"
@@ -575,7 +579,7 @@ class _Builder:
             workers_here(self._options, facts, count=counts.get(index), several=self._several)
         if not self._without or self._allocation.local_rank:
             return []  # of several launchers on a node, the first shows the note
-        return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]
+        return [f"no GPU was found: workers run on the CPU; {Opt.DEVICE('cpu')} asks for that"]
 
     def _check_picked(self) -> None:
         """Raise ConfigError for a UUID in --gpus with several nodes, and for GPUs that were not
@@ -583,9 +587,10 @@ class _Builder:
         odd = next((entry for entry in self._picked or () if not entry.isdecimal()), None)
         if odd is not None and self._several:
             raise ConfigError(
-                f"--gpus {quoted(odd)} is a GPU of one machine, and there are "
+                f"{Opt.GPUS(quoted(odd))} is a GPU of one machine, and there are "
                 f"{counted(len(self._planned), 'node')}",
-                hint="give indices, which hold for every node, or choose by --include HOST:0,2",
+                hint="give indices, which hold for every node, or choose by "
+                f"{Opt.INCLUDE('HOST:0,2')}",
             )
         for candidate, _ in self._planned if self._picked else ():
             granted = candidate.host.devices or ()
@@ -596,10 +601,11 @@ class _Builder:
                 and all(each.isdecimal() for each in (other, *granted))
             ):
                 raise ConfigError(
-                    f"--gpus {other}: {printable(self._allocation.source)} grants "
+                    f"{Opt.GPUS(other)}: {printable(self._allocation.source)} grants "
                     f"{printable(candidate.host.name)}"
                     f" {printable(','.join(granted))} only",
-                    hint=f"choose by their index: --include {printable(candidate.host.name)}:0",
+                    hint="choose by their index: "
+                    f"{Opt.INCLUDE(f'{printable(candidate.host.name)}:0')}",
                 )
 
     def _elsewhere(self, candidate: PlannedHost, count: int | None) -> Node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import format_ranks
 from distlaunch.core.model.topology import Gpu, GpuInventory
@@ -97,7 +98,7 @@ def select_devices(
     )
     if requested is not None:
         visible = _picked(requested, visible, whole, inventory, limit, use_cpus(several=several))
-        source = f"--gpus {requested} within {limit}" if limit else f"--gpus {requested}"
+        source = f"{Opt.GPUS(requested)} within {limit}" if limit else Opt.GPUS(requested)
     return DeviceSelection(
         mask_variable=variable,
         ids=tuple(device.id for device in visible),
@@ -203,7 +204,8 @@ def _picked(
     entries = [entry.strip() for entry in requested.split(",")]
     if not all(entries):
         raise ConfigError(
-            f"--gpus {requested!r}: an entry is empty", hint="--gpus 0,2 or --gpus GPU-<uuid>,..."
+            f"{Opt.GPUS(repr(requested))}: an entry is empty",
+            hint=f"{Opt.GPUS('0,2')} or {Opt.GPUS('GPU-<uuid>,...')}",
         )
     allowed = {device.key: device for device in visible}
     picked: dict[str, Device] = {}
@@ -222,7 +224,7 @@ def _picked(
             if chosen is None:
                 raise _outside(entry, entries, requested, visible, str(limit), on_cpus)
             if device.key in picked:
-                raise ConfigError(f"--gpus {requested}: {_name(device, entry)} is named twice")
+                raise ConfigError(f"{Opt.GPUS(requested)}: {_name(device, entry)} is named twice")
             picked[device.key] = chosen
     chosen_ones = list(picked.values())
     if limit is None and any(kind_of(entry) != "index" for entry in entries):
@@ -238,7 +240,8 @@ def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
     """Replace indices by UUIDs, since CUDA accepts no mixture of the two."""
     if not all(device.uuid for device in devices):
         raise ConfigError(
-            f"--gpus {requested} mixes indices and UUIDs, and here the one cannot be told from the "
+            f"{Opt.GPUS(requested)} mixes indices and UUIDs, and here the one cannot be told from "
+            "the "
             "other",
             hint="name all GPUs by index, or all by UUID",
         )
@@ -251,7 +254,7 @@ def _no_such_gpu(
     if not inventory.gpus:
         why = f": {inventory.problem}" if inventory.problem else ""
         return NotTheseGpusError(
-            f"--gpus {requested}: no GPU was found on this machine{why}", hint=on_cpus
+            f"{Opt.GPUS(requested)}: no GPU was found on this machine{why}", hint=on_cpus
         )
     by_uuid = kind_of(entry) != "index"
     uuids = [
@@ -261,22 +264,23 @@ def _no_such_gpu(
         if uuid
     ]
     if by_uuid and sum(uuid.lower().startswith(entry.lower()) for uuid in uuids) > 1:
-        message = f"--gpus {requested}: {entry} is the beginning of more than one UUID"
+        message = f"{Opt.GPUS(requested)}: {entry} is the beginning of more than one UUID"
     else:
-        message = f"--gpus {requested}: there is no GPU {entry} on this machine"
+        message = f"{Opt.GPUS(requested)}: there is no GPU {entry} on this machine"
     return NotTheseGpusError(message, hint=f"it has {describe_gpus(inventory, uuids=by_uuid)}")
 
 
 def _outside(
     entry: str, entries: list[str], requested: str, visible: list[Device], limit: str, on_cpus: str
 ) -> ConfigError:
-    message = f"--gpus {requested}: GPU {entry} is not among the GPUs that {limit} allows"
+    message = f"{Opt.GPUS(requested)}: GPU {entry} is not among the GPUs that {limit} allows"
     indices = [int(other) for other in entries if other.isdecimal()]
     if len(indices) == len(entries) and all(index < len(visible) for index in indices):
         ids = ",".join(visible[index].id for index in indices)
         hint = (
-            "--gpus takes GPUs by physical index or UUID, not by position in the mask: you may "
-            f"mean --gpus {ids}"
+            f"{Opt.GPUS} takes GPUs by physical index or UUID, not by position in the mask: you "
+            "may "
+            f"mean {Opt.GPUS(ids)}"
         )
     elif visible:
         hint = f"choose among {','.join(device.id for device in visible)}"

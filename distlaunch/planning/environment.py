@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, without_outer_launchers
 from distlaunch.planning.facts import Facts
@@ -35,12 +36,12 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
         given.update(_parse_file(path, facts.texts[path]))
     for item in options.env:
         name, equals, value = item.partition("=")
-        _check_name(name, f"--env {name or item}")
+        _check_name(name, Opt.ENV(name or item))
         if not equals:
             if name not in facts.environ:
                 raise ConfigError(
-                    f"--env {name}: not set in this environment",
-                    hint=f"give a value: --env {name}=VALUE",
+                    f"{Opt.ENV(name)}: not set in this environment",
+                    hint=f"give a value: {Opt.ENV(f'{name}=VALUE')}",
                 )
             value = facts.environ[name]
         given[name] = value
@@ -50,7 +51,7 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
 def option_of(name: str, options: TrainOptions) -> str:
     """Return the option that set a variable, for messages."""
     by_word = any(item.partition("=")[0] == name for item in options.env)
-    return f"--env {name}" if by_word else f"{name} in {printable(' or '.join(options.env_file))}"
+    return Opt.ENV(name) if by_word else f"{name} in {printable(' or '.join(options.env_file))}"
 
 
 def byte_length(text: str) -> int:
@@ -134,7 +135,7 @@ def _check_name(name: str, where: str) -> None:
     if name in DEVICE_MASKS:
         raise ConfigError(
             f"{where}: {name} is set for each worker",
-            hint="choose devices with --gpus, or set it outside",
+            hint=f"choose devices with {Opt.GPUS}, or set it outside",
         )
     if name in SET_FOR_WORKERS:
         raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.variables import SET_FOR_NODES
 from distlaunch.planning.hosts.this_host import is_loopback
@@ -27,9 +28,10 @@ _LONGEST_NAME = 15
 _SHOWN = 8
 
 
-def check_interface(text: str, who: str = "--interface") -> None:
+def check_interface(text: str, who: str | None = None) -> None:
     """Raise ConfigError if ``text`` is neither the name of an interface nor a network. ``who`` is
     the option."""
+    who = who or str(Opt.INTERFACE)
     hint = "the name that ip addr shows (eth0, ib0), or a network (10.1.0.0/16)"
     if "/" in text or ":" in text:
         if _network(text) is None:
@@ -167,7 +169,7 @@ def _of_interface(surveyed: Surveyed, host: str, interface: str | None) -> list[
         said = f"address in {interface}"
     if not wanted:
         raise ConfigError(
-            f"--interface: {printable(host)} has no {said}", hint=describe_addresses(surveyed)
+            f"{Opt.INTERFACE}: {printable(host)} has no {said}", hint=describe_addresses(surveyed)
         )
     return wanted
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import NodesError, ProtocolError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
@@ -481,7 +482,7 @@ class JoinedPlanner:
         if len(start.cluster) != self._backend.worker_ports * sum(start.slots):
             ports = counted(len(start.cluster), "port")
             raise ProtocolError(
-                f"it sends {ports} of workers, which --backend {self._backend.name} does not use"
+                f"it sends {ports} of workers, which {Opt.BACKEND(self._backend.name)} does not use"
             )
 
     def _is_for_own_workers(self, start: p.StartWorkers) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, format_ranks, printable
 from distlaunch.core.model.topology import Node, Topology, plain_notes
@@ -30,6 +31,7 @@ from distlaunch.planning.facts import Facts
 from distlaunch.planning.train_options import (
     TorchrunOptions,
     TrainOptions,
+    advice_on_cpu_workers,
     asks_for_gpus,
     check_kind,
     on_cpus,
@@ -53,14 +55,17 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     )
     if fewest > 1:
         raise ConfigError(
-            f"--num-nodes {fewest}: only this machine is known",
-            hint="name all nodes with --hosts or --hostfile, or start a launcher on each node with "
-            "--rendezvous HOST:PORT and --node-rank N",
+            f"{Opt.NUM_NODES(fewest)}: only this machine is known",
+            hint=f"name all nodes with {Opt.HOSTS} or {Opt.HOSTFILE}, or start a launcher on each "
+            "node with "
+            f"{Opt.RENDEZVOUS('HOST:PORT')} and {Opt.NODE_RANK} N",
         )
     processes = _one_of(
-        options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node"
+        options.num_procs, options.procs_per_node, str(Opt.NUM_PROCS), str(Opt.PROCS_PER_NODE)
     )
-    gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")
+    gpus = _one_of(
+        options.num_gpus, options.gpus_per_node, str(Opt.NUM_GPUS), str(Opt.GPUS_PER_NODE)
+    )
     check_kind(options)
     asked = processes if gpus is None else gpus
     topology = workers_here(
@@ -69,11 +74,12 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     notes = []
     if isinstance(options.num_nodes, tuple) and options.num_nodes[1] > 1:
         notes.append(
-            f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so the job "
+            f"{Opt.NUM_NODES(f'{fewest}:{options.num_nodes[1]}')}: only this machine is known, so "
+            "the job "
             "has one node"
         )
     if options.spread:
-        notes.append("--spread has no effect: there is one node")
+        notes.append(f"{Opt.SPREAD} has no effect: there is one node")
     return replace(topology, notes=(*topology.notes, *plain_notes(notes))) if notes else topology
 
 
@@ -209,7 +215,7 @@ def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) 
 
 def _none_left(facts: Facts) -> ConfigError:
     return ConfigError(
-        f"--exclude leaves no slot of {printable(facts.hostname)}",
+        f"{Opt.EXCLUDE} leaves no slot of {printable(facts.hostname)}",
         hint="leave the host out as a whole",
     )
 
@@ -228,16 +234,16 @@ def _without_gpus(
     *,
     several: bool,
 ) -> Topology:
-    hint = use_cpus(several=several)
     if facts.gpus.problem is not None:
-        raise NotTheseGpusError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
+        raise NotTheseGpusError(
+            f"the GPUs here cannot be used: {facts.gpus.problem}", hint=use_cpus(several=several)
+        )
     if asked:
         first_devices(selection, count or 1, several=several)
     number = _cpu_worker_count(count, without)
     workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
-    return _cpu_workers(
-        number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",)
-    )
+    note = f"{selection.source}: {workers}{advice_on_cpu_workers(several=several)}"
+    return _cpu_workers(number, facts, selection.source, (note,))
 
 
 def _apply_slots(

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from distlaunch.core.errors import ConfigError, NodesError, UsageError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
 
@@ -130,7 +131,7 @@ def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
     if options.rendezvous is not None or master.address_origin is MasterOrigin.FIRST_NODE:
         return None  # the launchers connect at the rendezvous first and then choose the address
     if master.address is None:
-        return "the address of rank 0's node is not known: use --master-addr HOST"
+        return f"the address of rank 0's node is not known: use {Opt.MASTER_ADDR} HOST"
     if is_loopback(master.address):
         address = printable(master.address)
         return f"the master address {address} leads each of several machines to itself"
@@ -281,7 +282,8 @@ def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tup
     if found and not left:
         raise ConfigError(
             f"{backend.ipv4_only}, but {printable(host)} has only {', '.join(found)}",
-            hint="--interface NAME|CIDR chooses a network that has IPv4, --master-addr HOST an "
+            hint=f"{Opt.INTERFACE('NAME|CIDR')} chooses a network that has IPv4, "
+            f"{Opt.MASTER_ADDR} HOST an "
             "address",
         )
     return left
@@ -364,9 +366,10 @@ def _no_common_address(
             f"{at}{f': {printable(why)}' if why else ''}"
         )
         hint = (
-            "a firewall may be in between: --master-port N names the port to open; --master-addr "
+            f"a firewall may be in between: {Opt.MASTER_PORT} N names the port to open; "
+            f"{Opt.MASTER_ADDR} "
             "ADDRESS and"
-            f" --interface NAME|CIDR choose the network; of {master}: "
+            f" {Opt.INTERFACE('NAME|CIDR')} choose the network; of {master}: "
             f"{describe_addresses(surveys[0])}"
         )
         return NodesError(message, hint=hint)
@@ -378,7 +381,8 @@ def _no_common_address(
     return NodesError(
         f"no address of {master}, the node of rank 0, is reached by all nodes: "
         f"{', '.join(by[:_SHOWN])}{more}",
-        hint="--interface NAME|CIDR chooses the network that all have, --exclude leaves nodes out",
+        hint=f"{Opt.INTERFACE('NAME|CIDR')} chooses the network that all have, {Opt.EXCLUDE} "
+        "leaves nodes out",
     )
 
 

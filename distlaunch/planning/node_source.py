@@ -8,6 +8,7 @@ about other nodes, into ``Facts.surroundings``.
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.planning.allocation import Allocation, Host, Origin, ValueName
@@ -82,7 +83,7 @@ def option_of_host_list(options: TrainOptions) -> str | None:
     if len(named) > 1:
         raise ConfigError(
             f"{' and '.join(named)} each say which nodes there are",
-            hint="use one of them; --include and --exclude choose among its hosts",
+            hint=f"use one of them; {Opt.INCLUDE} and {Opt.EXCLUDE} choose among its hosts",
         )
     return who
 
@@ -151,7 +152,7 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
         raise ConfigError(
             f"{options.named('rendezvous')} is for one launcher of several, but the number of "
             "nodes is not set",
-            hint="add --num-nodes N; with --num-nodes 1 this machine trains alone",
+            hint=f"add {Opt.NUM_NODES} N; with {Opt.NUM_NODES(1)} this machine trains alone",
         )
     if rank is None and (options.rendezvous is None or most == 1):
         return None
@@ -159,8 +160,8 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
 
     if rank is not None and rank >= most:
         raise ConfigError(
-            f"--node-rank {rank}: ranks of {counted(most, 'node')} go to {most - 1}",
-            hint="--num-nodes says how many nodes there are" if nodes is None else None,
+            f"{Opt.NODE_RANK(rank)}: ranks of {counted(most, 'node')} go to {most - 1}",
+            hint=f"{Opt.NUM_NODES} says how many nodes there are" if nodes is None else None,
         )
     if most == 1:
         return None
@@ -171,8 +172,10 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
     first, field = first_host_of_options(options)
     if first is None:
         raise ConfigError(
-            f"--node-rank {rank} of {counted(most, 'node')}, but the address of node 0 is not set",
-            hint="add --rendezvous HOST:PORT with the host of node 0, or name all nodes by --hosts",
+            f"{Opt.NODE_RANK(rank)} of {counted(most, 'node')}, but the address of node 0 is not "
+            "set",
+            hint=f"add {Opt.RENDEZVOUS('HOST:PORT')} with the host of node 0, or name all nodes "
+            f"by {Opt.HOSTS}",
         )
     from distlaunch.core.model.host_list import fold_hosts
 
@@ -215,20 +218,20 @@ def _with_node_rank(
     if allocation.node_rank is not None:
         source = _source_of(allocation, "node rank") or allocation.source
         raise ConfigError(
-            f"--node-rank {rank} and {source} contradict each other: that says "
+            f"{Opt.NODE_RANK(rank)} and {source} contradict each other: that says "
             f"{allocation.node_rank}",
-            hint="leave --node-rank out",
+            hint=f"leave {Opt.NODE_RANK} out",
         )
     if rank >= len(hosts):
         raise ConfigError(
-            f"--node-rank {rank}: ranks of {counted(len(hosts), 'node')} go to {len(hosts) - 1}"
+            f"{Opt.NODE_RANK(rank)}: ranks of {counted(len(hosts), 'node')} go to {len(hosts) - 1}"
         )
     ours = [host.name for host in hosts if is_this_machine(host.name, around.identity)]
     if ours and hosts[rank].name not in ours:
         raise ConfigError(
-            f"--node-rank {rank} is {printable(hosts[rank].name)}, but this machine is "
+            f"{Opt.NODE_RANK(rank)} is {printable(hosts[rank].name)}, but this machine is "
             f"{printable(ours[0])}",
-            hint="leave --node-rank out: the name of this machine gives its rank",
+            hint=f"leave {Opt.NODE_RANK} out: the name of this machine gives its rank",
         )
     return replace(allocation, node_rank=rank, part="node")
 

@@ -11,6 +11,7 @@ import os.path
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import UsageError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import Layout
@@ -182,7 +183,9 @@ def check_options(
     """
     who = _name_of(outer)
     started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
-    way_out = "" if options.dialect.spelling else "; --source flags runs a job of its own here"
+    way_out = (
+        "" if options.dialect.is_drop_in else f"; {Opt.SOURCE('flags')} runs a job of its own here"
+    )
     for field in _DECIDED_BY_OUTER:
         if (
             getattr(options, field) != _ALLOWED_VALUES.get(field)
@@ -207,7 +210,7 @@ def check_options(
     needed = _BACKEND_NEEDS.get(backend.name)
     if backend.name == "ray" or (needed is not None and needed not in environ):
         raise UsageError(
-            f"--backend {backend.name}: {started}, and does not give its workers what "
+            f"{Opt.BACKEND(backend.name)}: {started}, and does not give its workers what "
             f"{backend.name} needs",
             hint=f"distlaunch train --backend {backend.name} without {who}{way_out}",
         )

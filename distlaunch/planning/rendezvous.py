@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
@@ -62,7 +63,8 @@ def choose_rendezvous(options: TrainOptions, location: Location, topology: Topol
         raise ConfigError(
             f"{location.who} starts several launchers, but the address of node 0's launcher is not "
             "known",
-            hint="start all of them with --rendezvous HOST:PORT, HOST being the node of rank 0",
+            hint=f"start all of them with {Opt.RENDEZVOUS('HOST:PORT')}, HOST being the node of "
+            "rank 0",
         )
     numbered = allocation.number
     if port is not None:
@@ -78,7 +80,7 @@ def choose_rendezvous(options: TrainOptions, location: Location, topology: Topol
         raise ConfigError(
             f"port {options.master_port} cannot be both rank 0's ({options.named('master_port')}) "
             "and the launchers'",
-            hint="use --rendezvous HOST:PORT with another port for the launchers",
+            hint=f"use {Opt.RENDEZVOUS('HOST:PORT')} with another port for the launchers",
         )
     rank = _own_number(location, topology)
     leads: Literal["yes", "no", "first"] = (
@@ -134,9 +136,11 @@ def check_joinable(location: Location, topology: Topology) -> None:
     """Raise ConfigError for options that do not work with one launcher per node."""
     if topology.spares:
         raise ConfigError(
-            f"--spares {counted(len(topology.spares), 'node')}: {location.who} starts a launcher "
+            f"{Opt.SPARES(counted(len(topology.spares), 'node'))}: {location.who} starts a "
+            "launcher "
             "on each node",
-            hint="use --num-nodes MIN:MAX, which goes on without lost nodes and lets new ones join",
+            hint=f"use {Opt.NUM_NODES} MIN:MAX, which goes on without lost nodes and lets new "
+            "ones join",
         )
     if location.allocation.part == "node" and topology.here is None:
         name = printable(location.name)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
@@ -373,8 +374,8 @@ class SurveyedPlanner:
         kinds = [
             f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts
         ]
-        how = "the interpreter that --setup provides, " if options.setup is not None else ""
-        why = f"the launcher's, {printable(ours)}, is not on all nodes; see --python"
+        how = f"the interpreter that {Opt.SETUP} provides, " if options.setup is not None else ""
+        why = f"the launcher's, {printable(ours)}, is not on all nodes; see {Opt.PYTHON}"
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
     def _not_shown_yet(self, note: str, hosts: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import TRAIN_NAMES, Opt, OptionNames, name_of, option_names
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import TORCHRUN, TRAIN, Layout
 
@@ -19,10 +20,7 @@ Device = Literal["auto", "cuda", "cpu"]
 HostKeys = Literal["strict", "accept-new", "off"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
 
-USE_CPUS = "--num-procs N starts N workers without GPUs"
-USE_CPUS_OF_EACH = "--procs-per-node N starts N workers without GPUs on each node"
 LOCAL_RANK_TOO = "LOCAL_RANK in the environment says the same"
-NO_LOCAL_RANK = f"-o local-rank=off leaves it out: {LOCAL_RANK_TOO}"
 
 
 class TrainOptions(Record):
@@ -133,7 +131,7 @@ class TrainOptions(Record):
 
     def named(self, field: str) -> str:
         """Return what set a field, for messages: the name of the variable, or else of the option."""
-        return self.given.get(field) or f"--{field.replace('_', '-')}"
+        return self.given.get(field) or name_of(field)
 
     def who_set(self, *fields: str) -> str | None:
         """Return the option or variable that set the first of these fields with another value than
@@ -187,31 +185,13 @@ class Dialect(Record):
     takes_typed: bool = False
     """Whether rank 0 of several workers reads the terminal, if stdin is a terminal and the launcher
     its foreground job."""
-    spelling: tuple[tuple[str, str], ...] = ()
-    """Replacements in hints and errors: a text with ``train``'s options, then the text of this
-    dialect. # matches a number."""
+    names: OptionNames = TRAIN_NAMES
+    """Names of the options in messages."""
 
-    def spelt(self, text: str) -> str:
-        """Return the message ``text`` with this dialect's option names instead of ``train``'s."""
-        if not self.spelling:
-            return text
-        import re
-
-        words = dict(self.spelling)
-        longest_first = sorted(words, key=len, reverse=True)
-        forms = [re.escape(key).replace(r"\#", "[0-9]+") for key in longest_first]
-
-        def other(found: re.Match[str]) -> str:
-            key = longest_first[(found.lastindex or 1) - 1]
-            before, number, _ = key.partition("#")
-            if not number:
-                return words[key]
-            rest = found[0][len(before) :]
-            return words[key].replace("#", rest[: len(rest) - len(rest.lstrip("0123456789"))])
-
-        return re.sub(
-            rf"(?<![\w-])(?:{'|'.join(f'({form})' for form in forms)})(?![\w-])", other, text
-        )
+    @property
+    def is_drop_in(self) -> bool:
+        """Whether the command is that of another launcher."""
+        return self.names is not TRAIN_NAMES
 
 
 _TRAIN = Dialect()
@@ -262,14 +242,18 @@ def check_kind(options: TrainOptions) -> None:
     if counts_processes(options) and gpus:
         raise ConfigError(
             "GPUs and CPU workers are both requested",
-            hint="use --num-gpus or --num-procs, not both",
+            hint=f"use {Opt.NUM_GPUS} or {Opt.NUM_PROCS}, not both",
         )
     if on_cpus(options) and counts_processes(options) and options.gpus is not None:
         raise ConfigError(
-            "--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs"
+            f"{Opt.GPUS} is given for CPU workers",
+            hint=f"{Opt.DEVICE('cuda')} lets them share these GPUs",
         )
     if options.device == "cpu" and (gpus or options.gpus is not None):
-        raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=USE_CPUS)
+        raise ConfigError(
+            f"{Opt.DEVICE('cpu')} and a choice of GPUs contradict each other",
+            hint=use_cpus(several=False),
+        )
 
 
 def counts_processes(options: TrainOptions) -> bool:
@@ -301,4 +285,18 @@ def asks_for_gpus(options: TrainOptions) -> bool:
 
 def use_cpus(*, several: bool) -> str:
     """Return the hint on how to get workers on CPUs. ``several``: the job has several nodes."""
-    return USE_CPUS_OF_EACH if several else USE_CPUS
+    names = option_names()
+    if several:
+        return (
+            names.use_cpus_of_each
+            or f"{Opt.PROCS_PER_NODE('N')} starts N workers without GPUs on each node"
+        )
+    return names.use_cpus or f"{Opt.NUM_PROCS('N')} starts N workers without GPUs"
+
+
+def advice_on_cpu_workers(*, several: bool) -> str:
+    """Return what follows a notice that workers run on CPUs for want of GPUs. May be empty."""
+    text = option_names().more_cpu_workers
+    if text is None:
+        return f"; {use_cpus(several=several)}"
+    return text and f"; {text}" + (" on each node" if several else "")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.planning.allocation import Allocation, Host
@@ -79,14 +80,14 @@ class WorkerRequest(Record):
         return gpus if gpus is not None else self.options.procs_per_node
 
     @property
-    def total_name(self) -> str:
-        """Name of the option for the total."""
-        return "--num-procs" if counts_processes(self.options) else "--num-gpus"
+    def total_option(self) -> Opt:
+        """The option for the total."""
+        return Opt.NUM_PROCS if counts_processes(self.options) else Opt.NUM_GPUS
 
     @property
-    def each_name(self) -> str:
-        """Name of the option for each node."""
-        return "--procs-per-node" if counts_processes(self.options) else "--gpus-per-node"
+    def each_option(self) -> Opt:
+        """The option for each node."""
+        return Opt.PROCS_PER_NODE if counts_processes(self.options) else Opt.GPUS_PER_NODE
 
 
 def count_workers(candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
@@ -100,7 +101,7 @@ def count_workers(candidates: Sequence[PlannedHost], request: WorkerRequest) -> 
         counts = [
             candidate.room
             if per_node is None
-            else _check_room(per_node, candidate, request.each_name, request)
+            else _check_room(per_node, candidate, request.each_option(per_node), request)
             for candidate in candidates
         ]
     elif per_node is not None:
@@ -136,18 +137,18 @@ def explain_idle(
     purpose.
     """
     total = request.total or 0
-    size = f"{request.total_name} {total}"
+    size = request.total_option(total)
     among = len(candidates)
     idle = [
         candidate.host for candidate, count in zip(candidates, counts, strict=True) if count == 0
     ]
     if not request.by_user and request.bounds is None:
         each = str(total // among) if total % among == 0 else "N"
+        alone = f", {Opt.NUM_NODES(1)} on one alone" if Opt.NUM_NODES.exists else ""
         raise ConfigError(
             f"{size} would leave {len(idle)} of the {among} nodes idle that"
             f" {printable(request.allocation.source)} granted: {names_of(idle)}",
-            hint=f"{request.each_name} {each} runs workers on every node, --num-nodes 1 on one "
-            "alone",
+            hint=f"{request.each_option(each)} runs workers on every node{alone}",
         )
     # The total of another launcher's command line is meant literally.
     meant = (
@@ -159,9 +160,9 @@ def explain_idle(
         return IdleHosts(text=f"not needed for {size}: {names_of(idle)}", by_mistake=False)
     verb = "gets" if len(idle) == 1 else "get"
     if all(candidate.room is None or candidate.room >= total for candidate in candidates):
-        instead = f"{request.each_name} {total} starts {total} on each host"
+        instead = f"{request.each_option(total)} starts {total} on each host"
     else:
-        instead = f"without {request.total_name} all slots are used"
+        instead = f"without {request.total_option} all slots are used"
     return IdleHosts(
         text=f"{size} is for the whole job, so {names_of(idle)} {verb} no worker; {instead}",
         by_mistake=True,
@@ -247,10 +248,10 @@ def _check_room(count: int, candidate: PlannedHost, problem: str, request: Worke
     if room is None or room >= count or free or candidate.found:
         return count
     raise ConfigError(
-        f"{problem} {count}: {printable(candidate.host.name)} has only {counted(room, 'slot')}",
+        f"{problem}: {printable(candidate.host.name)} has only {counted(room, 'slot')}",
         hint="ask for less, or name more slots (HOST:SLOTS)"
         if request.by_user
-        else "ask for less, or for CPU workers: --procs-per-node N",
+        else f"ask for less, or for CPU workers: {Opt.PROCS_PER_NODE('N')}",
     )
 
 
@@ -259,7 +260,7 @@ def _total_and_each(
 ) -> Counts:
     """Return the counts if both the total and the number per node are set. Together they determine
     the number of nodes."""
-    names = f"{request.total_name} {total} and {request.each_name} {per_node}"
+    names = f"{request.total_option(total)} and {request.each_option(per_node)}"
     nodes, rest = divmod(total, per_node)
     if rest:
         raise ConfigError(
@@ -269,7 +270,7 @@ def _total_and_each(
         problem = f"{names} make {counted(nodes, 'node')}, but there are {len(candidates)}"
         raise ConfigError(problem, hint="leave one of them out")
     each = [
-        _check_room(per_node, candidate, request.each_name, request)
+        _check_room(per_node, candidate, request.each_option(per_node), request)
         for candidate in candidates[:nodes]
     ]
     return [*each, *[0] * (len(candidates) - nodes)]
@@ -277,44 +278,43 @@ def _total_and_each(
 
 def _shares(total: int, candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
     """Divide the total evenly among a fixed number of nodes."""
-    name, each_name, bounds = request.total_name, request.each_name, request.bounds
+    size, bounds = request.total_option(total), request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
         raise ConfigError(
-            f"{name} {total} is a total, but there may be {bounds[0]} to {bounds[1]} nodes",
-            hint=f"use {each_name} N, the number for each node",
+            f"{size} is a total, but there may be {bounds[0]} to {bounds[1]} nodes",
+            hint=f"use {request.each_option('N')}, the number for each node",
         )
     each, rest = divmod(total, len(candidates))
     if rest:
         raise ConfigError(
-            f"{name} {total} cannot be divided evenly among {counted(len(candidates), 'node')}",
-            hint=f"use a multiple of {len(candidates)}, or leave --num-nodes out",
+            f"{size} cannot be divided evenly among {counted(len(candidates), 'node')}",
+            hint=f"use a multiple of {len(candidates)}, or leave {Opt.NUM_NODES} out",
         )
-    problem = f"{name} {total}, and so {each_name}" if len(candidates) > 1 else name
+    problem = f"{size}, and so {request.each_option(each)}" if len(candidates) > 1 else size
     return [_check_room(each, candidate, problem, request) for candidate in candidates]
 
 
 def _spread_or_pack(
     total: int, candidates: Sequence[PlannedHost], request: WorkerRequest
 ) -> Counts:
-    name, each_name = request.total_name, request.each_name
+    size = request.total_option(total)
     rooms = [candidate.room for candidate in candidates]
     enough = _enough(rooms, total)
     unknown = next((candidate for candidate in candidates if candidate.room is None), None)
     if unknown is not None and (request.options.spread or not enough):
         each = "N" if total % len(candidates) else str(total // len(candidates))
         raise ConfigError(
-            f"{name} {total}: how many workers {printable(unknown.host.name)} takes is not known "
-            "here",
-            hint=f"use {each_name} {each}, or HOST:SLOTS",
+            f"{size}: how many workers {printable(unknown.host.name)} takes is not known here",
+            hint=f"use {request.each_option(each)}, or HOST:SLOTS",
         )
     known = [room or 0 for room in rooms]
     if not enough:
         hosts = [candidate.host for candidate in candidates]
         raise ConfigError(
-            f"{name} {total}: there are only {counted(sum(known), 'slot')} on "
+            f"{size}: there are only {counted(sum(known), 'slot')} on "
             f"{counted(len(hosts), 'host')},"
             f" {names_of(hosts)}",
-            hint=f"ask for less, or leave {name} out to use all",
+            hint=f"ask for less, or leave {request.total_option} out to use all",
         )
     return spread(total, known) if request.options.spread else pack(total, known)
 
@@ -335,7 +335,7 @@ def _check_tasks(candidates: Sequence[PlannedHost], counts: Counts, request: Wor
     for candidate, count in zip(candidates, counts, strict=True):
         tasks = candidate.tasks
         if tasks is not None and count is not None and count != tasks:
-            size = request.total_name if request.total is not None else request.each_name
+            size = request.total_option if request.total is not None else request.each_option
             raise ConfigError(
                 f"{size} gives {printable(candidate.host.name)} {counted(count, 'worker')}, but "
                 f"{counted(tasks, 'task')}"

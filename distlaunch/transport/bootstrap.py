@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.agent_messages import GREETING
@@ -274,7 +275,7 @@ def _no_python(lines: list[str], where: str) -> ConnectStepError:
     return ConnectStepError(
         "python",
         f"{has}; the agent needs {floor} or newer",
-        hint="use --python PATH for one that is not on the PATH of a login shell; "
+        hint=f"use {Opt.PYTHON} PATH for one that is not on the PATH of a login shell; "
         "for one from `module load`, load the module in .bashrc or use its path",
         passing=False,
     )

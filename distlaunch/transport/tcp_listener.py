@@ -20,6 +20,7 @@ from enum import Enum
 
 from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt, option_names
 from distlaunch.core.model.text import host_and_port, printable
 from distlaunch.core.protocol.handshake import (
     NONCE_BYTES,
@@ -29,7 +30,7 @@ from distlaunch.core.protocol.handshake import (
     RefusalReason,
 )
 from distlaunch.core.protocol.launcher_messages import Call, Rejected, Welcome
-from distlaunch.core.protocol.token_keys import TOKEN_HINT, ListenerSecret
+from distlaunch.core.protocol.token_keys import ListenerSecret, token_hint
 from distlaunch.transport import open_files
 from distlaunch.transport.tcp_connection import TcpConnection
 
@@ -81,7 +82,7 @@ class Listener:
         try:
             self._secret = ListenerSecret(job_identity.token, job_identity.munge)
         except OSError as exc:
-            raise ConfigError(f"munge cannot be used: {exc}", hint=TOKEN_HINT) from exc
+            raise ConfigError(f"munge cannot be used: {exc}", hint=token_hint()) from exc
         self._listening = {one.fileno(): one for one in open_port(host, ports, owner=owner)}
         self.port: int = next(iter(self._listening.values())).getsockname()[1]
         self._job_identity = job_identity
@@ -412,7 +413,10 @@ def _is_address(host: str) -> bool:
 
 
 def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
-    hint = "use another port: --rendezvous HOST:PORT, on all nodes"
+    hint = (
+        option_names().port_in_use
+        or f"use another port: {Opt.RENDEZVOUS('HOST:PORT')}, on all nodes"
+    )
     if exc.errno in (errno.EADDRINUSE, errno.EACCES):
         kind = PortTakenError if exc.errno == errno.EADDRINUSE else ConfigError
         try:

@@ -13,6 +13,7 @@ MAY_LOAD = {
     "distlaunch.core.errors",
     "distlaunch.core.model",
     "distlaunch.core.model.duration",
+    "distlaunch.core.model.option_names",
     "distlaunch.core.model.run_files",
     "distlaunch.core.model.record",
     "distlaunch.core.model.text",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from distlaunch.backends.base import option_name
 from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.cli import parser
-from distlaunch.cli.option import Absence, Kind, Option
+from distlaunch.cli.option import Absence, Kind, Option, Spelling
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import defaults_of, fields_of
@@ -225,7 +225,7 @@ def parse_render(
 
 
 def _refuse_option_of_sbatch(
-    flag: str, word: str, by_flag: Iterable[str], given: parser.Given, rest: Sequence[str]
+    flag: str, word: str, by_flag: Mapping[str, Spelling], given: parser.Given, rest: Sequence[str]
 ) -> NoReturn:
     """Raise UsageError for an unknown option. If it is an option of sbatch, the hint names our
     option for it."""

@@ -1,20 +1,19 @@
 """Code shared by the commands that accept the options of another launcher (drop-in commands).
 
-It builds the rows of a drop-in command's option table, parses the command line, and runs the job.
-Errors spell options as the other launcher does.
+It builds the rows of a drop-in command's option table and the names of options in its messages, and
+runs the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from distlaunch.cli.option import Group, Kind, Option, Place
 from distlaunch.cli.option_table import TRAIN_OPTIONS
-from distlaunch.cli.parser import Given, scan
-from distlaunch.core.errors import LaunchError
+from distlaunch.core.model.option_names import TRAIN_NAMES, OptionNames, use_names
 from distlaunch.core.model.record import Record, replace
-from distlaunch.planning.train_options import Dialect, DropInOptions
+from distlaunch.planning.train_options import DropInOptions
 
 _TRAIN = {option.field: option for option in TRAIN_OPTIONS}
 
@@ -49,13 +48,33 @@ def with_train_options(command_options: Sequence[Option], place: Place) -> tuple
     )
 
 
-def spelling_of(place: Place) -> Iterator[tuple[str, str]]:
-    """Yield pairs of names: an option of train that does not apply to the command ``place``, and
-    the option that replaces it there."""
-    for option in TRAIN_OPTIONS:
-        absence = option.absent.get(place)
-        if absence is not None and absence.instead:
-            yield option.name, absence.instead
+def underscored(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Return options whose names have underscores in messages. The parser accepts dashes too."""
+    return tuple(
+        replace(option, shown=f"--{option.name[2:].replace('-', '_')}")
+        if "-" in option.name[2:]
+        else option
+        for option in options
+    )
+
+
+def option_names(place: Place, options: Iterable[Option]) -> OptionNames:
+    """Return the names of train's options in the command ``place``, whose table is ``options``."""
+    own = {option.field: option.name for option in options if option.field in _TRAIN}
+    absences = {
+        option.field: option.absent[place] for option in TRAIN_OPTIONS if place in option.absent
+    }
+    instead = {field: absence.instead for field, absence in absences.items() if absence.instead}
+    differing = {
+        field: name
+        for field, name in (instead | own).items()
+        if field not in ("script", "opt") and name != TRAIN_NAMES.name(field)
+    }
+    absent = absences.keys() - instead.keys() - own.keys() - {"script"}
+    if "rendezvous" in absent:
+        absent |= {"rendezvous_port"}
+    names = differing | {"backend": "the backend"}
+    return OptionNames(names=names, absent=frozenset(absent - names.keys()))
 
 
 def own_option(
@@ -68,6 +87,7 @@ def own_option(
     choices: tuple[str, ...] = (),
     field: str = "",
     repeatable: bool = False,
+    shown: str = "",
 ) -> Option:
     """Return the row of an option that train does not have. ``kind`` is the type of its value."""
     words = tuple(flags.split())
@@ -82,33 +102,8 @@ def own_option(
         metavar="|".join(choices) or metavar,
         choices=choices,
         repeatable=repeatable,
+        shown=shown,
     )
-
-
-def scan_command_line(
-    argv: Sequence[str],
-    options: Iterable[Option],
-    dialect: Dialect,
-    *,
-    abbreviated: Iterable[Option] = (),
-    drops_dashes: bool = False,
-) -> tuple[Given, tuple[str, ...]]:
-    """Parse a command line with ``scan``. Errors use the spelling of ``dialect``."""
-    with with_option_names(dialect):
-        return scan(argv, options, abbreviated=abbreviated, drops_dashes=drops_dashes)
-
-
-@contextmanager
-def with_option_names(dialect: Dialect) -> Iterator[None]:
-    """Replace the names of options in a LaunchError by those of ``dialect``, and raise the same
-    error again."""
-    try:
-        yield
-    except LaunchError as error:
-        error.message = dialect.spelt(error.message)
-        error.hint = dialect.spelt(error.hint) if error.hint else None
-        error.args = (error.message,)
-        raise
 
 
 def run_drop_in(
@@ -128,10 +123,10 @@ def run_drop_in(
     from distlaunch.cli.misplaced_options import misplaced_options
     from distlaunch.cli.parser import unknown_variables
 
-    if not options.quiet:
-        names = (flag for option in table for flag in option.all_flags)
-        print_warnings(
-            [*unknown_variables(environ), *notices, *misplaced_options(options, names, environ)]
-        )
-    with with_option_names(options.dialect), around or nullcontext():
+    with use_names(options.dialect.names), around or nullcontext():
+        if not options.quiet:
+            names = (flag for option in table for flag in option.all_flags)
+            print_warnings(
+                [*unknown_variables(environ), *notices, *misplaced_options(options, names, environ)]
+            )
         return train(options)

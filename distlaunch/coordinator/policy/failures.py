@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distlaunch.coordinator.policy.job_settings import PolicySettings
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.model import Diagnosis
@@ -16,7 +16,7 @@ from distlaunch.diagnosis.model import Diagnosis
 
 def after_grace(settings: PolicySettings) -> str:
     """Return why workers that did not end on request were killed, as text for the report."""
-    return settings.dialect.spelt(f"after the {settings.failure_grace_s:g} s of --failure-grace")
+    return f"after the {settings.failure_grace_s:g} s of {Opt.FAILURE_GRACE}"
 
 
 def diagnose(
@@ -28,11 +28,10 @@ def diagnose(
     master_port: int | None = None,
     stacks: Sequence[m.Stack] = (),
 ) -> Diagnosis:
-    """Return the first cause among the exits of the workers. Its hint uses the names of the options
-    that the user knows."""
+    """Return the first cause among the exits of the workers."""
     from distlaunch.diagnosis.first_cause import diagnose as find
 
-    found = find(
+    return find(
         ends,
         world_size=world_size,
         python=settings.python,
@@ -43,7 +42,6 @@ def diagnose(
         stacks=stacks,
         script_dir=settings.script_dir,
     )
-    return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 
 
 def diagnose_stop(
@@ -54,10 +52,7 @@ def diagnose_stop(
         return None  # so that diagnosis need not be imported
     from distlaunch.diagnosis.first_cause import diagnose_stop as find
 
-    found = find(ends, world_size=world_size, python=settings.python)
-    return (
-        replace(found, hint=settings.dialect.spelt(found.hint)) if found and found.hint else found
-    )
+    return find(ends, world_size=world_size, python=settings.python)
 
 
 def doing(

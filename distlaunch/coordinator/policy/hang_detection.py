@@ -18,6 +18,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
 )
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import counted, name_ranks
 from distlaunch.core.protocol import agent_messages as m
 
@@ -342,9 +343,9 @@ class HangDetector:
             text = (
                 f"no sign of life for {_seconds(self.silent_s)} s, but {activity.words}: the job "
                 "goes on;"
-                f" after {most_s:g} s without one it is ended (--hang-timeout)"
+                f" after {most_s:g} s without one it is ended ({Opt.HANG_TIMEOUT})"
             )
-            actions.append(ShowMessage(text=self._settings.dialect.spelt(text), level="warning"))
+            actions.append(ShowMessage(text=text, level="warning"))
         return actions
 
     def _notice(self, progress: Progress, activity: Activity | None) -> list[Action]:
@@ -362,12 +363,12 @@ class HangDetector:
         text = (
             f"no worker has written or reported anything for {_seconds(self.silent_s)} s: "
             f"{hang.summary}{working}."
-            " The job goes on. --hang-timeout ends jobs that hang"
+            f" The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"
         )
         return [
             self._record(hang, activity, "notice"),
             WriteStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
-            ShowMessage(text=self._settings.dialect.spelt(text), level="warning"),
+            ShowMessage(text=text, level="warning"),
         ]
 
     def _record(self, hang: HangDiagnosis, activity: Activity | None, when: str) -> RecordEvent:
@@ -413,7 +414,6 @@ class HangDetector:
             ended=self.ended,
             hosts=nodes.host_of,
             script_dir=settings.script_dir,
-            spelt=settings.dialect.spelt,
         )
 
 

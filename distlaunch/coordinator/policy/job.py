@@ -51,6 +51,7 @@ from distlaunch.coordinator.policy.restarts import (
 )
 from distlaunch.coordinator.policy.signals import Signals, StopSignal, StopSignalCounter
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import assert_never
 from distlaunch.core.model.text import counted, name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
@@ -428,7 +429,10 @@ class JobPolicy:
                 if attempt_start is None
                 else attempt_start.quote(node, message.problem)
             )
-            hints = (message.hint,) if message.hint else ()
+            hint = message.hint
+            if hint is None and self.settings.master_port:
+                hint = f"leave {Opt.MASTER_PORT} out: each job then gets a free port of its own"
+            hints = (hint,) if hint else ()
             return self._refuse(JobError(exit_code=EXIT_USAGE, message=problem, hints=hints))
         if message.port is not None and node == run.nodes.numbers[0]:
             self._port = message.port
@@ -755,7 +759,7 @@ class JobPolicy:
             return []
         run.has_notice = True
         text = waiting_line(found, linger_s=self.settings.linger_s, many_hosts=run.many_hosts)
-        return [ShowMessage(text=self.settings.dialect.spelt(text), level="warning")]
+        return [ShowMessage(text=text, level="warning")]
 
     def _report_ended_leftovers(self) -> list[Action]:
         """Return the event that names the ended leftover processes, and after a success a warning.

@@ -23,6 +23,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
 from distlaunch.coordinator.policy.job_settings import NodeSetupSettings
 from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.host_list import fold_hosts, name_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import counted, format_ranks, printable
 from distlaunch.core.protocol.agent_messages import Survey, Surveyed
 from distlaunch.transport.connect_errors import STARTUP_HINT, ConnectFailure, Step
@@ -236,6 +237,16 @@ def printable_short(text: str) -> str:
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
 
+def _hint_of_part(part: Step) -> str | None:
+    match part:
+        case "directory":
+            return f"the working directory must be there on every node: {Opt.WORKDIR} names another"
+        case "python":
+            return f"{Opt.PYTHON} names the workers' interpreter on the nodes"
+        case _:
+            return None
+
+
 def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
     """Return why workers cannot run on a surveyed node; None if they can."""
     hint = None
@@ -243,17 +254,18 @@ def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | 
         step: Step = "agent"
         text = "it names no CPU that it may use"
     elif answer.problem is not None:
-        step, text, hint = answer.problem_part, printable_short(answer.problem), answer.hint
+        step, text = answer.problem_part, printable_short(answer.problem)
+        hint = answer.hint or _hint_of_part(step)
     elif question.pythons and not question.program and answer.python is None:
         step = "python"
         text = f"none of the workers' interpreters is there: {', '.join(question.pythons)}"
-        hint = "--python names one"
+        hint = f"{Opt.PYTHON} names one"
     elif question.script and answer.script_sha256 is None:
         step = "script"
         text = f"there is no {question.script} (working directory: {question.workdir})"
         hint = (
             "is the name right? copy it there, or keep it on a file system that all nodes "
-            "share; --workdir names the directory"
+            f"share; {Opt.WORKDIR} names the directory"
         )
         if _LOOKS_LIKE_HOST.fullmatch(question.script):
             hint = f"if {question.script} is a host: commas, and no spaces, separate hosts"
@@ -348,8 +360,8 @@ def without(failures: Sequence[ConnectFailure]) -> str:
     hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
     others = f" and {more} more of them" if more else ""
     return (
-        f"--exclude {hosts}{others} goes on without;"
-        " with --num-nodes MIN:MAX a job takes those that are there"
+        f"{Opt.EXCLUDE} {hosts}{others} goes on without;"
+        f" with {Opt.NUM_NODES} MIN:MAX a job takes those that are there"
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.core.model.record import Record
-from distlaunch.planning.train_options import Dialect
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.events_and_actions import PlanAttempt
@@ -112,7 +111,5 @@ class PolicySettings(Record):
     terminal: bool = False
     """Whether the only worker has a pseudo-terminal. Ctrl-C then reaches the worker directly, and
     the launcher notices it by the worker's exit."""
-    dialect: Dialect = Dialect()
-    """The names of options, for hints."""
     repeated_term_kills: bool = True
     """A second TERM kills the workers. False under a scheduler, which repeats TERM."""

@@ -10,41 +10,12 @@ from distlaunch.coordinator.policy.failures import looks_like_consequence
 from distlaunch.coordinator.policy.job_progress import STEP
 from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis.model import Cause, Diagnosis
 
-_CRASHED = (
-    "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on "
-    "without a lost node,"
-    " --max-restarts waits for it, --lost-after S gives a network more time than 10 s"
-)
-_CRASHED_OF_FIXED = (
-    "its system's log (dmesg, journalctl -k) may tell of a crash; --max-restarts N starts the job "
-    "again, --lost-after S"
-    " gives a network more time than 10 s"
-)
-_OF_RAY = {
-    LossKind.RAY_DRIVER: "start the job again: without its driver a launcher has nothing of Ray's "
-    "cluster",
-    LossKind.RAY_ACTOR: "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives "
-    "another in its place",
-}
-"""The number of nodes is fixed in jobs on Ray."""
-_SILENT = (
-    "the node, its launcher or the network stood still for so long, or the machine has crashed "
-    "(dmesg, journalctl -k);"
-    " --lost-after S waits longer"
-)
-_ODD = (
-    "that node runs something else than this release of distlaunch, or what it sends is changed "
-    "on the way"
-)
-_STOOD_STILL = (
-    "this launcher, its machine or the network stood still: nodes wait 10 s, or "
-    "--lost-after, and no longer"
-)
 _SHOWN = 4
 """Largest number of lost nodes that are named individually."""
 _RANKS_SHOWN = 60
@@ -132,18 +103,59 @@ def diagnosis_of(
     kinds = {loss.kind for loss in losses}
     hint = hint_of_transport(first.kind)
     if hint is None and len(kinds) == 1:
-        hint = {LossKind.UNHEARD: _STOOD_STILL, LossKind.SILENT: _SILENT, LossKind.ODD: _ODD}.get(
-            first.kind
-        )
+        hint = _hint_of_kind(first.kind)
     if hint is None:
-        hint = _CRASHED if may_have_bounds else _CRASHED_OF_FIXED
+        hint = _crash_hint(may_have_bounds=may_have_bounds)
     return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
 
 
 def hint_of_transport(kind: LossKind) -> str | None:
     """Return the hint for a ``kind`` of loss that only one transport reports; None for other
     kinds."""
-    return _OF_RAY.get(kind)
+    match kind:
+        case LossKind.RAY_DRIVER:
+            return "start the job again: without its driver a launcher has nothing of Ray's cluster"
+        case LossKind.RAY_ACTOR:  # the number of nodes is fixed in jobs on Ray
+            return (
+                f"ray list nodes, or actors, tells of it; with {Opt.MAX_RESTARTS('N')} Ray gives "
+                "another in its place"
+            )
+        case _:
+            return None
+
+
+def _hint_of_kind(kind: LossKind) -> str | None:
+    match kind:
+        case LossKind.UNHEARD:
+            advice = f", or {Opt.LOST_AFTER}, and no longer" if Opt.LOST_AFTER.exists else ""
+            return "this launcher, its machine or the network stood still: nodes wait 10 s" + advice
+        case LossKind.SILENT:
+            advice = f"; {Opt.LOST_AFTER('S')} waits longer" if Opt.LOST_AFTER.exists else ""
+            return (
+                "the node, its launcher or the network stood still for so long, or the machine has "
+                "crashed (dmesg, journalctl -k)" + advice
+            )
+        case LossKind.ODD:
+            return (
+                "that node runs something else than this release of distlaunch, or what it sends "
+                "is changed on the way"
+            )
+        case _:
+            return None
+
+
+def _crash_hint(*, may_have_bounds: bool) -> str:
+    restarts = (
+        f"{Opt.NUM_NODES('MIN:MAX')} goes on without a lost node, {Opt.MAX_RESTARTS} waits for it"
+        if may_have_bounds
+        else f"{Opt.MAX_RESTARTS('N')} starts the job again"
+    )
+    more_time = (
+        f", {Opt.LOST_AFTER('S')} gives a network more time than 10 s"
+        if Opt.LOST_AFTER.exists
+        else ""
+    )
+    return f"its system's log (dmesg, journalctl -k) may tell of a crash; {restarts}{more_time}"
 
 
 def who_left(losses: Sequence[Loss]) -> str:

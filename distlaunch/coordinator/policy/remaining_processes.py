@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import counted, name_ranks, printable
 from distlaunch.core.protocol.spawner_messages import Leftovers
 
@@ -24,7 +25,10 @@ def count_of(found: ByHost) -> int:
 def waiting_line(found: ByHost, *, linger_s: float, many_hosts: bool) -> str:
     """Return the notice that names the leftover processes in ``found``, for which the launcher
     waits."""
-    return f"waiting up to {linger_s:,.10g} s (--linger) for {_named(found, many_hosts=many_hosts)}"
+    return (
+        f"waiting up to {linger_s:,.10g} s ({Opt.LINGER}) for "
+        f"{_named(found, many_hosts=many_hosts)}"
+    )
 
 
 def ended_line(ended: ByHost, killed: ByHost, *, many_hosts: bool) -> str:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, assert_never, replace
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis.model import Diagnosis, RepeatKind
@@ -235,7 +236,7 @@ def text_of(decision: Final) -> str:
                 else "\n  hint: the same failure was tried again: without heartbeats"
                 " (`distlaunch help progress`),\n"
                 f"    {decision.retried_s:.1f} s of uptime counted as progress; use heartbeats, or"
-                " a longer --min-uptime"
+                f" a longer {Opt.MIN_UPTIME}"
             )
             return f"{used_up} used up{within}{hint}"
         case FinalReason.NO_PROGRESS:
@@ -243,8 +244,8 @@ def text_of(decision: Final) -> str:
                 "progress is a higher step (heartbeat) than in any attempt before"
                 if decision.by_steps
                 else "without heartbeats (`distlaunch help progress`) only an attempt of"
-                " --min-uptime counts as\n"
-                "    progress; --min-uptime 0 has every failure tried again"
+                f" {Opt.MIN_UPTIME} counts as\n"
+                f"    progress; {Opt.MIN_UPTIME(0)} has every failure tried again"
             )
             return f"not restarted: the same failure twice without progress\n  hint: {hint}"
         case FinalReason.NO_NODE:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -46,7 +47,7 @@ def error_file_path(
         if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path)):
             why = "it is a directory" if os.path.isdir(path) else "its directory does not exist"
             raise ConfigError(
-                f"--error-file {printable(option)}: {why}",
+                f"{Opt.ERROR_FILE(printable(option))}: {why}",
                 hint="name a file in a directory that exists",
             )
         return path

@@ -20,6 +20,7 @@ from contextlib import suppress
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
 from distlaunch.core.agent.workers.log_files import open_to_append
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.run_files import ON_EVENT_LOG
 from distlaunch.core.model.text import counted, ended_how, printable, quoted
 from distlaunch.transport.child_process import KillSwitch, guarded
@@ -49,7 +50,7 @@ _OUR_VARIABLES = "DISTLAUNCH_"
 
 
 def read_command(
-    command: str, environ: Mapping[str, str], *, who: str = "--on-event"
+    command: str, environ: Mapping[str, str], *, who: str | None = None
 ) -> tuple[str, ...]:
     """Split the command into words as a shell does. ``who`` is the option or variable that sets it.
 
@@ -57,6 +58,7 @@ def read_command(
     """
     import shlex
 
+    who = who or str(Opt.ON_EVENT)
     try:
         words = tuple(shlex.split(command))
     except ValueError as exc:
@@ -67,7 +69,7 @@ def read_command(
     if not words or not words[0] or "\0" in command:
         raise ConfigError(
             f"{who} {quoted(command)} names no program",
-            hint="for example --on-event 'python notify.py'",
+            hint=f"for example {Opt.ON_EVENT} 'python notify.py'",
         )
     if shutil.which(words[0], path=environ.get("PATH", os.defpath)) is None:
         raise ConfigError(
@@ -86,7 +88,7 @@ def _hint_for(command: str, program: str) -> str:
             if not os.access(program, os.X_OK)
             else f"write ./{printable(program)}: the current directory is not in PATH"
         )
-    return "no shell runs it: --on-event \"sh -c '...'\" uses one"
+    return f"no shell runs it: {Opt.ON_EVENT} \"sh -c '...'\" uses one"
 
 
 class EventCommand:
@@ -154,7 +156,7 @@ class EventCommand:
                 if waited_s >= _NOTICE_S and not has_noticed:
                     has_noticed = True
                     self._say(
-                        f"the command of --on-event has up to {self._end_s:g} s for the last events; a "
+                        f"the command of {Opt.ON_EVENT} has up to {self._end_s:g} s for the last events; a "
                         "signal such as Ctrl-C ends it at once"
                     )
                 self._changed.wait(LOOK_S)
@@ -168,7 +170,7 @@ class EventCommand:
         if thread is not None:
             thread.join(timeout=_NOTICE_S)
         if left:
-            self._say(f"{counted(left, 'event')} did not get to the command of --on-event")
+            self._say(f"{counted(left, 'event')} did not get to the command of {Opt.ON_EVENT}")
 
     def _start(self) -> bool:
         """Start the thread if it does not run. Return whether it runs."""
@@ -274,6 +276,6 @@ class EventCommand:
                 return
             self._has_said = True
         self._say(
-            f"the command of --on-event failed: {problem}; the job goes on, and further failures "
+            f"the command of {Opt.ON_EVENT} failed: {problem}; the job goes on, and further failures "
             f"are not shown. Its output: {printable(self._log)}"
         )

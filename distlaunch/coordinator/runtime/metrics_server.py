@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import host_and_port, quoted
 
 PATH = "/metrics"
@@ -40,12 +41,13 @@ class NoMetricsError(Exception):
     """The metrics cannot be read now. The argument says why."""
 
 
-def open_listener(where: str, *, who: str = "--metrics") -> socket.socket:
+def open_listener(where: str, *, who: str | None = None) -> socket.socket:
     """Return a listening socket for ``[ADDRESS:]PORT``. Without ADDRESS, it is the loopback's.
 
     ``who`` is the option or variable, for errors. Raises ConfigError for another form, and if the
     port cannot be used.
     """
+    who = who or str(Opt.METRICS)
     host, port = _host_and_port(where, who)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -140,7 +142,7 @@ class MetricsServer(threading.Thread):
         try:
             super().start()
         except RuntimeError as exc:
-            raise ConfigError("--metrics: no thread can be started") from exc
+            raise ConfigError(f"{Opt.METRICS}: no thread can be started") from exc
 
     def close(self) -> None:
         """End the thread and close all connections. Waits at most ``_JOIN_S``."""

@@ -15,6 +15,7 @@ from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent.workers.log_files import open_to_append
 from distlaunch.core.errors import EXIT_HANG
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import STDERR, STDOUT, Layout
@@ -24,7 +25,6 @@ from distlaunch.core.private_files import open_private
 from distlaunch.core.probe.python_modules import environment_has
 from distlaunch.diagnosis.model import Diagnosis
 from distlaunch.planning.build_plan import other_environment
-from distlaunch.planning.train_options import Dialect
 
 REPORT_SCHEMA = 1
 """Raised when a field of ``report.json`` changes its meaning or goes away."""
@@ -48,7 +48,6 @@ class Reporter:
         disk_work: DiskWork,
         started_s: float,
         launchers: bool = False,
-        dialect: Dialect | None = None,
         error_file: ErrorFile | None = None,
     ) -> None:
         """``launchers``: the launchers of other nodes write their workers' logs, perhaps on other
@@ -62,7 +61,6 @@ class Reporter:
         self._disk_work = disk_work
         self._started_s = started_s
         self._launchers = launchers
-        self._dialect = dialect or Dialect()
         self._error_file = error_file or ErrorFile(None)
         self._error: a.JobError | None = None
         self._data: dict[str, object] | None = None
@@ -168,10 +166,8 @@ class Reporter:
         if has is None:
             return diagnosis
         python = os.path.join(prefix, "bin", "python")
-        said = f"has {top}: --python={python}" if has else f"({prefix}) has no {top} either"
-        return replace(
-            diagnosis, hint=f"{diagnosis.hint}. The active environment {self._dialect.spelt(said)}"
-        )
+        said = f"has {top}: {Opt.PYTHON}={python}" if has else f"({prefix}) has no {top} either"
+        return replace(diagnosis, hint=f"{diagnosis.hint}. The active environment {said}")
 
     def _filed_elsewhere(self, path: str, rank: int) -> str | None:
         """Return where a log is that another launcher writes; None if this launcher writes it."""
@@ -273,7 +269,7 @@ class Reporter:
     def _show(self, text: str, action: a.ReportFailure | a.ReportHang) -> None:
         of_stop = isinstance(action, a.ReportFailure) and action.while_stopping
         if isinstance(action.decision, Final) and not of_stop:
-            why = self._dialect.spelt(text_of(action.decision))
+            why = text_of(action.decision)
             text = f"{text.rstrip()}\n  {why}\n" if why else text
         self._disk_work.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
         self._sink.say(text.rstrip(), level="error")

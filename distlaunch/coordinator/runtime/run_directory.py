@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.run_files import (
     EVENTS,
     EVENTS_OF_NODE,
@@ -378,7 +379,7 @@ def make_run_dir(
     except OSError as exc:
         if log_dir is not None:
             raise ConfigError(
-                f"--log-dir {log_dir}: {os.strerror(exc.errno or 0)}",
+                f"{Opt.LOG_DIR(log_dir)}: {os.strerror(exc.errno or 0)}",
                 hint="name a directory that you can write to",
             ) from exc
         problems.append(f"{printable(base or '')}: {os.strerror(exc.errno or 0)}")
@@ -401,7 +402,9 @@ def make_run_dir(
         except OSError as exc:
             unusable = [f"{printable(base)}: {os.strerror(exc.errno or 0)}"]
     why = "; ".join([*problems, *unusable])
-    raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir")
+    raise ConfigError(
+        f"there is no place for log files: {why}", hint=f"name one with {Opt.LOG_DIR}"
+    )
 
 
 def _register(path: str, registry: str) -> None:

@@ -187,7 +187,6 @@ class Runner:
             disk_work=self._disk_work,
             started_s=self._started_s,
             launchers=launchers,
-            dialect=policy.settings.dialect,
             error_file=error_file,
         )
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distlaunch.core.errors import LaunchError, NodesError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import errno_clause, host_and_port
 from distlaunch.core.probe.network import Address, resolve_host, resolve_in_thread
 from distlaunch.core.protocol.handshake import (
@@ -323,7 +324,7 @@ class _Connector:
 
     def _timeout_error(self) -> NodesError:
         given_s = self._until - self._started_at
-        hint = f"is {self._who} running, and does every node have the same --rendezvous?"
+        hint = f"is {self._who} running, and does every node have the same {Opt.RENDEZVOUS}?"
         if (
             given_hint := next(
                 (endpoint.hint for endpoint in self._endpoints.values() if endpoint.hint), None
@@ -332,7 +333,8 @@ class _Connector:
             hint = given_hint
         elif not self._endpoints:
             hint = (
-                f"--rendezvous ADDRESS:PORT, an address of {self._who} instead of its name, on "
+                f"{Opt.RENDEZVOUS('ADDRESS:PORT')}, an address of {self._who} instead of its "
+                "name, on "
                 "every node"
             )
         return NodesError(

@@ -387,8 +387,8 @@ class RemoteNodeResources(NodeResources):
             except OSError as exc:
                 if start.preload or start.preload_bound_s is not None:
                     self._warn(
-                        "the interpreters of the workers cannot load the code that --preload and "
-                        "--hang-timeout need",
+                        "the interpreters of the workers cannot load the code that preloading and "
+                        "reports of hangs need",
                         exc,
                     )
                 start = replace(start, bootstrap="", preload=())

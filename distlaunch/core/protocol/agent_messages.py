@@ -336,6 +336,7 @@ class Prepared(Record):
     port: int | None
     problem: str | None
     hint: str | None
+    """None if the only advice is to choose no port; the launcher gives it."""
     warning: str | None
     ports: tuple[int, ...] = ()
     """The further ports that are reserved."""

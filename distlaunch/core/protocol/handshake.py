@@ -22,12 +22,12 @@ from collections.abc import Callable
 from enum import Enum
 
 from distlaunch.core.errors import EXIT_USAGE, ProtocolError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import VERSION, Decoder, encode
 from distlaunch.core.protocol.token_keys import (
-    TOKEN_HINT,
     WRONG_TOKEN,
     CallerSecret,
     ListenerSecret,
@@ -36,6 +36,7 @@ from distlaunch.core.protocol.token_keys import (
     has_scrypt,
     is_same_proof,
     make_proof,
+    token_hint,
 )
 
 MOST_FROM_CALLER = 8 << 10
@@ -193,7 +194,7 @@ class ListenerHandshake:
     def _on_proof(self, call: p.Call, message: p.Proof) -> bytes:
         key = self._secret.key(self._key_method)
         if not is_same_proof(message.proof, make_proof(key, "caller", self._nonce, call.nonce)):
-            return self._reject(RefusalReason.TOKEN, WRONG_TOKEN, TOKEN_HINT)
+            return self._reject(RefusalReason.TOKEN, WRONG_TOKEN, token_hint())
         self.outcome = self._admit(call)
         return encode(
             replace(self.outcome, proof=make_proof(key, "listener", call.nonce, self._nonce))
@@ -202,7 +203,10 @@ class ListenerHandshake:
     def _other_job(self, job_key: str, who: str) -> bytes:
         own, theirs = _job(self._job_identity.job_key), f"{who} asked for {_job(job_key)}"
         shown = f"{_OTHERS}job than {_job(job_key)}" if self._job_identity.has_secret else ""
-        hint = "give all launchers of a job the same --job-id, and each job its own port in --rendezvous"
+        hint = (
+            f"give all launchers of a job the same {Opt.JOB_ID}, and each job its own port in "
+            f"{Opt.RENDEZVOUS_PORT}"
+        )
         return self._reject(
             RefusalReason.OTHER_JOB,
             f"{_OTHERS}job: it serves {own}, and {theirs}",

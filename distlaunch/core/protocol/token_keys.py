@@ -12,6 +12,8 @@ import re
 from functools import cache
 from typing import Protocol
 
+from distlaunch.core.model.option_names import Opt
+
 NONE, KEY, SCRYPT, PBKDF2, MUNGE = "none", "key", "scrypt", "pbkdf2", "munge"
 """Methods of making the key. With ``none`` there is no secret."""
 _SALT_BYTES = 16
@@ -116,7 +118,7 @@ class CallerSecret:
             else key_method in (SCRYPT, PBKDF2) and _SALT.fullmatch(salt)
         )
         if not fits or (key_method == SCRYPT and not has_scrypt()):
-            raise NoKeyError(WRONG_TOKEN, TOKEN_HINT)
+            raise NoKeyError(WRONG_TOKEN, token_hint())
         try:
             return _derive_key(token, key_method, salt)
         except ValueError as exc:
@@ -137,14 +139,20 @@ class CallerSecret:
         if self._munge is not None:
             raise NoKeyError("it does not use munge, but this launcher does", _MUNGE_HINT)
         if key_method != NONE:
-            raise NoKeyError(WRONG_TOKEN, TOKEN_HINT)
+            raise NoKeyError(WRONG_TOKEN, token_hint())
         return None
 
 
 WRONG_TOKEN = "the token is not the same"  # noqa: S105 - a text
 TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
 """Variable with the secret that all launchers of a job share."""
-TOKEN_HINT = "give all launchers of the job the same token, by DISTLAUNCH_TOKEN or --token-file"  # noqa: S105 - a hint
+
+
+def token_hint() -> str:
+    """Return what to do if launchers have different tokens."""
+    return f"give all launchers of the job the same token, by DISTLAUNCH_TOKEN or {Opt.TOKEN_FILE}"
+
+
 _NOT_DERIVED_HINT = "a token of 32 random hexadecimal digits does not need it: openssl rand -hex 32"
 _MUNGE_HINT = "to do without munge, set the same DISTLAUNCH_TOKEN for all launchers of the job"
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.clusters.environment_reader import (
-    IGNORE_HINT,
     MOST_HOSTS,
     Environ,
     IncompleteError,
@@ -25,6 +25,7 @@ from distlaunch.planning.clusters.environment_reader import (
     contradiction_error,
     host_list,
     host_name,
+    ignore_hint,
     is_several,
     job_id,
     lines_of,
@@ -57,10 +58,6 @@ _AWS_COUNT = "AWS_BATCH_JOB_NUM_NODES"
 _AWS_MAIN = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
 _AWS_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _JOBS = {"pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "sge": "JOB_ID"}
-_SLOTS_NOTE = (
-    "the slots of {} may be cores: without --num-gpus or another size, a node with GPUs runs a "
-    "worker for each GPU"
-)
 
 
 def files(environ: Environ, system: str) -> tuple[str, ...]:
@@ -108,11 +105,11 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
     for where, line in lines_of(texts, gpus, "PBS_GPUFILE"):
         node, dash, index = line.rpartition("-gpu")
         if not dash or not (index.isascii() and index.isdecimal()):
-            raise ConfigError(f"{where}: {quoted(line)}: expected HOST-gpuN", hint=IGNORE_HINT)
+            raise ConfigError(f"{where}: {quoted(line)}: expected HOST-gpuN", hint=ignore_hint())
         if node not in devices:
             raise ConfigError(
                 f"{where}: {quoted(line)}: the host is not in {printable(path)} (PBS_NODEFILE)",
-                hint=IGNORE_HINT,
+                hint=ignore_hint(),
             )
         devices[node].append(index)
     found = Origins(environ)
@@ -182,7 +179,7 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
         words = pairs.split()
         if len(words) % 2:
             raise ConfigError(
-                f"{shown(environ, source)}: expected HOST COUNT HOST COUNT ...", hint=IGNORE_HINT
+                f"{shown(environ, source)}: expected HOST COUNT HOST COUNT ...", hint=ignore_hint()
             )
         for node, count in zip(words[::2], words[1::2], strict=True):
             host_name(node, shown(environ, source))
@@ -218,7 +215,7 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
         words = line.split()
         if len(words) < 2:
             raise ConfigError(
-                f"{where}: {quoted(line)}: expected HOST SLOTS QUEUE PROCESSORS", hint=IGNORE_HINT
+                f"{where}: {quoted(line)}: expected HOST SLOTS QUEUE PROCESSORS", hint=ignore_hint()
             )
         node = host_name(words[0], where)
         slots[node] = slots.get(node, 0) + _slots(words[1], where)
@@ -288,7 +285,7 @@ def _slots(word: str, where: str) -> int:
     ):
         raise ConfigError(
             f"{where}: {quoted(word)} is not a number of slots from 1 to {_MOST_SLOTS}",
-            hint=IGNORE_HINT,
+            hint=ignore_hint(),
         )
     return int(word)
 
@@ -298,14 +295,18 @@ def _counted(
 ) -> Allocation:
     if len(slots) > MOST_HOSTS:
         raise ConfigError(
-            f"{source} names {len(slots):,} hosts, more than {MOST_HOSTS:,}", hint=IGNORE_HINT
+            f"{source} names {len(slots):,} hosts, more than {MOST_HOSTS:,}", hint=ignore_hint()
         )
     found = Origins(environ)
     found.add("hosts", ",".join(slots), source)
     several = max(slots.values()) > 1
     if several:
         found.add("slots", ",".join(str(count) for count in dict.fromkeys(slots.values())), source)
-        notes = (*notes, _SLOTS_NOTE.format(source))
+        note = (
+            f"the slots of {source} may be cores: without {Opt.NUM_GPUS} or another size, a node "
+            "with GPUs runs a worker for each GPU"
+        )
+        notes = (*notes, note)
     hosts = tuple(
         Host(name=node, slots=count if several else None, unit="cores")
         for node, count in slots.items()

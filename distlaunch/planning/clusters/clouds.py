@@ -10,7 +10,6 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.clusters.environment_reader import (
-    IGNORE_HINT,
     MOST_HOSTS,
     Environ,
     IncompleteError,
@@ -19,6 +18,7 @@ from distlaunch.planning.clusters.environment_reader import (
     contradiction_error,
     host_and_port,
     host_name,
+    ignore_hint,
     job_id,
     json_list,
     json_object,
@@ -176,7 +176,7 @@ def _vertex(environ: Environ) -> Allocation | None:
         raise ConfigError(
             f"{shown(environ, 'CLUSTER_SPEC')}: task.index is not one of the {len(pools[pool])} "
             f"of {kind}",
-            hint=IGNORE_HINT,
+            hint=ignore_hint(),
         )
     addresses = [*pools[0], *pools[1]]
     found = Origins(environ)
@@ -211,13 +211,13 @@ def _replicas(pool: object) -> list[tuple[str, int | None]]:
         or len(pool) > MOST_HOSTS
     ):
         raise ConfigError(
-            "CLUSTER_SPEC: a worker pool is not a list of HOST:PORT", hint=IGNORE_HINT
+            "CLUSTER_SPEC: a worker pool is not a list of HOST:PORT", hint=ignore_hint()
         )
     replicas: list[tuple[str, int | None]] = []
     for entry in pool:
         host, port = host_and_port({"CLUSTER_SPEC": entry}, "CLUSTER_SPEC")
         if host is None:
-            raise ConfigError("CLUSTER_SPEC: a replica has no address", hint=IGNORE_HINT)
+            raise ConfigError("CLUSTER_SPEC: a replica has no address", hint=ignore_hint())
         replicas.append((host, port))
     return replicas
 
@@ -239,13 +239,13 @@ def _determined(environ: Environ, texts: Texts) -> Allocation | None:
         or not all(isinstance(each, str) for each in addresses)
     ):
         raise ConfigError(
-            f"{DETERMINED_FILE}: expected container_addrs, a list of addresses", hint=IGNORE_HINT
+            f"{DETERMINED_FILE}: expected container_addrs, a list of addresses", hint=ignore_hint()
         )
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < len(addresses):
         raise ConfigError(
             f"{DETERMINED_FILE}: container_rank is not one of the {len(addresses)} of "
             "container_addrs",
-            hint=IGNORE_HINT,
+            hint=ignore_hint(),
         )
     names = [host_name(each, DETERMINED_FILE) for each in addresses]
     slots = _determined_slots(info.get("container_slot_counts"), len(names), rank, environ)

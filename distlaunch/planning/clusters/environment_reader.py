@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.allocation import Host, Origin, Unit, ValueName
 
@@ -15,19 +16,20 @@ Texts = Mapping[str, str | None]
 
 MOST_HOSTS = 1 << 17
 """Largest number of hosts of a job. A larger number is considered a mistake."""
-NUM_NODES, NODE_RANK = "--num-nodes", "--node-rank"
-"""Names under which the options --num-nodes and --node-rank are added to a system's variables. A
-system reads them if its own variables lack these values."""
-IGNORE_HINT = (
-    "if it is left over from something else, unset it, or use --source flags to read "
-    "nothing from the environment"
-)
 
 _HOST_PUNCTUATION = frozenset("._-:%")
 _LONGEST_NAME = 255
 _JOB_PUNCTUATION = frozenset("._-")
 _LONGEST_JOB_ID = 64
 T = TypeVar("T")
+
+
+def ignore_hint() -> str:
+    """Return what to do about a variable that means something else."""
+    return (
+        "if it is left over from something else, unset it, or use "
+        f"{Opt.SOURCE('flags')} to read nothing from the environment"
+    )
 
 
 class IncompleteError(ConfigError):
@@ -38,10 +40,8 @@ class IncompleteError(ConfigError):
     and an error only if ``--source`` names this system.
     """
 
-    def __init__(
-        self, message: str, *, hint: str | None = IGNORE_HINT, of_several: bool = False
-    ) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, hint: str | None = "", of_several: bool = False) -> None:
+        super().__init__(message, hint=ignore_hint() if hint == "" else hint)
         self.of_several = of_several
 
 
@@ -68,7 +68,7 @@ def number(environ: Environ, name: str, *, least: int = 0, most: int = MOST_HOST
         value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most
     ):
         raise ConfigError(
-            f"{shown(environ, name)}: expected a number from {least} to {most}", hint=IGNORE_HINT
+            f"{shown(environ, name)}: expected a number from {least} to {most}", hint=ignore_hint()
         )
     return int(value)
 
@@ -109,19 +109,21 @@ def contradiction_error(environ: Environ, first: str, second: str, why: str) -> 
     contradiction."""
     return ConfigError(
         f"{shown(environ, first)} and {shown(environ, second)} contradict each other: {why}",
-        hint=IGNORE_HINT,
+        hint=ignore_hint(),
     )
 
 
-def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
+def host_name(name: str, where: str, *, hint: str | None = None) -> str:
     """Return ``name`` if it is a host name or address. Raises ConfigError if it is not.
 
     The check matters because names become arguments of other programs. ``where`` is the source of
-    the name, for the error, and ``hint`` the error's hint.
+    the name, for the error, and ``hint`` the error's hint, by default ``ignore_hint``.
     """
     usable = all(char.isascii() and (char.isalnum() or char in _HOST_PUNCTUATION) for char in name)
     if not usable or not name or name.startswith("-") or len(name) > _LONGEST_NAME:
-        raise ConfigError(f"{where}: {quoted(name)} is not a host name or address", hint=hint)
+        raise ConfigError(
+            f"{where}: {quoted(name)} is not a host name or address", hint=hint or ignore_hint()
+        )
     return name
 
 
@@ -129,7 +131,7 @@ def host_or_address(name: str, where: str, *, hint: str) -> str:
     """Return the host of an endpoint. Raises ConfigError if it is neither a host name nor a valid
     address.
 
-    ``where`` is the source of the name, for the error, and ``hint`` the error's hint.
+    ``where`` is the source of the name, for the error, and ``hint`` the error's hint, by default ``ignore_hint``.
     """
     host_name(name, where, hint=hint)
     if ":" in name or "%" in name or ("." in name and name.rpartition(".")[2].isdecimal()):
@@ -155,7 +157,8 @@ def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
         host, bracket, rest = value[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
             raise ConfigError(
-                f"{shown(environ, name)}: expected HOST, HOST:PORT or [IPv6]:PORT", hint=IGNORE_HINT
+                f"{shown(environ, name)}: expected HOST, HOST:PORT or [IPv6]:PORT",
+                hint=ignore_hint(),
             )
         port = rest[1:]
     elif value.count(":") == 1:
@@ -173,13 +176,13 @@ def host_list(environ: Environ, name: str) -> tuple[str, ...]:
         items: Sequence[object] = json_list(value, shown(environ, name))
         if not all(isinstance(item, str) for item in items):
             raise ConfigError(
-                f"{shown(environ, name)}: expected a list of host names", hint=IGNORE_HINT
+                f"{shown(environ, name)}: expected a list of host names", hint=ignore_hint()
             )
     else:
         items = value.replace(",", " ").split()
     if len(items) > MOST_HOSTS:
         raise ConfigError(
-            f"{name} names {len(items):,} hosts, more than {MOST_HOSTS:,}", hint=IGNORE_HINT
+            f"{name} names {len(items):,} hosts, more than {MOST_HOSTS:,}", hint=ignore_hint()
         )
     where = shown(environ, name)
     return tuple(host_name(str(item), where) for item in items)
@@ -189,7 +192,7 @@ def json_list(value: str, where: str) -> list[object]:
     """Return a JSON list. Raises ConfigError that starts with ``where``."""
     found = json_value(value, where)
     if not isinstance(found, list):
-        raise ConfigError(f"{where}: expected a JSON list", hint=IGNORE_HINT)
+        raise ConfigError(f"{where}: expected a JSON list", hint=ignore_hint())
     return found
 
 
@@ -197,7 +200,7 @@ def json_object(value: str, where: str) -> dict[str, object]:
     """Return a JSON object. Raises ConfigError that starts with ``where``."""
     found = json_value(value, where)
     if not isinstance(found, dict):
-        raise ConfigError(f"{where}: expected a JSON object", hint=IGNORE_HINT)
+        raise ConfigError(f"{where}: expected a JSON object", hint=ignore_hint())
     return found
 
 
@@ -212,7 +215,7 @@ def json_value(value: str, where: str) -> object:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{where}: not valid JSON: {printable(str(error))}", hint=IGNORE_HINT
+            f"{where}: not valid JSON: {printable(str(error))}", hint=ignore_hint()
         ) from error
 
 
@@ -238,13 +241,13 @@ def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
     content = texts.get(path)
     if content is None:
         raise ConfigError(
-            f"{variable} names {quoted(path)}, which cannot be read", hint=IGNORE_HINT
+            f"{variable} names {quoted(path)}, which cannot be read", hint=ignore_hint()
         )
     numbered = enumerate(content.removeprefix("\ufeff").split("\n"), 1)
     lines = [(f"{printable(path)}:{at}", line.strip()) for at, line in numbered if line.strip()]
     if not lines:
         raise ConfigError(
-            f"{printable(path)} (named by {variable}) names no host", hint=IGNORE_HINT
+            f"{printable(path)} (named by {variable}) names no host", hint=ignore_hint()
         )
     return lines
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.clusters.environment_reader import (
-    IGNORE_HINT,
-    NODE_RANK,
-    NUM_NODES,
     Environ,
     IncompleteError,
     Origins,
@@ -28,6 +26,7 @@ from distlaunch.planning.clusters.environment_reader import (
     host_and_port,
     host_list,
     host_name,
+    ignore_hint,
     is_several,
     job_id,
     needed,
@@ -49,13 +48,12 @@ _HOSTS_FILE = "/etc/hosts"
 _OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
 """If one of these variables is set, RANK is the rank of a process and not of the pod."""
 _Naming = Callable[[int], str]
-_COUNT_HINT = (
-    "use --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
-    "each pod trains alone"
-)
 _LEADING = ("MASTER", "CHIEF")
 _TRAINING = (*_LEADING, "WORKER")
-_HINT = "list the hosts with --hosts, or use the plugin pytorch"
+
+
+def _hosts_hint() -> str:
+    return f"list the hosts with {Opt.HOSTS}, or use the plugin pytorch"
 
 
 def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
@@ -105,7 +103,7 @@ def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
         )
     if role != "launcher":
         raise ConfigError(
-            f"{shown(environ, 'K_MPI_JOB_ROLE')}: expected launcher or worker", hint=IGNORE_HINT
+            f"{shown(environ, 'K_MPI_JOB_ROLE')}: expected launcher or worker", hint=ignore_hint()
         )
     from distlaunch.planning.hosts.hostfile import read_hostfile
 
@@ -113,7 +111,7 @@ def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
     content = texts.get(path)
     if content is None:
         raise ConfigError(
-            f"{path} ({variable}), the MPIJob's host file, cannot be read", hint=IGNORE_HINT
+            f"{path} ({variable}), the MPIJob's host file, cannot be read", hint=ignore_hint()
         )
     found = Origins(environ)
     hosts = read_hostfile(content, path)
@@ -133,7 +131,7 @@ def _torch_job(environ: Environ) -> Allocation:
     fewest = number({"PET_NNODES": least}, "PET_NNODES", least=1)
     if nodes is None or fewest is None or fewest > nodes:
         raise ConfigError(
-            f"{shown(environ, 'PET_NNODES')}: expected N, or MIN:MAX", hint=IGNORE_HINT
+            f"{shown(environ, 'PET_NNODES')}: expected N, or MIN:MAX", hint=ignore_hint()
         )
     found = Origins(environ)
     master, port = host_and_port(environ, "PET_MASTER_ADDR")
@@ -191,7 +189,7 @@ def _torch_job(environ: Environ) -> Allocation:
 def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) -> int | None:
     """Return the pod's index from PET_NODE_RANK, --node-rank or the Job's index; None in an elastic
     job."""
-    sources = ("PET_NODE_RANK", NODE_RANK, "JOB_COMPLETION_INDEX")
+    sources = ("PET_NODE_RANK", str(Opt.NODE_RANK), "JOB_COMPLETION_INDEX")
     source = next((each for each in sources if text(environ, each) is not None), sources[0])
     rank = number(environ, source)
     if rank is None:
@@ -202,7 +200,8 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
         # Several nodes were requested, so to train on one alone would be wrong.
         raise ConfigError(
             f"{shown(environ, 'PET_NNODES')}, but PET_NODE_RANK is not set",
-            hint="use --node-rank, or --source flags to read nothing from the environment",
+            hint=f"use {Opt.NODE_RANK}, or {Opt.SOURCE('flags')} to read nothing from the "
+            "environment",
         )
     if rank >= nodes:
         raise contradiction_error(
@@ -305,11 +304,13 @@ def _find_volcano(environ: Environ) -> Allocation:
     if not tasks:
         source = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
         why = f"{shown(environ, source)}, but no VC_<TASK>_HOSTS: the job lacks the plugin svc"
-        raise IncompleteError(why, hint=_HINT, of_several=text(environ, source) not in {None, "0"})
+        raise IncompleteError(
+            why, hint=_hosts_hint(), of_several=text(environ, source) not in {None, "0"}
+        )
     if len(tasks) > 1 and not all(task in _TRAINING for task in tasks):
         which = ", ".join(f"VC_{task}_HOSTS" for task in tasks)
         raise IncompleteError(
-            f"{which}: which of these tasks train is not known", hint=_HINT, of_several=True
+            f"{which}: which of these tasks train is not known", hint=_hosts_hint(), of_several=True
         )
     hosts = _in_order(tasks)
     rank = _own_place(environ, tasks, hosts, found)
@@ -397,7 +398,7 @@ def _own_place(
     index = number(environ, source)
     if index is None or len(tasks) > 1:
         why = f"HOSTNAME is none of the hosts of {', '.join(f'VC_{task}_HOSTS' for task in tasks)}"
-        raise IncompleteError(why, hint=_HINT, of_several=len(hosts) > 1)
+        raise IncompleteError(why, hint=_hosts_hint(), of_several=len(hosts) > 1)
     if index >= len(hosts):
         listed = f"VC_{next(iter(tasks))}_HOSTS"
         raise contradiction_error(
@@ -424,7 +425,8 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
         which = shown(environ, "JOB_COMPLETION_INDEX")
         raise ConfigError(
             f"{which}: this is a pod of an Indexed Job, whose number of pods is not known",
-            hint=_COUNT_HINT,
+            hint=f"use {Opt.NUM_NODES('N')} (or DISTLAUNCH_NUM_NODES in the pod's env); "
+            f"{Opt.NUM_NODES(1)} if each pod trains alone",
         )
     found = Origins(environ)
     pod = text(environ, "HOSTNAME")
@@ -433,13 +435,20 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     if rank is None:
         return None
     source = (
-        NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
+        str(Opt.NODE_RANK)
+        if str(Opt.NODE_RANK) in environ
+        else "JOB_COMPLETION_INDEX"
+        if indexed
+        else "HOSTNAME"
     )
     if rank >= size:
         raise contradiction_error(
-            environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}"
+            environ,
+            source,
+            str(Opt.NUM_NODES),
+            f"ranks of {counted(size, 'node')} go to {size - 1}",
         )
-    found.add("nodes", size, "--num-nodes")
+    found.add("nodes", size, str(Opt.NUM_NODES))
     found.add("node rank", rank, source)
     naming = _naming(pod, full, rank)
     hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
@@ -477,10 +486,10 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
 
 def _size(environ: Environ) -> int | None:
     """Return --num-nodes; the larger number for an elastic MIN:MAX."""
-    value = text(environ, NUM_NODES)
+    value = text(environ, str(Opt.NUM_NODES))
     if value is None:
         return None
-    return number({NUM_NODES: value.rpartition(":")[2]}, NUM_NODES, least=1)
+    return number({str(Opt.NUM_NODES): value.rpartition(":")[2]}, str(Opt.NUM_NODES), least=1)
 
 
 def _check_alone(environ: Environ, size: int | None) -> None:
@@ -494,7 +503,8 @@ def _check_alone(environ: Environ, size: int | None) -> None:
         raise IncompleteError(
             f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES "
             "is not set",
-            hint="use --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod "
+            hint=f"use {Opt.NUM_NODES('N')} {Opt.NODE_RANK('K')} {Opt.MASTER_ADDR('HOST')}; "
+            f"{Opt.NUM_NODES(1)} if each pod "
             "trains alone",
             of_several=True,
         )
@@ -515,12 +525,15 @@ def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
 def _rank_by_name(
     environ: Environ, pod: str | None, full: str | None, *, indexed: bool
 ) -> int | None:
-    rank = number(environ, NODE_RANK)
+    rank = number(environ, str(Opt.NODE_RANK))
     if rank is not None:
         index = number(environ, "JOB_COMPLETION_INDEX")
         if index is not None and index > rank:
             raise contradiction_error(
-                environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank"
+                environ,
+                str(Opt.NODE_RANK),
+                "JOB_COMPLETION_INDEX",
+                "two pods would have the same rank",
             )
         return rank
     if not indexed:
@@ -535,7 +548,7 @@ def _rank_by_name(
             raise ConfigError(
                 f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; "
                 "JOB_COMPLETION_INDEX counts within it",
-                hint="use one replica with all pods, or use --node-rank and --master-addr",
+                hint=f"use one replica with all pods, or use {Opt.NODE_RANK} and {Opt.MASTER_ADDR}",
             )
     return index
 

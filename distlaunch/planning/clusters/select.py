@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import quoted
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def select(
             lost.append(_check_same_process(environ, winner, found))
     if winner is None and wanted not in {"auto", "flags"}:
         raise ConfigError(
-            f"--source {wanted} does not apply: {_why_not(environ, wanted)}", hint=_hint(environ)
+            f"{Opt.SOURCE(wanted)} does not apply: {_why_not(environ, wanted)}", hint=_hint(environ)
         )
     lost += _leftovers(environ, winner)
     if winner is not None and winner.part != "all":
@@ -173,7 +174,10 @@ def unused_systems(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
 def _with_options(
     environ: Mapping[str, str], num_nodes: str | None, node_rank: int | None
 ) -> Mapping[str, str]:
-    given = {"--num-nodes": num_nodes, "--node-rank": None if node_rank is None else str(node_rank)}
+    given = {
+        str(Opt.NUM_NODES): num_nodes,
+        str(Opt.NODE_RANK): None if node_rank is None else str(node_rank),
+    }
     given = {name: value for name, value in given.items() if value is not None}
     return {**environ, **cast("dict[str, str]", given)} if given else environ
 
@@ -181,7 +185,7 @@ def _with_options(
 def _candidates(environ: Mapping[str, str], wanted: str) -> list[tuple[str, str]]:
     if wanted not in NAMES:
         raise ConfigError(
-            f"--source {quoted(wanted)}: no such source", hint=f"there is: {', '.join(NAMES)}"
+            f"{Opt.SOURCE(quoted(wanted))}: no such source", hint=f"there is: {', '.join(NAMES)}"
         )
     return [
         (name, module)
@@ -213,7 +217,7 @@ def _read(
     except IncompleteError as error:
         if forced:
             raise ConfigError(
-                f"--source {name} does not apply: {error.message}", hint=error.hint
+                f"{Opt.SOURCE(name)} does not apply: {error.message}", hint=error.hint
             ) from error
         lost.append(f"{name}: {error.message}")
         incomplete.append((name, error))
@@ -243,8 +247,8 @@ def _check_same_process(environ: Mapping[str, str], winner: Allocation, other: A
     if numbers != (other.node_rank, other.local_rank, len(other.hosts)):
         raise ConfigError(
             f"{mine} and {its} contradict each other: both numbered this process, but differently",
-            hint=f"unset those that are left over, or use --source {winner.source} or --source "
-            f"{other.source}",
+            hint=f"unset those that are left over, or use {Opt.SOURCE(winner.source)} or "
+            f"{Opt.SOURCE(other.source)}",
         )
     return f"{its}: says the same as {winner.source}"
 

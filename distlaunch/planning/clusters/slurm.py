@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import expand_nodelist, parse_counts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted
 from distlaunch.planning.allocation import Allocation, Host, Unit
 from distlaunch.planning.clusters.environment_reader import (
-    IGNORE_HINT,
     Environ,
     IncompleteError,
     Origins,
     Texts,
     contradiction_error,
+    ignore_hint,
     is_several,
     job_id,
     needed,
@@ -304,7 +305,7 @@ def _with_tasks(
     if gpus != component.tasks:
         notes.append(
             f"distlaunch starts a worker for each GPU, although {shown(environ, by)}; use "
-            "--procs-per-node N --device cuda for N on each node"
+            f"{Opt.PROCS_PER_NODE('N')} {Opt.DEVICE('cuda')} for N on each node"
         )
     return gpus, "gpus"
 
@@ -553,12 +554,12 @@ def _typed_count(environ: Environ, name: str) -> int | None:
             raise ConfigError(
                 f"{shown(environ, name)}: expected a number of GPUs, as in 4, a100:4 or "
                 "volta:3,kepler:1",
-                hint=IGNORE_HINT,
+                hint=ignore_hint(),
             )
         total += int(count)
     if total > _MOST_GPUS:
         raise ConfigError(
-            f"{shown(environ, name)}: no node has more than {_MOST_GPUS} GPUs", hint=IGNORE_HINT
+            f"{shown(environ, name)}: no node has more than {_MOST_GPUS} GPUs", hint=ignore_hint()
         )
     return total
 
@@ -579,7 +580,7 @@ def _gpus_of_tres(environ: Environ, name: str) -> int | None:
                 count = "1"
             if not (count.isascii() and count.isdecimal() and len(count) < 5):
                 raise ConfigError(
-                    f"{shown(environ, name)}: expected GPUs as in gres/gpu=2", hint=IGNORE_HINT
+                    f"{shown(environ, name)}: expected GPUs as in gres/gpu=2", hint=ignore_hint()
                 )
             total = (total or 0) + int(count)
     return total

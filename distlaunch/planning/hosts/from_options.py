@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import fold_counts, fold_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.allocation import Allocation, Host, Origin
 from distlaunch.planning.hosts.hostfile import parse_hosts, read_hostfile, read_lines
@@ -30,14 +31,14 @@ def find(
     file or command that names no host, and for invalid lists.
     """
     if hosts is not None:
-        name = who or "--hosts"
+        name = who or str(Opt.HOSTS)
         return _allocation("flags", parse_hosts(hosts, name), name)
     if hostfile is not None:
         return _allocation(
             "hostfile", read_hostfile((texts or {}).get(hostfile) or "", hostfile), hostfile
         )
     if discover is not None:
-        name = who or "--discover"
+        name = who or str(Opt.DISCOVER)
         found = discovered_hosts(discovered or "", discover, name)
         if not found:
             raise ConfigError(
@@ -57,13 +58,13 @@ def command_of(command: str, who: str) -> str:
     return f"{who} {quoted(command)}" if who.startswith("-") else who
 
 
-def discovered_hosts(output: str, command: str, who: str = "--discover") -> tuple[Host, ...]:
+def discovered_hosts(output: str, command: str, who: str | None = None) -> tuple[Host, ...]:
     """Return the hosts that the --discover command printed, possibly none.
 
     The command prints lines ``host[:slots]``, as for Horovod. ``who`` is the option or variable
     that sets the command, for errors.
     """
-    return read_lines(output, f"{command_of(command, who)}, line ")
+    return read_lines(output, f"{command_of(command, who or str(Opt.DISCOVER))}, line ")
 
 
 def _allocation(name: str, hosts: tuple[Host, ...], origin: str) -> Allocation:

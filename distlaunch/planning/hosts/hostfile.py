@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import MOST_HOSTS, expand_item, without_blanks_in_brackets
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.allocation import Host
 
@@ -60,7 +61,6 @@ _LINE_HINT = (
     "understood as well"
 )
 _BAD_PREFIXES = {
-    "^": "leave hosts out with --exclude",
     "+": "hosts by number are Open MPI's own; write their names",
     "-": "a host name begins with a letter or digit",
 }
@@ -108,13 +108,14 @@ _FLAG = _Style(hint=_FLAG_HINT, raw_ipv6=False)
 _LINE = _Style(hint=_LINE_HINT, raw_ipv6=True)
 
 
-def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
+def parse_hosts(text: str, where: str | None = None) -> tuple[Host, ...]:
     """Return the hosts of a list such as ``a:4,user@b:2,[::1]:2,n[01-04]``.
 
-    ``text`` is the list and ``where`` its option, for errors. If a host is named again, its slots
-    are added to the first entry. Raises ConfigError for an entry that cannot be parsed, and for two
-    entries of one host that contradict each other.
+    ``text`` is the list and ``where`` what sets it, for errors (by default --hosts). If a host is
+    named again, its slots are added to the first entry. Raises ConfigError for an entry that cannot
+    be parsed, and for two entries of one host that contradict each other.
     """
+    where = where or str(Opt.HOSTS)
     found = _HostCollector(_FLAG)
     cache: dict[tuple[str | None, ...], _HostFields] = {}
     for entry in _split_at_commas(text):
@@ -290,6 +291,8 @@ def _parse_entry(
         _check_user(user, source)
     if word[:1] in _BAD_PREFIXES:
         raise source.error("this is not a host", _BAD_PREFIXES[word[0]])
+    if word[:1] == "^":
+        raise source.error("this is not a host", f"leave hosts out with {Opt.EXCLUDE}")
     names, rest = _parse_host(word, source)
     key = (rest, *words[1:])
     fields = cache.get(key)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import expand_item, fold_hosts
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import format_ranks, printable, quoted
 from distlaunch.planning.allocation import Host
@@ -61,8 +62,8 @@ def apply_filters(
     does not have, and if no host remains.
     """
     lookup = _HostLookup(hosts)
-    included = None if include is None else _slots_by_host(include, "--include", lookup)
-    excluded = {} if exclude is None else _slots_by_host(exclude, "--exclude", lookup)
+    included = None if include is None else _slots_by_host(include, str(Opt.INCLUDE), lookup)
+    excluded = {} if exclude is None else _slots_by_host(exclude, str(Opt.EXCLUDE), lookup)
     # Most hosts are filtered alike and share the result.
     known: dict[tuple[int | None, frozenset[int] | None, frozenset[int]], tuple[int, ...]] = {}
     left: list[Chosen] = []
@@ -79,7 +80,7 @@ def apply_filters(
         elif known[key]:
             left.append(Chosen(host=host, index=index, slots=known[key], without=()))
     if not left:
-        given = (("--include", include), ("--exclude", exclude))
+        given = ((str(Opt.INCLUDE), include), (str(Opt.EXCLUDE), exclude))
         said = " and ".join(f"{name} {quoted(text)}" for name, text in given if text is not None)
         raise ConfigError(f"{said or 'no filter'}: no host is left", hint=_list_hosts(lookup.names))
     return tuple(left)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distlaunch.core.model.option_names import Opt
+
 _SHOWN = 8
 _LONGEST = 600
 _GRAIN = 1e-4
@@ -44,7 +46,10 @@ def bundle_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> lis
     """
     count = int(sum(node["Resources"].get("GPU", 0) for node in nodes))
     if not count:
-        hint = "--num-procs N starts N workers without GPUs, --num-gpus N waits for nodes with GPUs"
+        hint = (
+            f"{Opt.NUM_PROCS} N starts N workers without GPUs, {Opt.NUM_GPUS} N waits for "
+            "nodes with GPUs"
+        )
         raise RayError("no node of the Ray cluster has a GPU", hint=hint, passing=False)
     return [each] * count
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import ended_how, printable
 from distlaunch.core.protocol.agent_messages import GREETING
@@ -99,7 +100,7 @@ class RayCluster:
             self._child = Child(words, environ=environ, kill_switch=None)
         except OSError as exc:
             raise ConfigError(
-                f"--backend ray: {printable(sys.executable)} cannot be run: {exc.strerror}"
+                f"{Opt.BACKEND} ray: {printable(sys.executable)} cannot be run: {exc.strerror}"
             ) from exc
         self._child.stream.settimeout(_SEND_S)
         self._thread = threading.Thread(target=self._read, name="ray", daemon=True)
@@ -141,9 +142,13 @@ class RayCluster:
         with self._lock:
             self._pending_calls.pop(call, None)
         if reply is None:
-            text = f"--backend ray: the cluster does not answer (--address {printable(address)})"
+            text = (
+                f"{Opt.BACKEND} ray: the cluster does not answer "
+                f"({Opt.ADDRESS(printable(address))})"
+            )
             raise NodesError(
-                text, hint="ray status shows whether it runs; --address HOST:PORT is for another"
+                text,
+                hint=f"ray status shows whether it runs; {Opt.ADDRESS('HOST:PORT')} is for another",
             )
         if "problem" in reply:
             kind = (
@@ -151,7 +156,7 @@ class RayCluster:
                 if reply["passing"] or (pending.reached and "ended" in reply)
                 else ConfigError
             )
-            raise kind(f"--backend ray: {printable(reply['problem'])}", hint=reply["hint"])
+            raise kind(f"{Opt.BACKEND} ray: {printable(reply['problem'])}", hint=reply["hint"])
         names = Counter(place["host"] for place in reply["places"])
         places = [
             RayNode(

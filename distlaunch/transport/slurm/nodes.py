@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.launcher_messages import Call, Rejected, Welcome
@@ -354,7 +355,7 @@ def _srun_failure(step: Step, host: str) -> ConnectStepError:
         return ConnectStepError(
             "python",
             f"{host} has no Python of {floor} or newer on its PATH",
-            hint="use --python for one that all nodes have",
+            hint=f"use {Opt.PYTHON} for one that all nodes have",
             passing=False,
         )
     text = "\n".join(step.lines)

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 from distlaunch.transport.cleanup import run_in_background
 from distlaunch.transport.connect_errors import ConnectStepError
@@ -207,14 +208,14 @@ def _negotiate(connection: SshConnection, until: float, settings: HostSettings) 
             reason or "the server closed the connection at once",
             hint=None
             if reason
-            else "too many logins at once exceed its MaxStartups: --ssh-fanout N limits them",
+            else f"too many logins at once exceed its MaxStartups: {Opt.SSH_FANOUT} N limits them",
         )
     if isinstance(error, paramiko.SSHException) and "no acceptable" in str(error):
         what = str(error).partition("(")[2].rstrip(")")
         raise ConnectStepError(
             "connect",
             f"{printable(what)} in common with the server",
-            hint="--ssh-command ssh uses OpenSSH, which has more algorithms",
+            hint=f"{Opt.SSH_COMMAND} ssh uses OpenSSH, which has more algorithms",
             passing=False,
         )
     text = (

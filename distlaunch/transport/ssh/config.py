@@ -14,6 +14,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.transport.child_process import run_command
@@ -91,7 +92,9 @@ def read_settings(
     home = home_of(environ)
     if options.config is not None and not os.access(options.config, os.R_OK):
         raise ConnectStepError(
-            "resolve", f"{printable(options.config)} (--ssh-config) cannot be read", passing=False
+            "resolve",
+            f"{printable(options.config)} ({Opt.SSH_CONFIG}) cannot be read",
+            passing=False,
         )
     ssh = shutil.which("ssh", path=environ.get("PATH"))
     if ssh is None:

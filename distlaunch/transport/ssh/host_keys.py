@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import HostKeys
@@ -25,7 +26,6 @@ from distlaunch.transport.connect_errors import SSH_PORT, ConnectStepError, KeyS
 from distlaunch.transport.ssh.config import HostSettings
 
 _SALT_BYTES = 20
-_BY_OPENSSH = "--ssh-command ssh connects by OpenSSH, which checks certificates of hosts"
 
 
 class Unchecked:
@@ -35,11 +35,12 @@ class Unchecked:
         self._note = note
         self._first = threading.Lock()
 
-    def say(self, why: str = "--ssh-host-keys off") -> None:
+    def say(self, why: str | None = None) -> None:
         """Warn once, with the reason ``why``. May be called from any thread."""
         if self._first.acquire(blocking=False):
             self._note(
-                f"host keys are not checked ({why}): whoever answers at a node's address gets the "
+                f"host keys are not checked ({why or Opt.SSH_HOST_KEYS('off')}): whoever answers "
+                "at a node's address gets the "
                 "job's environment"
             )
 
@@ -173,7 +174,8 @@ def _refusal(
         case "certified":
             return refused(
                 f"it is known by a certificate authority ({place}), not by {shown}",
-                hint=_BY_OPENSSH,
+                hint=f"{Opt.SSH_COMMAND('ssh')} connects by OpenSSH, which checks certificates of "
+                "hosts",
             )
         case "other types":
             return refused(
@@ -358,7 +360,8 @@ def unknown(what: str, scan: KeyScan) -> ConnectStepError:
     """Return the error that a host's key is not known. ``what`` is its text."""
     return refused(
         what,
-        hint=f"to trust it: {scan.command()}; --ssh-host-keys accept-new takes the keys of all new "
+        hint=f"to trust it: {scan.command()}; {Opt.SSH_HOST_KEYS} accept-new takes the keys of "
+        "all new "
         "hosts",
         scan=scan,
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable
 from distlaunch.transport.connect_errors import SSH_PORT, ConnectStepError
 from distlaunch.transport.ssh.config import HostSettings
@@ -74,7 +75,7 @@ def _require_named_key(named: KeyFile, agent: _Agent) -> None:
     locked = named.is_locked
     raise ConnectStepError(
         "login",
-        f"{printable(named.path)} (--ssh-key) {named.problem}",
+        f"{printable(named.path)} ({Opt.SSH_KEY}) {named.problem}",
         hint=_unlock_hint(named, agent) if locked else None,
         passing=False,
     )
@@ -141,10 +142,10 @@ def _refused(
         text += f"; {printable(locked[0].path)} has a passphrase"
         hint = _unlock_hint(locked[0], agent)
     elif others and ("publickey" not in ways or tried == 0):
-        hint = f"--ssh-command ssh uses OpenSSH, which can log in by {', '.join(others)}"
+        hint = f"{Opt.SSH_COMMAND} ssh uses OpenSSH, which can log in by {', '.join(others)}"
     else:
         port = "" if settings.port == SSH_PORT else f"-p {settings.port} "
-        hint = f"is {printable(settings.user)} the user there (--ssh-user)? else: ssh-copy-id "
+        hint = f"is {printable(settings.user)} the user there ({Opt.SSH_USER})? else: ssh-copy-id "
         hint += f"{port}{printable(settings.user)}@{printable(settings.hostname)}"
     if tried == 0 and not locked and len(files) == 1 and files[0].problem:
         text += f"; {printable(files[0].path)} {files[0].problem}"

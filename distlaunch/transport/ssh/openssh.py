@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import HostKeys
 from distlaunch.transport.bootstrap import remote_command, start_agent
@@ -74,9 +75,9 @@ class SshCommandConnector:
         try:
             self._words = shlex.split(command)
         except ValueError as exc:
-            raise ConfigError(f"--ssh-command {quoted(command)}: {exc}") from exc
+            raise ConfigError(f"{Opt.SSH_COMMAND(quoted(command))}: {exc}") from exc
         if not self._words:
-            raise ConfigError("--ssh-command names no program")
+            raise ConfigError(f"{Opt.SSH_COMMAND} names no program")
         self._options = options
         self._host_keys = host_keys
         self._code = code

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from distlaunch.core.agent.connect import set_socket_options
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import errno_clause, host_and_port, printable
 from distlaunch.core.probe.network import resolve_host, resolve_in_thread
@@ -94,7 +95,7 @@ def dial(
     finally:
         attempts.close()
     hint = (
-        "is an SSH server running there on this port? use --ssh-port for another one"
+        f"is an SSH server running there on this port? use {Opt.SSH_PORT} for another one"
         if attempts.is_refused
         else None
     )

@@ -9,7 +9,8 @@ from distlaunch.cli.compat.deepspeed.options import COMMAND_OPTIONS, OPTIONS
 from distlaunch.cli.compat.deepspeed.translate import DeepspeedTranslation, translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.planning.train_options import NO_LOCAL_RANK, USE_CPUS
+from distlaunch.core.model.option_names import Opt, use_names
+from distlaunch.planning.train_options import advice_on_cpu_workers, use_cpus
 from tests.facts import mentions
 
 NO_FILE = "/nowhere/hostfile"
@@ -127,9 +128,8 @@ def test_errors_name_options_as_deepspeed_writes_them(words, message):
     with pytest.raises(UsageError) as caught:
         deepspeed(words, {})
     assert caught.value.message == message
-    assert (
-        options("-H", "f").dialect.spelt("--num-nodes, --node-rank") == "--num_nodes, --node_rank"
-    )
+    with use_names(options("-H", "f").dialect.names):
+        assert f"{Opt.NUM_NODES}, {Opt.NODE_RANK}" == "--num_nodes, --node_rank"
 
 
 def test_ds_accelerator_decides_the_device_unless_gpus_are_asked_for():
@@ -138,22 +138,16 @@ def test_ds_accelerator_decides_the_device_unless_gpus_are_asked_for():
 
 
 def test_workers_without_gpus_are_described_as_its_own_launcher_starts_them():
-    spelt = options("--num_gpus", "4").dialect.spelt
-    assert spelt(f"no GPU found: 4 CPU workers; {USE_CPUS}") == (
-        "no GPU found: 4 CPU workers, as DeepSpeed's own launcher starts them where there is none"
-    )
-    assert spelt(f"no GPU found: one CPU worker; {USE_CPUS}") == (
-        "no GPU found: one CPU worker; --num_gpus N starts N of them"
-    )
-    assert spelt(USE_CPUS) == (
-        "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs"
-    )
+    with use_names(options("--num_gpus", "4").dialect.names):
+        assert advice_on_cpu_workers(several=False) == "; --num_gpus N starts N of them"
+        assert advice_on_cpu_workers(several=True) == "; --num_gpus N starts N of them on each node"
+        assert mentions(use_cpus(several=False), "DS_ACCELERATOR=cpu", "--num_gpus N")
+        assert mentions(use_cpus(several=True), "DS_ACCELERATOR=cpu", "on each node")
 
 
 def test_a_script_that_does_not_take_local_rank_is_given_a_hint_how_deepspeed_leaves_it_out():
-    assert options().dialect.spelt(NO_LOCAL_RANK) == (
-        "--no_local_rank leaves it out: LOCAL_RANK in the environment says the same"
-    )
+    with use_names(options().dialect.names):
+        assert Opt.OPT("local-rank=off") == "--no_local_rank"
 
 
 # --- nodes
@@ -227,22 +221,17 @@ def test_the_nodes_are_those_of_the_slurm_job_or_anothers():
     assert (
         options("--launcher", "slurm", DISTLAUNCH_HOSTS="a:1").hosts is None
     )  # the command line wins
-    assert (
-        options("--launcher", "slurm").dialect.spelt("--source slurm: no") == "--launcher slurm: no"
-    )
+    with use_names(options("--launcher", "slurm").dialect.names):
+        assert Opt.SOURCE("slurm") == "--launcher slurm"
 
 
 def test_messages_about_the_rendezvous_use_the_options_of_deepspeed():
-    spelt = options("-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h").dialect.spelt
-    assert spelt("use another port: --rendezvous HOST:PORT, on all nodes") == (
-        "use another port: --master_port PORT, on all nodes"
-    )
-    assert (
-        spelt("does every node have the same --rendezvous?")
-        == "does every node have the same --master_addr?"
-    )
-    typed = ["-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h", "--rendezvous", "h:1"]
-    assert options(*typed).dialect.spelt("--rendezvous HOST:PORT") == "--rendezvous HOST:PORT"
+    typed = ["-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h"]
+    with use_names(options(*typed).dialect.names):
+        assert Opt.RENDEZVOUS("HOST:PORT") == "--master_port PORT"
+        assert f"{Opt.RENDEZVOUS}, {Opt.RENDEZVOUS_PORT}" == "--master_addr, --master_port"
+    with use_names(options(*typed, "--rendezvous", "h:1").dialect.names):
+        assert Opt.RENDEZVOUS("HOST:PORT") == "--rendezvous HOST:PORT"
 
 
 def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
@@ -305,7 +294,7 @@ def test_elastic_training_is_a_range_of_nodes_and_restarts():
         ),
         (
             ["--num_gpus", "2", "--num-procs", "2"],
-            "--num-gpus and --num-procs exclude each other",
+            "--num_gpus and --num-procs exclude each other",
             "per GPU",
         ),
         (
@@ -318,7 +307,7 @@ def test_elastic_training_is_a_range_of_nodes_and_restarts():
             "--venv_script and --setup exclude each other",
             "does both",
         ),
-        (["--num_gps", "2"], "unknown option '--num-gps'", "did you mean --num-gpus?"),
+        (["--num_gps", "2"], "unknown option '--num-gps'", "did you mean --num_gpus?"),
         (["--module", "--no_python"], "-m and --no-python exclude each other", "needs Python"),
     ],
     ids=str,
@@ -330,8 +319,7 @@ def test_an_unsupported_option_is_refused_with_its_replacement(words, shown, hin
 
 
 def test_errors_about_sizes_speak_of_the_word_that_was_typed():
-    dialect = options("--num_gpus", "2", "-H", "f").dialect
-    assert (
-        dialect.spelt("--gpus-per-node 2: a has only 1 slot") == "--num_gpus 2: a has only 1 slot"
-    )
-    assert options("-H", "f").dialect.spelt("--gpus-per-node 2") == "--gpus-per-node 2"
+    with use_names(options("--num_gpus", "2", "-H", "f").dialect.names):
+        assert Opt.GPUS_PER_NODE(2) == "--num_gpus 2"
+    with use_names(options("-H", "f").dialect.names):
+        assert Opt.GPUS_PER_NODE(2) == "--gpus-per-node 2"

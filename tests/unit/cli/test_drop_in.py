@@ -6,43 +6,14 @@ from importlib import import_module
 
 import pytest
 
-from distlaunch.cli.compat.drop_in import with_option_names
+from distlaunch.cli.compat.torchrun.command_line import parse
+from distlaunch.cli.compat.torchrun.options import OPTIONS as TORCHRUN_OPTIONS
+from distlaunch.cli.compat.torchrun.translate import translate
+from distlaunch.cli.option import Spelling
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import scan, whole_name
-from distlaunch.core.agent.connect import RejectedError
-from distlaunch.core.errors import ConfigError, LaunchError, UsageError
-from distlaunch.core.protocol.launcher_messages import Rejected
-from distlaunch.planning.train_options import Dialect
-
-DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RejectedError(
-            "no --job-id", Rejected(text="", hint="by --num-procs", exit_code=69, again=False)
-        ),
-        ConfigError("no --job-id", hint="by --num-procs"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_error_is_put_into_other_words_and_stays_what_it_is(error):
-    code = error.exit_code
-    with pytest.raises(LaunchError) as caught, with_option_names(DIALECT):
-        raise error
-    assert caught.value is error
-    assert (error.message, str(error), error.hint, error.exit_code) == (
-        "no --rdzv-id",
-        "no --rdzv-id",
-        "by -np",
-        code,
-    )
-
-
-def test_other_errors_pass_as_they_are():
-    with pytest.raises(ValueError, match="--job-id"), with_option_names(DIALECT):
-        raise ValueError("--job-id")
+from distlaunch.core.errors import UsageError
+from distlaunch.core.model.option_names import Opt, OptionNames, use_names
 
 
 def test_abbreviated_options_are_completed_up_to_the_script():
@@ -73,18 +44,16 @@ def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_where_the_othe
 
 
 def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
-    fields = {
-        "--num-gpus": "num_gpus",
-        "--num-gpu-cards": "num_gpus",
-        "--num-nodes": "num_nodes",
-        "--home": "home",
-    }
+    gpus = Spelling(flags=("--num-gpu-cards", "--num-gpus"), field="num_gpus", kind="count")
+    nodes = Spelling(flags=("--num-nodes",), field="num_nodes", kind="count", shown="--num_nodes")
+    home = Spelling(flags=("--home",), field="home", kind="text")
+    fields = {"--num-gpus": gpus, "--num-gpu-cards": gpus, "--num-nodes": nodes, "--home": home}
     assert whole_name("--num_g", fields) == "--num-gpus"
     assert whole_name("--nim", fields) == "--nim"
     assert whole_name("--hel", fields) == "--help"
     with pytest.raises(
         UsageError,
-        match=r"'--n' .* --num-gpus, --num-gpu-cards, --n",
+        match=r"'--n' .* --num-gpus, --num-gpu-cards, --num_nodes",
     ):
         whole_name("--n", fields)
     with pytest.raises(UsageError, match="--home, --help"):
@@ -130,3 +99,66 @@ def test_every_reason_for_which_an_option_does_not_apply_can_follow_a_colon():
         for absence in option.absent.values():
             assert absence.why
             assert not absence.why.endswith(".")
+
+
+DROP_INS = ("torchrun", "accelerate", "deepspeed", "horovodrun")
+
+
+def names_of(command: str) -> OptionNames:
+    if command == "torchrun":
+        return translate(parse(["s.py"], {}), {}).options.dialect.names
+    return import_module(f"distlaunch.cli.compat.{command}.translate").NAMES
+
+
+def known_words(command: str) -> set[str]:
+    """Return the options of a command, with dashes and with underscores, and the variables that it
+    reads."""
+    rows = import_module(f"distlaunch.cli.compat.{command}.options").OPTIONS
+    flags = {flag for option in rows for flag in option.all_flags}
+    read = {option.variable for option in (*rows, *TRAIN_OPTIONS) if option.variable}
+    return flags | {f"--{flag[2:].replace('-', '_')}" for flag in flags} | read
+
+
+@pytest.mark.parametrize("command", DROP_INS)
+@pytest.mark.parametrize("option", Opt, ids=lambda option: option.value)
+def test_a_message_names_an_option_that_the_command_has_or_says_that_it_is_trains(command, option):
+    known = known_words(command)
+    with use_names(names_of(command)):
+        name, setting, exists = str(option), option("X"), option.exists
+    if not exists:
+        assert name.startswith("distlaunch train -")
+        return
+    if option in (Opt.SCRIPT, Opt.BACKEND):
+        assert name == {"script": "COMMAND" if command == "horovodrun" else "SCRIPT"}.get(
+            option.value, "the backend"
+        )
+        return
+    for word in (*name.split(), *setting.split()):
+        flag = word.partition("=")[0]
+        if flag.startswith("-") and flag != "-o":
+            assert flag in known, (name, setting)
+    if not name.startswith("-"):
+        assert name in known | {"CUDA_VISIBLE_DEVICES", "PYTHON_EXEC"}
+
+
+@pytest.mark.parametrize("command", DROP_INS)
+def test_every_option_that_a_message_writes_with_a_certain_value_is_one_of_the_command(command):
+    known, names = known_words(command), names_of(command)
+    advice = filter(None, (names.use_cpus, names.use_cpus_of_each, names.more_cpu_workers))
+    for text in (*names.with_value.values(), *names.with_this_value.values(), *advice):
+        flags = [word.partition("=")[0] for word in text.split() if word.startswith("--")]
+        assert set(flags) <= known, text
+
+
+def test_every_option_in_messages_is_a_field_of_train():
+    fields = {option.field for option in TRAIN_OPTIONS}
+    assert {option.value for option in Opt} - fields == {"rendezvous_port"}
+    for option in TRAIN_OPTIONS:
+        if option.field in {each.value for each in Opt} - {"script"}:
+            assert str(Opt(option.field)) in option.flags
+
+
+def test_torchruns_names_are_of_what_set_the_value():
+    names = translate(parse(["s.py"], {"PET_NNODES": "1"}), {}).options.dialect.names
+    assert names.name("num_nodes") == "PET_NNODES"
+    assert {option.name for option in TORCHRUN_OPTIONS} >= {names.name("max_restarts")}

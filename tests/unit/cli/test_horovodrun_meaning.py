@@ -13,8 +13,9 @@ from distlaunch.cli.compat.horovodrun.options import COMMAND_OPTIONS, OPTIONS
 from distlaunch.cli.compat.horovodrun.translate import translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
+from distlaunch.core.model.option_names import Opt, use_names
 from distlaunch.planning.build_plan import preloaded_modules
-from distlaunch.planning.train_options import USE_CPUS
+from distlaunch.planning.train_options import advice_on_cpu_workers, use_cpus
 from tests.facts import mentions
 
 COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
@@ -52,7 +53,7 @@ def test_np_is_taken_however_it_is_written(words):
         (
             ["--np", "2", "a"],
             "unknown option '--np'",
-            "did you mean -np? Options of the command go after it.",
+            "did you mean -np? Options of the script go after COMMAND.",
         ),
         (
             ["--nproc", "2", "a"],
@@ -213,30 +214,22 @@ def test_a_word_becomes_an_option_of_train(words, field, value):
 
 
 def test_messages_speak_of_what_was_typed():
-    spelt = options("-np", "2", PATH="/nowhere").dialect.spelt
-    assert (
-        spelt("--preload and --python exclude each other")
-        == "--preload and python3.99 exclude each other"
-    )
-    assert spelt("--python python3.99: no such executable") == "python3.99: no such executable"
-    assert (
-        options("-np", "2", "--python", "x").dialect.spelt("--preload and --python")
-        == "--preload and --python"
-    )
-    assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == "no GPU found: 2 CPU workers"
-    assert spelt(f"no GPU found: one CPU worker; {USE_CPUS}") == "no GPU found: one CPU worker"
-    assert spelt(USE_CPUS) == "--device cpu asks for workers without GPUs"
-    assert spelt("--num-procs 2: how many workers a takes") == "-np 2: how many workers a takes"
-    for each in ("--gpus-per-node", "--procs-per-node"):
-        assert spelt(f"use {each} 2, or HOST:SLOTS") == (
-            "use -H a:2,b:2, which names the nodes and their workers"
-        )
-    with pytest.raises(ConfigError) as caught:
-        preloaded_modules(options("-np", "2", "--preload", "json", command=("./run.sh",)))
-    spelt = options("-np", "2", command=("./run.sh",)).dialect.spelt
-    assert (
-        spelt(caught.value.message) == "--preload: the command is no Python with script or module"
-    )
+    typed = options("-np", "2", "--preload", "json", PATH="/nowhere")
+    with use_names(typed.dialect.names):
+        assert Opt.PYTHON("python3.99") == "python3.99"
+        assert advice_on_cpu_workers(several=False) == ""
+        assert use_cpus(several=True) == "--device cpu asks for workers without GPUs"
+        assert Opt.NUM_PROCS(2) == Opt.NUM_GPUS(2) == "-np 2"
+        assert Opt.GPUS_PER_NODE(2) == Opt.PROCS_PER_NODE(2) == "-H a:2,b:2"
+        with pytest.raises(ConfigError) as caught:
+            preloaded_modules(typed)
+    assert caught.value.message == "--preload and python3.99 exclude each other"
+    with use_names(options("-np", "2", "--python", "x").dialect.names):
+        assert Opt.PYTHON("x") == "--python x"
+    program = options("-np", "2", "--preload", "json", command=("./run.sh",))
+    with pytest.raises(ConfigError) as caught, use_names(program.dialect.names):
+        preloaded_modules(program)
+    assert caught.value.message == "--preload: the command is no Python with script or module"
 
 
 def test_files_are_named_as_horovodruns():
@@ -286,10 +279,9 @@ def test_an_unsupported_option_is_refused_with_its_replacement(words, says, hint
 
 
 def test_options_without_effect_are_reported_in_horovodruns_words():
-    spelt = options("-np", "2").dialect.spelt
-    assert spelt("-o autotune-log-file has no effect without -o autotune") == (
-        "--autotune-log-file has no effect without --autotune"
-    )
+    with use_names(options("-np", "2").dialect.names):
+        assert Opt.OPT("autotune-log-file") == "--autotune-log-file"
+        assert Opt.OPT("config") == "-o config"
 
 
 def test_workers_of_one_machine_in_a_schedulers_job_are_reported():

@@ -39,7 +39,7 @@ def test_the_origin_of_an_option_is_kept(words, environ, given_by):
         [*words, "s"], {f"DISTLAUNCH_{name}": value for name, value in environ.items()}
     )
     assert options.given == given_by
-    assert options.who_set("script", "grace", "spread") == "--script"
+    assert options.who_set("script", "grace", "spread") == "SCRIPT"
     assert all(options.named(field) == by for field, by in given_by.items())
 
 

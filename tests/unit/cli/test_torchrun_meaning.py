@@ -14,9 +14,9 @@ from distlaunch.cli.compat.torchrun.translate import (
 )
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.option_names import Opt, use_names
 from distlaunch.core.model.run_files import TORCHRUN
 from distlaunch.planning.build_plan import preloaded_modules
-from distlaunch.planning.train_options import TrainOptions
 from tests.facts import mentions
 
 
@@ -206,12 +206,13 @@ def test_a_bad_rdzv_conf_is_refused_as_torchrun_refuses_it(conf):
 
 
 def test_an_error_names_the_option_that_was_given():
-    def spelt(*words: str) -> str:
-        return meaning("--nnodes=2", *words).options.dialect.spelt("--rendezvous, --master-addr")
+    def named(*words: str) -> str:
+        with use_names(meaning("--nnodes=2", *words).options.dialect.names):
+            return f"{Opt.RENDEZVOUS}, {Opt.MASTER_ADDR}"
 
-    assert spelt("--rdzv-endpoint=h:7") == "--rdzv-endpoint, --rdzv-endpoint"
-    assert spelt("--master-addr=h", "--master-port=7") == "--master-addr, --master-addr"
-    assert spelt("--rdzv-backend=c10d", "--rdzv-endpoint=h:7") == "--rdzv-endpoint, --local-addr"
+    assert named("--rdzv-endpoint=h:7") == "--rdzv-endpoint, --rdzv-endpoint"
+    assert named("--master-addr=h", "--master-port=7") == "--master-addr, --master-addr"
+    assert named("--rdzv-backend=c10d", "--rdzv-endpoint=h:7") == "--rdzv-endpoint, --local-addr"
 
 
 def test_nodes_without_a_rendezvous_are_refused_and_a_variable_is_named():
@@ -251,30 +252,20 @@ def test_the_command_is_chosen_as_torchrun_chooses_it():
 )
 def test_an_option_that_excludes_preload_is_named_as_the_user_wrote_it(words, env, other):
     options = meaning(*words, DISTLAUNCH_PRELOAD="torch", **env).options
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught, use_names(options.dialect.names):
         preloaded_modules(options)
-    assert (
-        options.dialect.spelt(caught.value.message)
-        == f"DISTLAUNCH_PRELOAD and {other} exclude each other"
-    )
+    assert caught.value.message == f"DISTLAUNCH_PRELOAD and {other} exclude each other"
 
 
 def test_an_option_that_came_from_a_variable_is_named_by_that():
-    assert (
-        meaning(PET_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no") == "PET_LOG_DIR /x: no"
-    )
-    assert (
-        meaning(DISTLAUNCH_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no")
-        == "DISTLAUNCH_LOG_DIR /x: no"
-    )
-    assert (
-        meaning("--log-dir", "/x", PET_LOG_DIR="/y").options.dialect.spelt("--log-dir /x")
-        == "--log-dir /x"
-    )
-    assert (
-        meaning(PET_NPROC_PER_NODE="2").options.dialect.spelt("--num-procs 4")
-        == "PET_NPROC_PER_NODE 4"
-    )
+    def named(option: Opt, *words: str, **environ: str) -> str:
+        with use_names(meaning(*words, **environ).options.dialect.names):
+            return option("/x")
+
+    assert named(Opt.LOG_DIR, PET_LOG_DIR="/x") == "PET_LOG_DIR=/x"
+    assert named(Opt.LOG_DIR, DISTLAUNCH_LOG_DIR="/x") == "DISTLAUNCH_LOG_DIR=/x"
+    assert named(Opt.LOG_DIR, "--log-dir", "/x", PET_LOG_DIR="/y") == "--log-dir /x"
+    assert named(Opt.NUM_PROCS, PET_NPROC_PER_NODE="2") == "PET_NPROC_PER_NODE=/x"
 
 
 # --- failure
@@ -467,26 +458,12 @@ def test_every_variable_of_train_is_either_read_or_warned_of():
             assert (option in BY_VARIABLE) != bool(unread_variables({option.variable: "1"}))
 
 
-@pytest.mark.parametrize(
-    ("text", "here"),
-    [
-        ("choose another with --python", "choose another with PYTHON_EXEC"),
-        (
-            "one worker alone: --num-procs 1 (or --num-gpus 1)",
-            "one worker alone: --nproc-per-node 1",
-        ),
-        (
-            "--preload and --python exclude each other",
-            "DISTLAUNCH_PRELOAD and PYTHON_EXEC exclude each other",
-        ),
-        ("run with -x PYTHONFAULTHANDLER=1 to see", "run with PYTHONFAULTHANDLER=1 to see"),
-        ("is a longer --failure-grace needed?", "is a longer --shutdown-timeout needed?"),
-        (
-            "--log-dir l and x--python and --pythonic stay",
-            "--log-dir l and x--python and --pythonic stay",
-        ),
-    ],
-)
-def test_hints_that_speak_of_train_are_put_into_torchruns_words(text, here):
-    assert meaning().options.dialect.spelt(text) == here
-    assert TrainOptions().dialect.spelt(text) == text
+def test_messages_name_options_as_torchrun_does():
+    with use_names(meaning().options.dialect.names):
+        assert f"{Opt.PYTHON}, {Opt.NUM_PROCS(1)}" == "PYTHON_EXEC, --nproc-per-node 1"
+        assert Opt.NUM_PROCS(1) == Opt.NUM_GPUS(1)
+        assert Opt.ENV("PYTHONFAULTHANDLER=1") == "PYTHONFAULTHANDLER=1"
+        assert Opt.ENV("A=1") == "DISTLAUNCH_ENV=A=1"
+        assert f"{Opt.FAILURE_GRACE}" == "--shutdown-timeout"
+        assert Opt.FAILURE_GRACE(9) == "DISTLAUNCH_FAILURE_GRACE=9"
+        assert f"{Opt.LOG_DIR}, {Opt.LOST_AFTER}" == "--log-dir, distlaunch train --lost-after"

@@ -20,12 +20,12 @@ from distlaunch.cli.app import run_app
 from distlaunch.cli.commands.jobs import parse_job_command
 from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.commands.render import TARGETS, options_of
-from distlaunch.cli.compat.drop_in import scan_command_line
 from distlaunch.cli.compat.torchrun import command_line
 from distlaunch.cli.completions import SHELLS
 from distlaunch.cli.help import SUMMARIES
 from distlaunch.cli.option_table import PLAN_OPTIONS
 from distlaunch.cli.pages import topics
+from distlaunch.cli.parser import scan
 from distlaunch.core.model.variables import FLIGHT_RECORDER
 from tests.pages import DOCS, PAGES, README, ROOT, blocks, name
 
@@ -40,10 +40,7 @@ def parse(words: list[str]) -> None:
         command_line.parse(rest, {})
     elif command in ("accelerate", "deepspeed", "horovodrun"):
         rest = rest[1:] if command == "accelerate" else rest
-        compat = f"distlaunch.cli.compat.{command}"
-        options = importlib.import_module(f"{compat}.options").OPTIONS
-        dialect = importlib.import_module(f"{compat}.translate").PARSING_DIALECT
-        scan_command_line(rest, options, dialect)
+        scan(rest, importlib.import_module(f"distlaunch.cli.compat.{command}.options").OPTIONS)
     elif command in JOB_OPTIONS:
         parse_job_command(command, rest, {})
     elif command == "completion":

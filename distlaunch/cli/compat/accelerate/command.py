@@ -12,11 +12,12 @@ from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import read_document
 from distlaunch.backends.option_files import read_named_file
 from distlaunch.cli.compat.accelerate.options import OPTIONS
-from distlaunch.cli.compat.accelerate.translate import PARSING_DIALECT, own_command, translate
-from distlaunch.cli.compat.drop_in import run_drop_in, scan_command_line, with_option_names
+from distlaunch.cli.compat.accelerate.translate import NAMES, own_command, translate
+from distlaunch.cli.compat.drop_in import run_drop_in
 from distlaunch.cli.option_table import HELP_FLAGS
-from distlaunch.cli.parser import Given, HelpRequested
+from distlaunch.cli.parser import Given, HelpRequested, scan
 from distlaunch.core.errors import UsageError
+from distlaunch.core.model.option_names import use_names
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable, quoted
 
@@ -39,8 +40,8 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             f"accelerate {printable(word)}: there is launch alone here",
             hint=own_command(printable(word)),
         )
-    given, rest = scan_command_line(argv[1:], OPTIONS, PARSING_DIALECT, drops_dashes=True)
-    with with_option_names(PARSING_DIALECT):
+    with use_names(NAMES):
+        given, rest = scan(argv[1:], OPTIONS, drops_dashes=True)
         config, texts = configuration(given, environ, os.getcwd())
         translation = translate(given, rest, environ, config)
     return run_drop_in(

@@ -15,7 +15,7 @@ from distlaunch.backends.accelerate_config import (
     PRECISIONS,
     SECTIONS,
 )
-from distlaunch.cli.compat.drop_in import own_option, train_option, with_train_options
+from distlaunch.cli.compat.drop_in import own_option, train_option, underscored, with_train_options
 from distlaunch.cli.option import Option
 from distlaunch.core.model.record import Record
 
@@ -281,23 +281,18 @@ OWN_OPTIONS: tuple[Option, ...] = (
 )
 """Options of Accelerate that train does not have."""
 
-COMMAND_OPTIONS = (
-    *OWN_OPTIONS,
-    train_option("gpus", "--gpu-ids", "Use these GPUs, in this order. all is every GPU."),
-    train_option("module"),
-    train_option("no_python"),
-    train_option("quiet", "-q --quiet"),
-    train_option("log_dir"),
-    train_option("max_restarts"),
-    train_option("hostfile", "--deepspeed-hostfile --hostfile"),
-    train_option("include", "--deepspeed-inclusion-filter --include"),
-    train_option("exclude", "--deepspeed-exclusion-filter --exclude"),
+COMMAND_OPTIONS: tuple[Option, ...] = underscored(
+    (
+        *OWN_OPTIONS,
+        train_option("gpus", "--gpu-ids", "Use these GPUs, in this order. all is every GPU."),
+        train_option("module"),
+        train_option("no_python"),
+        train_option("quiet", "-q --quiet"),
+        train_option("log_dir"),
+        train_option("max_restarts"),
+        train_option("hostfile", "--deepspeed-hostfile --hostfile"),
+        train_option("include", "--deepspeed-inclusion-filter --include"),
+        train_option("exclude", "--deepspeed-exclusion-filter --exclude"),
+    )
 )
-SPELLING = tuple(
-    (option.name, f"--{option.name[2:].replace('-', '_')}")
-    for option in COMMAND_OPTIONS
-    if "-" in option.name[2:]
-)
-"""Accelerate's spelling of options in messages, with underscores. Dashes are accepted too."""
-
 OPTIONS: tuple[Option, ...] = with_train_options(COMMAND_OPTIONS, "accelerate")

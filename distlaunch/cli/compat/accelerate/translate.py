@@ -14,16 +14,15 @@ from distlaunch.cli.compat.accelerate.options import (
     OWN_OPTIONS,
     REFUSED_OPTIONS,
     SETTINGS,
-    SPELLING,
     TYPE_BY_OPTION,
     TYPE_OF_SECTION,
 )
-from distlaunch.cli.compat.drop_in import Translation, spelling_of
+from distlaunch.cli.compat.drop_in import Translation, option_names
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import quoted
-from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialect, DropInOptions
+from distlaunch.planning.train_options import Dialect, DropInOptions
 
 _RENDEZVOUS_PORT = 29500
 _LISTS = ("hosts", "hostfile", "discover")
@@ -36,20 +35,20 @@ _RENDEZVOUS_HINT = (
     "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all "
     "from here, by SSH"
 )
-_SPELLING = (
-    *SPELLING,
-    *(
-        (hint, "--cpu --num_processes N starts N workers without GPUs")
-        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
-    ),
-    ("-o settings", "the command line"),
-    ("--rendezvous HOST:PORT", "--main_process_ip HOST --main_process_port PORT"),
-    *spelling_of("accelerate"),
-    ("--gpus", "--gpu_ids"),
-    ("--device cpu", "--cpu"),
+_USE_CPUS = "--cpu --num_processes N starts N workers without GPUs"
+_BASE = option_names("accelerate", OPTIONS)
+NAMES = replace(
+    _BASE,
+    names={**_BASE.names, "rendezvous_port": "--main_process_port"},
+    with_this_value={
+        ("device", "cpu"): "--cpu",
+        ("opt", "settings"): "the command line",
+        ("rendezvous", "HOST:PORT"): "--main_process_ip HOST --main_process_port PORT",
+    },
+    use_cpus=_USE_CPUS,
+    use_cpus_of_each=_USE_CPUS,
 )
-PARSING_DIALECT = Dialect(spelling=SPELLING)
-"""How options are spelled in errors about a command line that cannot be parsed."""
+"""The names of options in messages of this command."""
 
 
 class _Settings(Record):
@@ -117,7 +116,7 @@ def translate(
     if settings.on_cpus:
         values["device"] = "cpu"
     _environment(settings, values)
-    dialect = Dialect(role=own["role"] or "default", spelling=_SPELLING)
+    dialect = Dialect(role=own["role"] or "default", names=NAMES)
     return Translation(
         options=DropInOptions(**values, backend="accelerate", dialect=dialect),
         notices=tuple(notices),

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from distlaunch.cli.compat.deepspeed.options import COMMAND_OPTIONS, OPTIONS
-from distlaunch.cli.compat.deepspeed.translate import PARSING_DIALECT, translate
-from distlaunch.cli.compat.drop_in import run_drop_in, scan_command_line, with_option_names
+from distlaunch.cli.compat.deepspeed.translate import NAMES, translate
+from distlaunch.cli.compat.drop_in import run_drop_in
+from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import use_names
 
 PID_FOLDER = "/tmp"  # noqa: S108 - where DeepSpeed's users look for it
 _LONGEST_PID = 16
@@ -22,10 +24,8 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
     job starts.
     """
-    given, rest = scan_command_line(
-        argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS, drops_dashes=True
-    )
-    with with_option_names(PARSING_DIALECT):
+    with use_names(NAMES):
+        given, rest = scan(argv, OPTIONS, abbreviated=COMMAND_OPTIONS, drops_dashes=True)
         translation = translate(given, rest, environ)
     pid = pid_file(PID_FOLDER) if translation.save_pid and not translation.options.dry_run else None
     return run_drop_in(translation.options, translation.notices, environ, table=OPTIONS, around=pid)

@@ -7,7 +7,7 @@ are accepted too.
 
 from __future__ import annotations
 
-from distlaunch.cli.compat.drop_in import own_option, train_option, with_train_options
+from distlaunch.cli.compat.drop_in import own_option, train_option, underscored, with_train_options
 from distlaunch.cli.option import Option
 
 LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
@@ -136,32 +136,29 @@ OWN_OPTIONS: tuple[Option, ...] = (
 )
 """Options of DeepSpeed that train does not have."""
 
-COMMAND_OPTIONS: tuple[Option, ...] = (
-    *OWN_OPTIONS,
-    train_option("module", "-m --module"),
-    train_option("no_python"),
-    train_option(
-        "hostfile",
-        "-H --hostfile",
-        ("File with a line HOST slots=N for each host. Default: /job/hostfile if it exists."),
-    ),
-    train_option("include", "-i --include"),
-    train_option("exclude", "-e --exclude"),
-    train_option("num_nodes", help="Use the first N hosts."),
-    train_option("master_addr"),
-    train_option("master_port"),
-    train_option("node_rank", help="Rank of this node, with --no-ssh. The first node has rank 0."),
-    train_option("ssh_port"),
-    train_option("quiet", "-q --quiet"),
+COMMAND_OPTIONS: tuple[Option, ...] = underscored(
+    (
+        *OWN_OPTIONS,
+        train_option("module", "-m --module"),
+        train_option("no_python"),
+        train_option(
+            "hostfile",
+            "-H --hostfile",
+            ("File with a line HOST slots=N for each host. Default: /job/hostfile if it exists."),
+        ),
+        train_option("include", "-i --include"),
+        train_option("exclude", "-e --exclude"),
+        train_option("num_nodes", help="Use the first N hosts."),
+        train_option("master_addr"),
+        train_option("master_port"),
+        train_option(
+            "node_rank", help="Rank of this node, with --no-ssh. The first node has rank 0."
+        ),
+        train_option("ssh_port"),
+        train_option("quiet", "-q --quiet"),
+    )
 )
 """All options of DeepSpeed's launcher: those above, and those that train has under the same or
 another name."""
-
-SPELLING = tuple(
-    (option.name, f"--{option.name[2:].replace('-', '_')}")
-    for option in COMMAND_OPTIONS
-    if "-" in option.name[2:]
-)
-"""DeepSpeed's spelling of options in messages, with underscores. Dashes are accepted too."""
 
 OPTIONS: tuple[Option, ...] = with_train_options(COMMAND_OPTIONS, "deepspeed")

@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.backends.base import option_name
-from distlaunch.cli.compat.deepspeed.options import LAUNCHERS, OPTIONS, OWN_OPTIONS, SPELLING
-from distlaunch.cli.compat.drop_in import Translation
+from distlaunch.cli.compat.deepspeed.options import LAUNCHERS, OPTIONS, OWN_OPTIONS
+from distlaunch.cli.compat.drop_in import Translation, option_names
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import UsageError
+from distlaunch.core.model.option_names import OptionNames
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.train_options import (
-    LOCAL_RANK_TOO,
-    NO_LOCAL_RANK,
-    USE_CPUS,
-    USE_CPUS_OF_EACH,
     Dialect,
     DropInOptions,
 )
@@ -29,37 +27,15 @@ _ACCELERATOR = "DS_ACCELERATOR"
 _RENDEZVOUS_PORT = 29500
 _RENDEZVOUS_OPTION = "--master_addr"
 """The option with the address at which the launchers meet."""
-_RENDEZVOUS_NAMES = (
-    ("--rendezvous HOST:PORT", "--master_port PORT"),
-    ("port in --rendezvous", "port in --master_port"),
-    ("--rendezvous", _RENDEZVOUS_OPTION),
+_USE_CPUS = "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs"
+NAMES = replace(
+    option_names("deepspeed", OPTIONS),
+    with_this_value={("opt", "local-rank=off"): "--no_local_rank"},
+    use_cpus=_USE_CPUS,
+    use_cpus_of_each=f"{_USE_CPUS} on each node",
+    more_cpu_workers="--num_gpus N starts N of them",
 )
-_SPELLING = (
-    *SPELLING,
-    *(
-        (hint, f"--no_local_rank leaves it out: {LOCAL_RANK_TOO}")
-        for hint in (NO_LOCAL_RANK, LOCAL_RANK_TOO)
-    ),
-    # DeepSpeed's own launcher does the same if it finds no GPU (launcher/runner.py of 0.19).
-    (
-        f"CPU workers; {USE_CPUS}",
-        "CPU workers, as DeepSpeed's own launcher starts them where there is none",
-    ),
-    (f"one CPU worker; {USE_CPUS}", "one CPU worker; --num_gpus N starts N of them"),
-    (f"on the CPU; {USE_CPUS_OF_EACH}", "on the CPU; --num_gpus N starts N of them on each node"),
-    (
-        USE_CPUS,
-        "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs",
-    ),
-    (
-        USE_CPUS_OF_EACH,
-        (
-            "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs "
-            "on "
-            "each node"
-        ),
-    ),
-)
+"""The names of options in messages of this command."""
 _GRACE_S = 30.0
 """Time from TERM to KILL, as in DeepSpeed's launcher."""
 _ELASTIC_RESTARTS = 100
@@ -76,9 +52,6 @@ _TEXTS = ("include", "exclude", "master_addr", "launcher_args")
 _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
 """Default values of options. The user may also type them: ``--include "$INCLUDE"`` with an empty
 variable."""
-
-PARSING_DIALECT = Dialect(spelling=SPELLING)
-"""How options are spelled in errors about a command line that cannot be parsed."""
 
 
 class DeepspeedTranslation(Translation):
@@ -132,15 +105,23 @@ def translate(
     values["backend"] = "deepspeed"
     values.setdefault("grace", _GRACE_S)
     values.setdefault("failure_grace", _GRACE_S)
-    sized = (("--gpus-per-node", "--num_gpus"),) if own["num_gpus"] else ()
-    met = _RENDEZVOUS_NAMES if values["given"].get("rendezvous") == _RENDEZVOUS_OPTION else ()
-    by_slurm = (("--source slurm", "--launcher slurm"),) if own["launcher"] == _SLURM else ()
-    options = DropInOptions(
-        **values, dialect=Dialect(spelling=(*_SPELLING, *sized, *met, *by_slurm))
-    )
+    options = DropInOptions(**values, dialect=Dialect(names=_names(own, values)))
     return DeepspeedTranslation(
         options=options, notices=tuple(notices), save_pid=bool(own["save_pid"])
     )
+
+
+def _names(own: Mapping[str, Any], values: Mapping[str, Any]) -> OptionNames:
+    """Return the names of options in messages. Some depend on what the user typed."""
+    names, with_this_value = dict(NAMES.names), dict(NAMES.with_this_value)
+    if own["num_gpus"]:
+        names["gpus_per_node"] = "--num_gpus"
+    if values["given"].get("rendezvous") == _RENDEZVOUS_OPTION:
+        names |= {"rendezvous": _RENDEZVOUS_OPTION, "rendezvous_port": "--master_port"}
+        with_this_value["rendezvous", "HOST:PORT"] = "--master_port PORT"
+    if own["launcher"] == _SLURM:
+        with_this_value["source", _SLURM] = "--launcher slurm"
+    return replace(NAMES, names=names, with_this_value=with_this_value)
 
 
 def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.requirements import install_command
-from distlaunch.cli.compat.drop_in import run_drop_in, scan_command_line, with_option_names
+from distlaunch.cli.compat.drop_in import run_drop_in
 from distlaunch.cli.compat.horovodrun.options import COMMAND_OPTIONS, OPTIONS
-from distlaunch.cli.compat.horovodrun.translate import PARSING_DIALECT, read_command, translate
+from distlaunch.cli.compat.horovodrun.translate import NAMES, read_command, translate
+from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import use_names
 from distlaunch.core.model.text import printable
 
 _PATIENCE_S = 120.0
@@ -28,11 +30,12 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
     job starts.
     """
-    given, rest = scan_command_line(argv, OPTIONS, PARSING_DIALECT, abbreviated=COMMAND_OPTIONS)
-    for field in _ASK:
-        if field in given:
-            return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))
-    with with_option_names(PARSING_DIALECT):
+    with use_names(NAMES):
+        given, rest = scan(argv, OPTIONS, abbreviated=COMMAND_OPTIONS)
+        for field in _ASK:
+            if field in given:
+                python = given["python"][-1] if "python" in given else _python(rest, environ)
+                return ask(field, python)
         translation = translate(given, rest, environ)
     return run_drop_in(translation.options, translation.notices, environ, table=OPTIONS)
 

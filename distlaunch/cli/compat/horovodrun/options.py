@@ -68,6 +68,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "size",
         ("Number of workers in the whole job. Default: the number of slots of all hosts."),
         metavar="N",
+        shown="-np",
     ),
     own_option(
         "-cb --check-build",

@@ -39,8 +39,6 @@ _KINDS = {
     "flag": "true or false",
     "text": "a file",
 }
-SPELLING = tuple((f"-o {setting.name}", f"--{setting.name}") for setting in SETTINGS)
-"""Names of horovodrun's options in messages about ``-o``."""
 
 
 def rows() -> Iterator[Option]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os.path
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import Document, read_document
+from distlaunch.backends.horovod import SETTINGS
 from distlaunch.backends.option_files import read_named_file
-from distlaunch.cli.compat.drop_in import Translation, spelling_of
+from distlaunch.cli.compat.drop_in import Translation, option_names
 from distlaunch.cli.compat.horovodrun.options import ELASTIC_OPTIONS, OPTIONS, OWN_OPTIONS
-from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, words
+from distlaunch.cli.compat.horovodrun.settings import given_settings, words
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, replace
@@ -23,66 +24,25 @@ from distlaunch.launch.surroundings import read_host_file
 from distlaunch.planning.allocation import Host
 from distlaunch.planning.hosts import from_options
 from distlaunch.planning.node_source import option_of_host_list
-from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialect, DropInOptions
+from distlaunch.planning.train_options import Dialect, DropInOptions
 
 _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 _SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
-PARSING_DIALECT = Dialect(
-    spelling=(
-        ("SCRIPT is missing", "COMMAND is missing"),
-        ("SCRIPT is an empty word", "COMMAND is an empty word"),
-        ("[OPTIONS] SCRIPT [ARGS]", "[OPTIONS] COMMAND [ARGS]"),
-        ("Options of the script go after SCRIPT", "Options of the command go after it"),
-        ("--num-gpus N, or --num-procs N for CPU workers", "-np N"),
-        (
-            (
-                "--gpus-per-node N, or --procs-per-node N for CPU workers; on one machine "
-                "--num-gpus N, --num-procs N"
-            ),
-            "-np N",
-        ),
-        (
-            "--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)",
-            "-H a:2,b:2 names the nodes",
-        ),
-        ("--num-proc", "-np"),
-    )
+_NODES = "-H a:{},b:{}"
+_BASE = option_names("horovodrun", OPTIONS)
+NAMES = replace(
+    _BASE,
+    names={**_BASE.names, "script": "COMMAND"},
+    with_value={"gpus_per_node": _NODES, "procs_per_node": _NODES},
+    with_this_value={
+        ("procs_per_node", "N"): "--device cpu",
+        **{("opt", setting.name): f"--{setting.name}" for setting in SETTINGS},
+    },
+    use_cpus="--device cpu asks for workers without GPUs",
+    use_cpus_of_each="--device cpu asks for workers without GPUs",
+    more_cpu_workers="",  # -np does not choose between GPUs and CPUs
 )
-"""How options are spelled in errors about a command line that cannot be parsed."""
-_SPELLING = (
-    *(
-        (
-            f"use {each} #, or HOST:SLOTS",
-            "use -H a:#,b:#, which names the nodes and their workers",
-        )
-        for each in ("--gpus-per-node", "--procs-per-node")
-    ),
-    *(
-        (
-            f"{each} # runs workers on every node, --num-nodes 1 on one alone",
-            "-H a:#,b:# runs workers on every node",
-        )
-        for each in ("--gpus-per-node", "--procs-per-node")
-    ),
-    *(
-        (
-            f"--gpus-per-node # takes what is here; {hint}",
-            "-H a:#,b:# takes what is here; --device cpu asks for workers without GPUs",
-        )
-        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
-    ),
-    ("or for CPU workers: --procs-per-node N", "or for CPU workers: --device cpu"),
-    *(
-        (f"{each}; {hint}", each)  # -np does not choose between GPUs and CPUs
-        for each in ("CPU workers", "one CPU worker", "workers run on the CPU")
-        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
-    ),
-    *(
-        (hint, "--device cpu asks for workers without GPUs")
-        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
-    ),
-    *spelling_of("horovodrun"),
-)
+"""The names of options in messages of this command."""
 
 
 def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Translation:
@@ -117,7 +77,11 @@ def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> 
     _network(own["network_interfaces"] or (), values)
     if own["verbose"]:
         values["explain"] = True
-    dialect = Dialect(spelling=(*_SPELLING, *SPELLING, *_spelling_of_python(command, values)))
+    names = NAMES
+    if command.python is not None and "python" not in values["given"]:
+        values["given"]["python"] = shown = printable(command.python)
+        names = replace(names, with_this_value={**names.with_this_value, ("python", shown): shown})
+    dialect = Dialect(names=names)
     if own["output_filename"] is not None:
         values["log_dir"] = own["output_filename"]
         dialect = replace(dialect, layout=horovodrun_layout(workers))
@@ -339,17 +303,3 @@ def _network(given: Sequence[str], values: dict[str, Any]) -> None:
         )
     if names:
         values["interface"] = names[0]
-
-
-def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield replacements for errors about the command, if the user has set neither --python nor
-    --no-python."""
-    if command.python is None:
-        yield (
-            "--preload and --no-python exclude each other",
-            "--preload: the command is no Python with script or module",
-        )
-    elif "python" not in values["given"]:
-        shown = printable(command.python)
-        yield f"--python {shown}", shown
-        yield "--preload and --python", f"--preload and {shown}"

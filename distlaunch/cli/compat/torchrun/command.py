@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from distlaunch.cli.commands.train import Front
-from distlaunch.cli.compat.drop_in import with_option_names
 from distlaunch.cli.compat.torchrun.command_line import misspelt_variables, parse
 from distlaunch.cli.compat.torchrun.options import OPTIONS
 from distlaunch.cli.compat.torchrun.translate import (
@@ -24,6 +23,7 @@ from distlaunch.cli.parser import unknown_variables
 from distlaunch.coordinator.runtime.records import LineFilter
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.option_names import Opt, use_names
 from distlaunch.core.model.plan import OuterLauncher
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import STDERR, STDOUT
@@ -55,7 +55,7 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
     from distlaunch.launch.run import run_job
 
     front = TorchrunFront(translation)
-    with with_option_names(translation.options.dialect):
+    with use_names(translation.options.dialect.names):
         if translation.assumed:
             check_is_node_zero(translation.options, environ)
         return run_job(
@@ -82,7 +82,8 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
     found = _addresses(host)
     if found and not any(is_this_machine(address, identity) for address in found):
         raise ConfigError(
-            f"--rendezvous: {printable(host)} is another machine, but without --node-rank this "
+            f"{Opt.RENDEZVOUS}: {printable(host)} is another machine, but without {Opt.NODE_RANK} "
+            "this "
             "launcher is node 0",
             hint=NODE_RANK_HINT,
         )
@@ -134,7 +135,7 @@ class TorchrunFront(Front):
             return sink
         interpreter = interpreter_note(self._options, os.environ, sys.executable)
         if interpreter is not None and self._options.quiet:  # otherwise the plan has this note
-            sink.say(self._options.dialect.spelt(interpreter), level="warning")
+            sink.say(interpreter, level="warning")
         for notice in (*self._notices, *self._display.beyond(workers)):
             sink.say(notice, level="warning")
         return sink

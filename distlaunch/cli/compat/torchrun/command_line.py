@@ -8,11 +8,11 @@ script are never options of the launcher.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from distlaunch.cli.compat.torchrun.options import OPTIONS, TorchrunOption
-from distlaunch.cli.option import MOST_COUNTED, option_error, read_choice, read_switch
+from distlaunch.cli.option import MOST_COUNTED, Spelling, option_error, read_choice, read_switch
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import Given, scan
 from distlaunch.core.errors import UsageError
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
 
 
 def _refuse_unknown(
-    flag: str, word: str, by_flag: Iterable[str], given: Given, rest: Sequence[str]
+    flag: str, word: str, by_flag: Mapping[str, Spelling], given: Given, rest: Sequence[str]
 ) -> NoReturn:
     """Raise UsageError for an option that torchrun does not have. The hint names its
     replacement."""

@@ -7,17 +7,17 @@ import os.path
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from distlaunch.cli.compat.drop_in import spelling_of
 from distlaunch.cli.compat.torchrun.command_line import Parsed
 from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, OPTIONS, PREFIX, SIGNALS
 from distlaunch.cli.option import option_error
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import build
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.option_names import OptionNames
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.rendezvous import DEFAULT_PORT
-from distlaunch.planning.train_options import LOCAL_RANK_TOO, NO_LOCAL_RANK, TorchrunOptions
+from distlaunch.planning.train_options import TorchrunOptions
 
 Mode = Literal["raw", "tee", "hidden"]
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -127,7 +127,7 @@ def translate(
         role=display.role,
         prefix_columns=_columns(display) if display.tee else 0,
         shows_bars="hidden" not in (display.mode(0, 1), display.mode(0, 2)),
-        spelling=_spelling(sources, assumed=assumed),
+        names=_option_names(sources, assumed=assumed),
     )
     options = replace(options, dialect=dialect)
     notices = _notices(parsed, environ)
@@ -360,33 +360,37 @@ def _columns(display: OutputOptions) -> int:
     return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
 
 
-def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, str], ...]:
-    """Return replacements for errors and hints: names of train's options, each with torchrun's
-    option or the variable that set it.
+def _option_names(sources: Mapping[str, str], *, assumed: bool) -> OptionNames:
+    """Return the names of train's options in messages: torchrun's option, or the variable that set
+    it.
 
     With ``assumed``, a port in use may belong to another launcher that is node 0 as well; the hint
     says so.
     """
-    words = {
-        "--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1",
-        "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1",
-        NO_LOCAL_RANK: f"--use-env leaves it out: {LOCAL_RANK_TOO}",
-    }
-    if assumed:
-        words["use another port: --rendezvous HOST:PORT, on all nodes"] = (
-            f"{NODE_RANK_HINT}; or use another port"
-        )
-    named = {option.name: sources[option.field] for option in OPTIONS}
+    own = {option.name: sources[option.field] for option in OPTIONS}
+    names = {"backend": "the backend"}
     for option in BY_VARIABLE:
-        if option.name in named:
-            words[option.name] = named[option.name]
-        elif option.variable is not None:
-            words.update(dict.fromkeys(option.flags, option.variable))
-            words[f"{option.name} #"] = f"{option.variable}=#"
-    for name, instead in spelling_of("torchrun"):
-        words[name] = named.get(instead, instead)
-    words["--failure-grace"] = words["--grace"]  # --failure-grace is as long as --grace by default
-    return tuple(words.items())
+        names[option.field] = own.get(option.name, option.variable or option.name)
+    absences = {
+        option.field: option.absent["torchrun"]
+        for option in TRAIN_OPTIONS
+        if "torchrun" in option.absent and option.field not in ("script", "backend")
+    }
+    for field, absence in absences.items():
+        if absence.instead:
+            names[field] = own.get(absence.instead, absence.instead)
+    names["rendezvous_port"] = names["rendezvous"]
+    names["failure_grace"] = names["grace"]  # --failure-grace is as long as --grace by default
+    return OptionNames(
+        names=names,
+        with_value={"failure_grace": "DISTLAUNCH_FAILURE_GRACE={}"},
+        with_this_value={
+            ("env", "PYTHONFAULTHANDLER=1"): "PYTHONFAULTHANDLER=1",
+            ("opt", "local-rank=off"): "--use-env",
+        },
+        absent=frozenset(absences.keys() - names.keys()),
+        port_in_use=f"{NODE_RANK_HINT}; or use another port" if assumed else None,
+    )
 
 
 def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -277,8 +277,7 @@ def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
 def _held(number: int, name: bytes) -> ConfigError:
     other = printable(name.decode(errors="replace").strip())
     by = f"distlaunch job {other}" if other else "another job of distlaunch"
-    hint = "leave --master-port out: each job then gets a free port of its own"
-    return ConfigError(f"port {number} is held by {by}", hint=hint)
+    return ConfigError(f"port {number} is held by {by}")
 
 
 def _refused(number: int, exc: OSError) -> ConfigError:
@@ -289,7 +288,6 @@ def _refused(number: int, exc: OSError) -> ConfigError:
             "there are"
         )
         return ConfigError(f"no free port can be held: {why}", hint=hint)
-    hint = "leave --master-port out: each job then gets a free port of its own"
     if exc.errno == errno.EACCES:
         return ConfigError(
             f"port {number} needs privileges that this user lacks", hint="take one above 1023"
@@ -297,8 +295,8 @@ def _refused(number: int, exc: OSError) -> ConfigError:
     if exc.errno == errno.EADDRINUSE:
         holder = _listener(number)
         by = f" by {holder}" if holder else ""
-        return ConfigError(f"port {number} is in use{by}", hint=hint)
-    return ConfigError(f"port {number} cannot be held: {os.strerror(exc.errno or 0)}", hint=hint)
+        return ConfigError(f"port {number} is in use{by}")
+    return ConfigError(f"port {number} cannot be held: {os.strerror(exc.errno or 0)}")
 
 
 def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:

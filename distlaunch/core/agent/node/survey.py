@@ -283,11 +283,6 @@ def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
     part: m.SurveyPart = "directory"
     begin_step(f"the directory {order.workdir}", FILES_S, part)
     problem = machine.directory_problem(order.workdir)
-    hint = (
-        None
-        if problem is None
-        else "the working directory must be there on every node: --workdir names another"
-    )
     python = script_sha256 = None
     if problem is None and order.pythons:
         part = "python"
@@ -297,7 +292,6 @@ def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
             python is None and not order.program
         ):  # a program such as bash, with --setup, may provide it later
             problem = f"there is no Python for the workers: no {' and no '.join(order.pythons)}"
-            hint = "--python names the workers' interpreter on the nodes"
     if problem is None and order.program:
         part = "script"
         begin_step(f"the program {order.program}", FILES_S, part)
@@ -327,7 +321,6 @@ def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
         script_sha256=script_sha256,
         problem=problem,
         part=part,
-        hint=hint,
         shares_run_dir=shares_run_dir,
         environ=machine.device_environ(os.environ),
     )

@@ -57,6 +57,13 @@ def test_a_problem_without_hint_has_no_hint_line(make_job):
     assert job.notices == "error: no"
 
 
+def test_a_port_of_the_user_that_cannot_be_used_has_the_hint_to_leave_it_out(make_job):
+    job = make_job(master_port=2900)
+    job.begin()
+    job.prepared(problem="port 2900 is in use")
+    assert mentions(job.of(p.JobError)[0].hints[0], "--master-port")
+
+
 def test_a_warning_of_a_node_is_passed_on_and_stops_nothing(make_job):
     job = make_job()
     job.begin()

@@ -117,7 +117,7 @@ def test_an_error_names_the_job_that_has_reserved_the_port():
     assert mentions(
         str(caught.value), f"port {port.number}", "job 20261128-101010-abcdef", f"pid {os.getpid()}"
     )
-    assert "--master-port" in caught.value.hint
+    assert caught.value.hint is None
 
 
 def test_an_error_names_the_current_job():
@@ -209,7 +209,7 @@ def test_an_error_names_the_listening_process_and_its_pid(family, address):
         Path("/proc/self/cmdline").read_text().partition("\0")[0]
     )  # the program, or what pytest-xdist makes of it
     assert (title if title[0] == "[" else os.path.basename(title))[:6] in shown
-    assert "--master-port" in caught.value.hint
+    assert caught.value.hint is None
 
 
 def test_a_refused_port_can_be_reserved_later():
@@ -292,7 +292,7 @@ def test_without_a_free_port_the_error_names_none(monkeypatch):
     monkeypatch.setattr(ports, "_bind", bind)
     with pytest.raises(ConfigError, match="no free port") as caught:
         hold_port(0, owner="job")
-    assert "--master-port" not in caught.value.hint
+    assert caught.value.hint is not None
 
 
 def test_a_released_or_refused_port_leaves_no_lock_file(tmp_path):
