@@ -45,18 +45,19 @@ def run_discover(
     *,
     who: str | None = None,
     timeout_s: float = DISCOVER_S,
+    most: int = _MOST_BYTES,
 ) -> str:
     """Run the command with a shell, as Horovod does, and return its output.
 
     ``who`` is the option or variable for messages. Must be called before the first thread starts.
-    Raises ConfigError, with the last message of the command, if the command fails or takes longer
-    than ``timeout_s`` seconds.
+    Raises ConfigError, with the last message of the command, if the command fails takes longer
+    than ``timeout_s`` seconds, or prints more than ``most`` bytes.
     """
     where = command_of(command, who or str(Opt.DISCOVER))
     if "\0" in command:
         raise ConfigError(f"{where}: a command cannot have a NUL")
     try:
-        output, errors, code, problem = _watched(command, environ, timeout_s)
+        output, errors, code, problem = _watched(command, environ, timeout_s, most)
     except OSError as exc:
         raise ConfigError(f"{where}: cannot be run: {os.strerror(exc.errno or 0)}") from exc
     words = errors.decode(errors="surrogateescape").split("\n")
@@ -84,7 +85,7 @@ def _signal_name(number: int) -> str:
 
 
 def _watched(
-    command: str, environ: Mapping[str, str], timeout_s: float
+    command: str, environ: Mapping[str, str], timeout_s: float, most: int
 ) -> tuple[bytes, bytes, int, str]:
     """Return the command's stdout, stderr and exit code, and a text if it does not end or prints
     too much.
@@ -112,7 +113,7 @@ def _watched(
             os.close(descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        return _collect(output, errors, result, timeout_s)
+        return _collect(output, errors, result, timeout_s, most)
     finally:
         os.close(ours)
         with suppress(ChildProcessError):  # SIGCHLD is ignored
@@ -122,7 +123,7 @@ def _watched(
 
 
 def _collect(
-    output: int, errors: int, result: int, timeout_s: float
+    output: int, errors: int, result: int, timeout_s: float, most: int
 ) -> tuple[bytes, bytes, int, str]:
     deadline_s = time.monotonic() + timeout_s
     read = {output: bytearray(), errors: bytearray(), result: bytearray()}
@@ -139,8 +140,8 @@ def _collect(
             if not chunk:
                 poll.unregister(descriptor)
                 left.discard(descriptor)
-        if sum(map(len, read.values())) > _MOST_BYTES:
-            problem = f"the command printed over {_MOST_BYTES >> 20} MiB"
+        if sum(map(len, read.values())) > most:
+            problem = f"the command printed over {most >> 20} MiB"
         elif result in left and left_s <= 0:
             problem = f"the command did not end in {timeout_s:g} s"
         elif (

@@ -61,14 +61,14 @@ def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> 
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
 
 
-def read_host_file(path: str, who: str) -> str:
+def read_host_file(path: str, who: str, timeout_s: float = HOST_FILE_S) -> str:
     """Return the text of a host file. ``who`` is the option for messages.
 
     Raises ConfigError if the file cannot be read, is too large, or is a pipe that does not end in
     time.
     """
     try:
-        data = read_bounded(path, most=_MOST_BYTES, timeout_s=HOST_FILE_S)
+        data = read_bounded(path, most=_MOST_BYTES, timeout_s=timeout_s)
     except OSError as exc:
         raise ConfigError(
             f"{who} {quoted(path)}: {exc.strerror}",

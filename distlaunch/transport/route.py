@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.transport.bootstrap import agent_zip
@@ -17,6 +18,21 @@ from distlaunch.transport.ssh.nodes import SshConnector
 from distlaunch.transport.ssh.openssh import SshCommandConnector
 
 
+class Connectors(NamedTuple):
+    """What opens connections: by paramiko, by the user's ssh command, on this machine."""
+
+    ssh: Callable[..., Connector] = SshConnector
+    ssh_command: Callable[..., Connector] = SshCommandConnector
+    local: Callable[..., Connection] = open_local_agent
+
+
+class Connector(Protocol):
+    """Opens connections to the agents of other machines."""
+
+    def open(self, target: Target, within_s: float) -> Connection:
+        """Open the connection to a node's agent."""
+
+
 def opener(
     options: TrainOptions,
     environ: Mapping[str, str],
@@ -24,6 +40,7 @@ def opener(
     *,
     note: Callable[[str], None] = lambda _: None,
     logged_in: Callable[[Target], None] = lambda _: None,
+    connectors: Connectors = Connectors(),  # noqa: B008 - a constant
 ) -> Open:
     """Return the function that opens connections to the agents of a job.
 
@@ -43,7 +60,7 @@ def opener(
     unchecked = Unchecked(note)
     by_ssh: Open
     if options.ssh_command is not None:
-        by_ssh = SshCommandConnector(
+        by_ssh = connectors.ssh_command(
             options.ssh_command,
             options=ssh_options,
             host_keys=host_keys,
@@ -54,7 +71,7 @@ def opener(
         ).open
     else:
         check = HostKeyCheck(host_keys, unchecked)
-        by_ssh = SshConnector(
+        by_ssh = connectors.ssh(
             options=ssh_options,
             check=check,
             code=code,
@@ -66,7 +83,7 @@ def opener(
 
     def open_connection(target: Target, within_s: float) -> Connection:
         if target.here:
-            return open_local_agent(target, within_s, code=code, environ=environ)
+            return connectors.local(target, within_s, code=code, environ=environ)
         if host_keys == "off" and options.ssh_command is not None:
             unchecked.say()
         return by_ssh(target, within_s)

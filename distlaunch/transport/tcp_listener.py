@@ -63,8 +63,11 @@ class Listener:
 
     ``admit`` is called only for callers with the right release, job and token, and must not raise.
     ``log`` is called with lines for the user. ``expected_callers`` is how many callers are
-    expected. Raises PortTakenError if another process uses the port; ConfigError if no port can be
-    used for another reason, or if munge fails.
+    expected, and ``burst`` how many connections are accepted at once after a quiet time.
+    ``raise_limit`` raises the limit of open files.
+
+    Raises PortTakenError if another process uses the port; ConfigError if no port can be used for
+    another reason, or if munge fails.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class Listener:
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         expected_callers: int = 0,
+        burst: int = _BURST,
+        raise_limit: Callable[[int], bool] = open_files.raise_limit,
     ) -> None:
         try:
             self._secret = ListenerSecret(job_identity.token, job_identity.munge)
@@ -95,8 +100,10 @@ class Listener:
         self._stages: tuple[dict[int, _Pending], ...] = ({}, {}, {})
         # The same by stage of the handshake, the one that was idle for longest first.
         self._admitted: list[tuple[Call, TcpConnection]] = []
-        self._most = _room(expected_callers)
-        self._allowed = float(_BURST)
+        self._raise_limit = raise_limit
+        self._most = _room(expected_callers, raise_limit)
+        self._burst = float(burst)
+        self._allowed = self._burst
         self._allowed_at = clock()
         self._resume_at: float | None = None
         self._resume()
@@ -158,7 +165,7 @@ class Listener:
     def _accept(self, listening: socket.socket) -> None:
         now = self._clock()
         self._allowed = min(
-            float(_BURST), self._allowed + max(0.0, now - self._allowed_at) * ACCEPTED_PER_S
+            self._burst, self._allowed + max(0.0, now - self._allowed_at) * ACCEPTED_PER_S
         )
         self._allowed_at = now
         for _ in range(_STEP):
@@ -196,7 +203,7 @@ class Listener:
 
         If none is, raises the limit of open files, closes another connection, or pauses accepting.
         """
-        if number == errno.EMFILE and open_files.raise_limit(
+        if number == errno.EMFILE and self._raise_limit(
             2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         ):
             return True
@@ -308,10 +315,10 @@ class _Pending:
         self.until = until
 
 
-def _room(expected_callers: int) -> int:
+def _room(expected_callers: int, raise_limit: Callable[[int], bool]) -> int:
     """Raise the limit of open files. Return how many connections may be pending at once."""
     used = len(os.listdir("/proc/self/fd")) + expected_callers
-    open_files.raise_limit(used + 2 * MOST_PENDING)
+    raise_limit(used + 2 * MOST_PENDING)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_PENDING

@@ -101,6 +101,7 @@ def connect_to(
     progress=None,
     watched=None,
     other_addresses=None,
+    answer_s=connect.ANSWER_S,
 ):
     return connect.connect_to_listener(
         host,
@@ -113,6 +114,7 @@ def connect_to(
         progress=progress,
         watched=watched,
         other_addresses=other_addresses,
+        answer_s=answer_s,
     )
 
 
@@ -168,9 +170,9 @@ def stop_when_waiting_for(pattern):
         if re.search(pattern, why):
             os.write(writing, b"\0")
 
-    def connect_until(host, ports):
+    def connect_until(host, ports, **more):
         with pytest.raises(ConnectInterrupted):
-            connect_to(host, ports, progress=progress, watched=reading)
+            connect_to(host, ports, progress=progress, watched=reading, **more)
         return reasons
 
     try:

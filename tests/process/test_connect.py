@@ -208,11 +208,10 @@ def test_a_web_server_is_named():
     ],
     ids=["http", "ssh", "smtp", "silence", "closing"],
 )
-def test_a_foreign_listener_is_named(answer, words, monkeypatch):
-    if words == "it sends nothing":
-        monkeypatch.setattr(connect, "ANSWER_S", 0.5)
+def test_a_foreign_listener_is_named(answer, words):
+    more = {"answer_s": 0.5} if words == "it sends nothing" else {}
     with server(answer) as port, stop_when_waiting_for(words) as connect_until:
-        connect_until("127.0.0.1", [port])
+        connect_until("127.0.0.1", [port], **more)
 
 
 def test_a_launcher_that_is_asked_to_connect_again_does():

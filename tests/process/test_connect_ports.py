@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from distlaunch.core.agent import connect
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
 from tests.facts import mentions
@@ -76,21 +75,19 @@ def silent_listeners(count):
     return stack, [stack.enter_context(server(lambda _: None)) for _ in range(count)]
 
 
-@pytest.fixture
-def long_answer_wait(monkeypatch):
-    """Make the wait for an answer longer than all the time that a launcher has."""
-    monkeypatch.setattr(connect, "ANSWER_S", 2 * BOUND_S)
+LONGER_S = 2 * BOUND_S
+"""A wait for an answer that is longer than all the time that a launcher has."""
 
 
-def test_silent_listeners_hide_no_later_port(long_answer_wait):
+def test_silent_listeners_hide_no_later_port():
     stack, ports = silent_listeners(3)
     with stack, closing(ListenerThread()) as listener:
-        connection, _ = connect_to("127.0.0.1", [*ports, listener.port])
+        connection, _ = connect_to("127.0.0.1", [*ports, listener.port], answer_s=LONGER_S)
         connection.close()
         assert len(listener.requests) == 1
 
 
-def test_silent_listeners_do_not_keep_others_from_being_tried_again(long_answer_wait):
+def test_silent_listeners_do_not_keep_others_from_being_tried_again():
     stack, ports = silent_listeners(1)
     port = free_port()
     listeners = []
@@ -101,7 +98,9 @@ def test_silent_listeners_do_not_keep_others_from_being_tried_again(long_answer_
 
     try:
         with stack:
-            connection, _ = connect_to("127.0.0.1", [*ports, port], progress=progress)
+            connection, _ = connect_to(
+                "127.0.0.1", [*ports, port], progress=progress, answer_s=LONGER_S
+            )
             connection.close()
     finally:
         for one in listeners:

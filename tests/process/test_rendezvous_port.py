@@ -20,14 +20,13 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.codec import encode
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.launcher_messages import PROTOCOL_VERSION, Call, Proof, Welcome
-from distlaunch.transport import open_files, tcp_listener
 from distlaunch.transport.tcp_listener import HANDSHAKE_S, MOST_PENDING, Listener
 from tests.examples import examples
 from tests.facts import mentions
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TOKEN = "8f14e45fceea167a5a36dedd4bea2543"
-PARTY = JobIdentity(release="1.2.3", job_key="77", token=TOKEN.encode())
+IDENTITY = JobIdentity(release="1.2.3", job_key="77", token=TOKEN.encode())
 BOUND_S = 100.0
 CALLERS = 64
 CALL = Call(
@@ -52,7 +51,7 @@ def own_limit_and_locks(tmp_path, monkeypatch):
 class Loop:
     """A main loop that has nothing but a listener."""
 
-    def __init__(self, *, job_identity=PARTY, clock=time.monotonic) -> None:
+    def __init__(self, *, job_identity=IDENTITY, clock=time.monotonic, **more) -> None:
         self.clock = clock
         self.lines = []
         self.calls = []
@@ -66,6 +65,7 @@ class Loop:
             log=self.lines.append,
             clock=clock,
             expected_callers=CALLERS,
+            **more,
         )
         self.port = self.listener.port
         self.poll = select.poll()
@@ -144,7 +144,7 @@ def resident() -> int:
 
 @pytest.mark.parametrize("token", ["", TOKEN])
 def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
-    with closing(Loop(job_identity=replace(PARTY, token=token.encode() or None))) as loop:
+    with closing(Loop(job_identity=replace(IDENTITY, token=token.encode() or None))) as loop:
         callers = run("joins_as_launchers.py", "127.0.0.1", loop.port, CALLERS, token)
         loop.until(lambda: output_of(callers) == str(CALLERS))
         assert sorted(call.rank for call, _ in loop.links) == list(range(CALLERS))
@@ -280,9 +280,8 @@ def test_a_port_scan_is_not_mentioned(loop):
     assert loop.lines == []
 
 
-def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monkeypatch):
-    monkeypatch.setattr(open_files, "raise_limit", lambda needed: False)
-    with closing(Loop()) as loop, ExitStack() as stack:
+def test_without_a_descriptor_left_those_that_are_not_known_make_room(run):
+    with closing(Loop(raise_limit=lambda _: False)) as loop, ExitStack() as stack:
         used = len(os.listdir("/proc/self/fd"))
         callers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", loop.port)))
@@ -297,10 +296,10 @@ def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monke
         assert callers
 
 
-def test_with_no_descriptor_at_all_it_waits_instead_of_spinning(monkeypatch):
-    monkeypatch.setattr(open_files, "raise_limit", lambda needed: False)
+def test_with_no_descriptor_at_all_it_waits_instead_of_spinning():
     clock = Clock()
-    with closing(Loop(clock=clock)) as loop, socket.create_connection(("127.0.0.1", loop.port)):
+    made = Loop(clock=clock, raise_limit=lambda _: False)
+    with closing(made) as loop, socket.create_connection(("127.0.0.1", loop.port)):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
         assert loop.poll.poll(5000)
@@ -312,17 +311,16 @@ def test_with_no_descriptor_at_all_it_waits_instead_of_spinning(monkeypatch):
         loop.until(lambda: loop.listener._pending)
 
 
-def test_our_limit_of_open_files_is_raised_as_far_as_needed(monkeypatch):
+def test_our_limit_of_open_files_is_raised_as_far_as_needed():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
     with closing(Loop()):
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(hard, MOST_PENDING + CALLERS)
 
 
-def test_a_flood_of_connections_is_taken_at_a_bounded_rate(monkeypatch):
+def test_a_flood_of_connections_is_taken_at_a_bounded_rate():
     clock = Clock()
-    monkeypatch.setattr(tcp_listener, "_BURST", 8)
-    with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
+    with closing(Loop(clock=clock, burst=8)) as loop, ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", loop.port)))
         for _ in range(10):

@@ -90,6 +90,7 @@ def connect_to_listener(
     watched: int | None = None,
     stops: Callable[[], bool] = lambda: True,
     other_addresses: Callable[[], Sequence[str]] | None = None,
+    answer_s: float = ANSWER_S,
 ) -> tuple[socket.socket, Welcome]:
     """Return the connection after the listener has admitted this launcher. Only the handshake has
     been read.
@@ -98,7 +99,7 @@ def connect_to_listener(
     monotonic time. ``who`` names the listener in errors. ``progress`` is called repeatedly with the
     seconds since the beginning and the reason for waiting, as a clause. ``other_addresses`` returns
     other addresses of the host. It is called in a thread if there is only one host and its name
-    cannot be resolved.
+    cannot be resolved. ``answer_s`` limits the wait for each message of a listener.
 
     Raises NodesError at the deadline, and RejectedError for a final rejection. Raises
     ConnectInterrupted if ``watched`` is readable and ``stops()``, which reads from ``watched``,
@@ -122,6 +123,7 @@ def connect_to_listener(
         watched=watched,
         stops=stops,
         other_addresses=other_addresses,
+        answer_s=answer_s,
     )
     try:
         return connector.run()
@@ -145,7 +147,9 @@ class _Connector:
         watched: int | None,
         stops: Callable[[], bool],
         other_addresses: Callable[[], Sequence[str]] | None,
+        answer_s: float,
     ) -> None:
+        self._answer_s = answer_s
         self._host = host if isinstance(host, str) else ", ".join(host)
         self._ports = ports
         self._make_handshake = make_handshake
@@ -218,7 +222,9 @@ class _Connector:
                 del self._endpoints[address]
         for address in wanted:
             if address not in self._endpoints:
-                self._endpoints[address] = Endpoint(address, self._make_handshake)
+                self._endpoints[address] = Endpoint(
+                    address, self._make_handshake, answer_s=self._answer_s
+                )
 
     def _begin(self, now: float) -> None:
         """Start the connections that are due. Connections to new addresses are started one at a
@@ -411,7 +417,14 @@ class Endpoint:
     ``make_handshake`` makes the handshake for a new connection.
     """
 
-    def __init__(self, address: Address, make_handshake: Callable[[], CallerHandshake]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        make_handshake: Callable[[], CallerHandshake],
+        *,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._answer_s = answer_s
         self._family, self._to = address
         self._make_handshake = make_handshake
         self.text = host_and_port(str(self._to[0]), self._to[1])
@@ -475,7 +488,7 @@ class Endpoint:
         The caller lets only one endpoint at a time do so, because two endpoints may lead to the
         same listener.
         """
-        self.is_proving, self.until = True, now + ANSWER_S
+        self.is_proving, self.until = True, now + self._answer_s
         proof, self._proof = self._proof, b""
         try:
             self._send(proof)
@@ -535,7 +548,7 @@ class Endpoint:
         if error:
             raise OSError(error, os.strerror(error))
         set_socket_options(self.connection)
-        self._handshake, self.until = self._make_handshake(), now + ANSWER_S
+        self._handshake, self.until = self._make_handshake(), now + self._answer_s
         self._send(self._handshake.begin())
 
     def _on_data(self, handshake: CallerHandshake) -> Welcome | Rejected | None:

@@ -36,12 +36,12 @@ def read_text(path: str) -> str | None:
     return b"".join(chunks).decode(errors="replace")
 
 
-def read_bounded(path: str, *, most: int, timeout_s: float) -> bytes:
+def read_bounded(path: str, *, most: int, timeout_s: float, writer_s: float = WRITER_S) -> bytes:
     """Return the content of a user's file, which may be a pipe (``<(command)``).
 
     Raises OSError: EFBIG for more than ``most`` bytes; ETIMEDOUT if the end is not reached within
-    ``timeout_s``, or if no program opens a FIFO for writing within ``WRITER_S``. Raises ValueError
-    for a NUL in the name.
+    ``timeout_s``, or if no program opens a FIFO for writing within ``writer_s``.
+    Raises ValueError for a NUL in the name.
     """
     began_s = time.monotonic()
     until_s = began_s + timeout_s
@@ -56,16 +56,16 @@ def read_bounded(path: str, *, most: int, timeout_s: float) -> bytes:
             now_s = time.monotonic()
             if now_s >= until_s:
                 raise OSError(errno.ETIMEDOUT, f"no end of it came within {timeout_s:g} s")
-            is_ready = bool(poll.poll(min(until_s - now_s, WRITER_S) * 1000))
+            is_ready = bool(poll.poll(min(until_s - now_s, writer_s) * 1000))
             with suppress(BlockingIOError):
                 chunk = os.read(fd, _LONGEST)
                 data += chunk
                 if (
                     chunk or not is_ready
                 ):  # an empty read before POLLIN: no program has the FIFO open for writing
-                    if not data and time.monotonic() >= began_s + WRITER_S:
+                    if not data and time.monotonic() >= began_s + writer_s:
                         raise OSError(
-                            errno.ETIMEDOUT, f"no program writes to it (waited {WRITER_S:g} s)"
+                            errno.ETIMEDOUT, f"no program writes to it (waited {writer_s:g} s)"
                         )
                     continue
                 return bytes(data)

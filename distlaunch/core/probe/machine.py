@@ -126,15 +126,15 @@ def script_digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str 
         os.close(descriptor)
 
 
-def resolve_own_name(name: str) -> tuple[str, ...]:
+def resolve_own_name(name: str, within_s: float = NAME_S) -> tuple[str, ...]:
     """Return the addresses of a host name in the resolver's order.
 
-    Return an empty tuple if the resolver has not answered after ``NAME_S``.
+    Return an empty tuple if the resolver has not answered within this time.
     """
     answer: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
     try:
         resolve_in_thread(name, 0, answer.put)
-        found = answer.get(timeout=NAME_S)
+        found = answer.get(timeout=within_s)
     except (RuntimeError, queue.Empty):
         return ()
     return (

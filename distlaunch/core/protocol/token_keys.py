@@ -59,8 +59,12 @@ class ListenerSecret:
     """Makes the keys of a listener, each only once. The constructor raises OSError if munge
     fails."""
 
-    def __init__(self, token: bytes | None, munge: Munge | None) -> None:
+    def __init__(
+        self, token: bytes | None, munge: Munge | None, *, scrypt: bool | None = None
+    ) -> None:
+        """``scrypt``: whether scrypt can be computed here; None: try it when it is needed."""
         self._token = token
+        self._scrypt = scrypt
         self._salt = os.urandom(_SALT_BYTES).hex()
         self._keys: dict[str, bytes | None] = {NONE: None}
         self._credential = ""
@@ -80,7 +84,9 @@ class ListenerSecret:
             return NONE, ""
         if is_strong(self._token):
             return KEY, ""
-        return (SCRYPT if scrypt and has_scrypt() else PBKDF2), self._salt
+        if scrypt and (has_scrypt() if self._scrypt is None else self._scrypt):
+            return SCRYPT, self._salt
+        return PBKDF2, self._salt
 
     def key(self, key_method: str) -> bytes | None:
         """Return the key for a method that was offered; None without a secret."""
@@ -92,9 +98,13 @@ class ListenerSecret:
 class CallerSecret:
     """Makes the keys of a caller. A key is not derived again for a repeated offer."""
 
-    def __init__(self, token: bytes | None, munge: Munge | None) -> None:
+    def __init__(
+        self, token: bytes | None, munge: Munge | None, *, scrypt: bool | None = None
+    ) -> None:
+        """``scrypt``: whether scrypt can be computed here; None: try it when it is needed."""
         self._token = token
         self._munge = munge
+        self._scrypt = scrypt
         self._keys: dict[tuple[str, str], bytes | None] = {}
 
     def key(self, key_method: str, salt: str) -> bytes | None:
@@ -117,7 +127,9 @@ class CallerSecret:
             if is_strong(token)
             else key_method in (SCRYPT, PBKDF2) and _SALT.fullmatch(salt)
         )
-        if not fits or (key_method == SCRYPT and not has_scrypt()):
+        if key_method == SCRYPT:
+            fits = fits and (has_scrypt() if self._scrypt is None else self._scrypt)
+        if not fits:
             raise NoKeyError(WRONG_TOKEN, token_hint())
         try:
             return _derive_key(token, key_method, salt)

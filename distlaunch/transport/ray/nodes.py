@@ -73,8 +73,8 @@ class RayCluster:
     ``place_bundles`` and ``close`` must be called by one thread, all other methods by any.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """Start the driver with this environment. Raises ConfigError if it cannot be started."""
+    def __init__(self, environ: Mapping[str, str], driver: str = _DRIVER) -> None:
+        """Start the driver, a Python program, with this environment. Raises ConfigError if it cannot be started."""
         self._code = agent_zip()
         self._lock = threading.Lock()
         self._calls = itertools.count()
@@ -93,7 +93,7 @@ class RayCluster:
             sys.executable,
             "-I",
             "-c",
-            _DRIVER,
+            driver,
             json.dumps(_driver_sys_path()),
         ]
         try:

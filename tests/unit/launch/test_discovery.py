@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.launch import discovery
 from distlaunch.launch.discovery import run_discover
 from tests.facts import mentions
 
@@ -43,9 +42,8 @@ def test_a_command_gets_our_environment_and_no_stdin():
         ("yes", "printed over 1 MiB"),
     ],
 )
-def test_a_command_that_fails_is_quoted_with_its_last_words(monkeypatch, command, text):
-    monkeypatch.setattr(discovery, "_MOST_BYTES", 1 << 20)
-    assert text in failed(command)
+def test_a_command_that_fails_is_quoted_with_its_last_words(command, text):
+    assert text in failed(command, most=1 << 20)
 
 
 def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(tmp_path):

@@ -7,8 +7,7 @@ import os
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.launch import surroundings
-from distlaunch.launch.surroundings import own_identity, read_surroundings
+from distlaunch.launch.surroundings import own_identity, read_host_file, read_surroundings
 from distlaunch.planning.hosts.this_host import is_this_machine
 from distlaunch.planning.train_options import TrainOptions
 
@@ -62,17 +61,15 @@ def test_a_systems_file_that_has_nothing_to_read_or_too_much_is_none(tmp_path):
     }
 
 
-def test_a_host_file_may_be_a_pipe_but_has_to_end(tmp_path, monkeypatch):
+def test_a_host_file_may_be_a_pipe_but_has_to_end(tmp_path):
     ours, theirs = os.pipe()
     os.write(theirs, b"a:1\n")
     os.close(theirs)
     path = f"/dev/fd/{ours}"
     assert read_surroundings(TrainOptions(hostfile=path), {}).texts == {path: "a:1\n"}
     os.close(ours)
-    monkeypatch.setattr(surroundings, "HOST_FILE_S", 0.05)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match=r"0.05"):
-        read_surroundings(TrainOptions(hostfile=str(tmp_path / "fifo")), {})
-    monkeypatch.setattr(surroundings, "HOST_FILE_S", 60.0)
+        read_host_file(str(tmp_path / "fifo"), "--hostfile", timeout_s=0.05)
     with pytest.raises(ConfigError, match=r"more than 64 MiB"):
         read_surroundings(TrainOptions(hostfile="/dev/zero"), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +15,8 @@ from distlaunch.transport.connection import Target
 
 
 @pytest.fixture
-def ways(monkeypatch):
-    """Note what is made and opened, and open nothing."""
+def ways():
+    """Record the arguments of connectors, and open nothing."""
     noted = {}
 
     def way(name):
@@ -28,33 +29,35 @@ def ways(monkeypatch):
 
         return Way
 
-    monkeypatch.setattr(route, "agent_zip", lambda: b"code")
-    monkeypatch.setattr(route, "SshConnector", way("paramiko"))
-    monkeypatch.setattr(route, "SshCommandConnector", way("openssh"))
-    monkeypatch.setattr(
-        route, "open_local_agent", lambda target, within_s, **_: ("beside", target.host, within_s)
+    connectors = route.Connectors(
+        ssh=way("paramiko"),
+        ssh_command=way("openssh"),
+        local=lambda target, within_s, **_: ("beside", target.host, within_s),
     )
-    return noted
+    return SimpleNamespace(made=noted, connectors=connectors)
 
 
-def opened(target: Target, **options):
-    return route.opener(TrainOptions(**options), {}, KillSwitch())(target, 5.0)
+def opened(ways, target: Target, **options):
+    open_connection = route.opener(
+        TrainOptions(**options), {}, KillSwitch(), connectors=ways.connectors
+    )
+    return open_connection(target, 5.0)
 
 
 def test_this_machine_needs_no_network(ways):
-    assert opened(Target(host="n1", here=True)) == ("beside", "n1", 5.0)
-    assert opened(Target(host="n1", here=True), ssh_command="ssh") == ("beside", "n1", 5.0)
+    assert opened(ways, Target(host="n1", here=True)) == ("beside", "n1", 5.0)
+    assert opened(ways, Target(host="n1", here=True), ssh_command="ssh") == ("beside", "n1", 5.0)
 
 
 def test_others_are_reached_by_paramiko_unless_a_command_is_given(ways):
-    assert opened(Target(host="n1")) == ("paramiko", "n1", 5.0)
-    assert opened(Target(host="n1"), ssh_command="ssh -v") == ("openssh", "n1", 5.0)
-    assert ways["openssh"][0] == ("ssh -v",)
+    assert opened(ways, Target(host="n1")) == ("paramiko", "n1", 5.0)
+    assert opened(ways, Target(host="n1"), ssh_command="ssh -v") == ("openssh", "n1", 5.0)
+    assert ways.made["openssh"][0] == ("ssh -v",)
 
 
 def test_the_options_of_ssh_are_passed_on(ways):
-    opened(Target(host="n1"), ssh_user="me", ssh_port=2222, ssh_key="k", ssh_config="c")
-    asked = ways["paramiko"][1]["options"]
+    opened(ways, Target(host="n1"), ssh_user="me", ssh_port=2222, ssh_key="k", ssh_config="c")
+    asked = ways.made["paramiko"][1]["options"]
     assert (asked.user, asked.port, asked.key, asked.config) == ("me", 2222, "k", "c")
 
 
@@ -67,15 +70,15 @@ def test_the_options_of_ssh_are_passed_on(ways):
     ],
 )
 def test_host_keys_are_the_users_own_business_unless_said(ways, options, mode):
-    opened(Target(host="n1"), ssh_command="ssh", **options)
-    assert ways["openssh"][1]["host_keys"] == mode
+    opened(ways, Target(host="n1"), ssh_command="ssh", **options)
+    assert ways.made["openssh"][1]["host_keys"] == mode
 
 
 def test_the_launchers_interpreter_is_tried_first_and_the_workers_next(ways):
-    opened(Target(host="n1"), python="/opt/python")
-    assert ways["paramiko"][1]["pythons"] == [sys.executable, "/opt/python"]
-    opened(Target(host="n1"), python="python3")
-    assert ways["paramiko"][1]["pythons"] == [sys.executable]
+    opened(ways, Target(host="n1"), python="/opt/python")
+    assert ways.made["paramiko"][1]["pythons"] == [sys.executable, "/opt/python"]
+    opened(ways, Target(host="n1"), python="python3")
+    assert ways.made["paramiko"][1]["pythons"] == [sys.executable]
 
 
 def test_an_unknown_command_is_refused_at_once():
@@ -86,7 +89,9 @@ def test_an_unknown_command_is_refused_at_once():
 def test_a_command_that_checks_no_host_keys_is_reported_once(ways):
     reported: list[str] = []
     options = TrainOptions(ssh_host_keys="off", ssh_command="ssh")
-    open_connection = route.opener(options, {}, KillSwitch(), note=reported.append)
+    open_connection = route.opener(
+        options, {}, KillSwitch(), note=reported.append, connectors=ways.connectors
+    )
     open_connection(Target(host="n0", here=True), 5.0)
     assert not reported
     open_connection(Target(host="n1"), 5.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import socket
 
 import pytest
@@ -134,7 +135,8 @@ def test_unknown_tokens_stay():
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     (tmp_path / "me" / ".ssh").mkdir(parents=True)
-    monkeypatch.setattr(sshconfig, "_account", lambda: ("me", str(tmp_path / "account")))
+    entry = pwd.struct_passwd(("me", "x", 1, 1, "", str(tmp_path / "account"), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: entry)
     return tmp_path / "me"
 
 

@@ -48,10 +48,12 @@ class AttemptSetup:
         port: HeldPort | None,
         send: Callable[[m.FromAgent], None],
         post: Callable[[GpusReleased | m.AgentFailed], None],
+        hold: Callable[..., HeldPort] = hold_port,
     ) -> None:
         """``port`` is the port of the first attempt if it is already reserved; otherwise None.
-        ``post`` is called from another thread."""
+        ``post`` is called from another thread. ``hold`` reserves a port."""
         self._port = port
+        self._hold_port = hold
         self._worker_ports: list[HeldPort] = []
         self._send = send
         self._post = post
@@ -108,9 +110,9 @@ class AttemptSetup:
         problem = hint = None
         try:
             if message.port is not None and self._port is None:
-                self._port = hold_port(message.port, owner=owner)
+                self._port = self._hold_port(message.port, owner=owner)
             while len(self._worker_ports) < message.ports:
-                self._worker_ports.append(hold_port(0, owner=owner))
+                self._worker_ports.append(self._hold_port(0, owner=owner))
             if self._port is not None and message.token:
                 self._listen(self._port, message.token)
         except ConfigError as exc:

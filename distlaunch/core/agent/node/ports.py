@@ -122,7 +122,13 @@ class HeldPort:
         self._held.close()
 
 
-def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.sleep) -> HeldPort:
+def hold_port(
+    number: int,
+    *,
+    owner: str,
+    pause: Callable[[float], None] = time.sleep,
+    bind: Callable[[int], socket.socket] | None = None,
+) -> HeldPort:
     """Return a reserved port. ``number`` 0 means any free port.
 
     ``owner`` is the id of this job, which other jobs that need the port print. ``pause`` sleeps for
@@ -131,7 +137,7 @@ def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.
     """
     lock = _lock(number, owner, pause) if number else None
     try:
-        return HeldPort(_bind(number), lock)
+        return HeldPort((bind or _bind)(number), lock)
     except OSError as exc:
         if lock is not None:
             _remove_lock(lock, number)

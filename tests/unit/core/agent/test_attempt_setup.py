@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 
 import pytest
 
-from distlaunch.core.agent.node import attempt_setup as module
 from distlaunch.core.agent.node.attempt_setup import AttemptSetup
+from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.protocol import agent_messages as m
 from tests.facts import mentions
@@ -16,9 +17,9 @@ from tests.facts import mentions
 class Node:
     """A node's setup, and what it has answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more) -> None:
         self.answers: list[m.Prepared] = []
-        self.setup = AttemptSetup(port=None, send=self.answers.append, post=lambda _: None)
+        self.setup = AttemptSetup(port=None, send=self.answers.append, post=lambda _: None, **more)
 
     def prepare(self, attempt: int = 0, **more) -> m.Prepared:
         order = m.Prepare(**{"attempt": attempt, "port": None, **more})
@@ -27,11 +28,21 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path, monkeypatch):
+def make_node(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    found = Node()
-    yield found
-    found.setup.release()
+    with ExitStack() as stack:
+
+        def make(**more):
+            node = Node(**more)
+            stack.callback(node.setup.release)
+            return node
+
+        yield make
+
+
+@pytest.fixture
+def node(make_node):
+    return make_node()
 
 
 def is_free(port: int, *, reuse: bool) -> bool:
@@ -74,17 +85,15 @@ def test_each_attempt_reserves_as_many_ports_as_it_asks_for(node):
     ] == [2, 0, 4, 1]
 
 
-def test_a_port_that_cannot_be_reserved_is_reported_without_a_number(node, monkeypatch):
+def test_a_port_that_cannot_be_reserved_is_reported_without_a_number(make_node):
     held = []
 
     def hold(number, *, owner):
         if len(held) == 2:
             raise ConfigError("port 0 cannot be held: Too many open files")
-        held.append(module_hold(number, owner=owner))
+        held.append(hold_port(number, owner=owner))
         return held[-1]
 
-    module_hold = module.hold_port
-    monkeypatch.setattr(module, "hold_port", hold)
-    answer = node.prepare(port=0, ports=3)
+    answer = make_node(hold=hold).prepare(port=0, ports=3)
     assert (answer.port, answer.ports) == (None, ())
     assert mentions(answer.problem, "port 0", "Too many open files")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.agent.node import ports
 from distlaunch.core.agent.node.ports import HeldPort, PortUse, hold_port
 from distlaunch.core.errors import ConfigError
 from tests.facts import mentions
@@ -285,13 +284,12 @@ print(store.get("key").decode())
     assert (done.returncode, done.stdout) == (0, "value\n"), done.stderr
 
 
-def test_without_a_free_port_the_error_names_none(monkeypatch):
+def test_without_a_free_port_the_error_names_none():
     def bind(_number):
         raise OSError(errno.EADDRINUSE, "in use")
 
-    monkeypatch.setattr(ports, "_bind", bind)
     with pytest.raises(ConfigError, match="no free port") as caught:
-        hold_port(0, owner="job")
+        hold_port(0, owner="job", bind=bind)
     assert caught.value.hint is not None
 
 

@@ -70,8 +70,7 @@ def test_resolving_the_own_name_has_a_timeout(monkeypatch):
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
-    monkeypatch.setattr(machine, "NAME_S", 0.05)
-    assert machine.resolve_own_name("me") == ()
+    assert machine.resolve_own_name("me", within_s=0.05) == ()
     assert asked.is_set()
     answered.set()
 

@@ -66,11 +66,9 @@ def test_a_token_of_128_bits_is_never_derived(derived):
     assert derived == []
 
 
-@pytest.mark.parametrize("lacks", ["the connecting", "the listener"])
-def test_without_scrypt_on_one_side_both_use_pbkdf2(monkeypatch, lacks):
-    listener = ListenerSecret(PHRASE, None)
-    if lacks == "the listener":
-        monkeypatch.setattr(token_keys, "has_scrypt", lambda: False)
+@pytest.mark.parametrize("lacks", ["the launcher", "the listener"])
+def test_without_scrypt_on_one_side_both_use_pbkdf2(lacks):
+    listener = ListenerSecret(PHRASE, None, scrypt=lacks != "the listener")
     key_method, salt = listener.offer(scrypt=lacks == "the listener")
     assert key_method == "pbkdf2"
     assert listener.key(key_method) == CallerSecret(PHRASE, None).key(key_method, salt)
@@ -97,10 +95,9 @@ def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
     assert ListenerSecret(PHRASE, None).offer(scrypt=True)[0] == "pbkdf2"
 
 
-def test_a_launcher_that_cannot_derive_its_key_names_the_missing_function(fips, monkeypatch):
-    monkeypatch.setattr(token_keys, "has_scrypt", lambda: True)
+def test_a_launcher_that_cannot_derive_its_key_names_the_missing_function(fips):
     with pytest.raises(NoKeyError, match=r"scrypt: .*unsupported"):
-        CallerSecret(PHRASE, None).key("scrypt", "ab" * 16)
+        CallerSecret(PHRASE, None, scrypt=True).key("scrypt", "ab" * 16)
 
 
 @pytest.mark.parametrize(
