@@ -374,6 +374,7 @@ class JoinedRunner:
                 | m.ForwardSignal()
                 | m.Prepare()
                 | m.CollectStacks()
+                | m.ReadUsage()
                 | m.Reach()
             ):
                 own.handle(message)

@@ -250,6 +250,8 @@ class JobPolicy:
             case m.Stacks():
                 self._hang_detector.on_stacks(node, message)
                 return self._stop_if_hung(now)
+            case m.Usage():
+                return []  # an answer for another shell
             case m.AgentNotice():
                 return self._on_agent_notice(node, message.text, warning=message.warning)
             case m.PreloadEnded():

@@ -37,6 +37,7 @@ _STACKS_BYTES = _ESCAPED * (8 << 20)
 _STACK_BYTES = _ESCAPED * (64 << 10) + 2048
 _HEARTBEAT_BYTES = 16 << 10
 _PID_BYTES = 40
+_USAGE_BYTES = 1024
 _PORT_BYTES = 8
 _TEXT_BYTES = 512 << 10
 """Size of ``AgentFailed``, ``AgentEnding`` and ``PreloadEnded``, which quote a traceback."""
@@ -52,6 +53,7 @@ NODE_SIZES: dict[type, FrameSize] = {
     m.WorkerHalted: _USUAL,
     m.Alive: _USUAL,
     m.Stacks: _USUAL,
+    m.Usage: _USUAL,
     m.AgentNotice: _USUAL,
     m.PreloadEnded: _TEXT,
     m.LeftoversRunning: _USUAL,
@@ -81,6 +83,7 @@ COORDINATOR_SIZES: dict[type, FrameSize] = {
     m.ForwardSignal: _USUAL,
     m.Pause: _USUAL,
     m.CollectStacks: _USUAL,
+    m.ReadUsage: _USUAL,
     m.Reach: _USUAL,
     m.Ping: _USUAL,
     p.Challenge: _USUAL,
@@ -221,6 +224,8 @@ class NodeBudget(Budget):
                 return _USUAL
             case m.Alive.__name__:
                 size += _HEARTBEAT_BYTES * self._workers
+            case m.Usage.__name__:
+                size += _USAGE_BYTES * self._workers
             case m.Started.__name__:
                 size += _PID_BYTES * self._workers
             case m.Prepared.__name__:

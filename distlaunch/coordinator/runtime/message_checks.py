@@ -148,6 +148,8 @@ class NodeMessageCheck:
                 self._check_signal(message.signum, self._signals)
             case m.Stacks():
                 self._is_current(message.attempt, (each.rank for each in message.stacks))
+            case m.Usage():
+                self._is_current(message.attempt, (each.rank for each in message.workers))
         return getattr(message, "attempt", self._attempt) >= self._attempt
 
     def _is_current(self, attempt: int, ranks: Iterable[int]) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.node.attempt_setup import AttemptSetup, GpusReleased
 from distlaunch.core.agent.node.ports import HeldPort
@@ -43,6 +44,9 @@ from distlaunch.core.model.text import ended_how
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
+
+if TYPE_CHECKING:
+    from distlaunch.core.agent.node.usage import UsageReader
 
 _PUMP_S = 2.0
 _WATCHER_S = CLEANERS_S + 1.0
@@ -87,13 +91,14 @@ class Agent:
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
-        self._posted: deque[Posted | GpusReleased | m.Stacks | m.AgentFailed] = deque()
+        self._posted: deque[Posted | GpusReleased | m.Stacks | m.Usage | m.AgentFailed] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
         self._wake_lock = threading.Lock()
         self._pump = Pump(sink, self._post)
         self._stacks = StackCollector(self._post)
+        self._usage: UsageReader | None = None
         self._is_spawner_lost = False
         self._started: dict[
             int, int
@@ -165,7 +170,7 @@ class Agent:
                 self._attempt_setup.on_gpus_released(event, owner=self.job_id)
             elif isinstance(event, PumpFailed):
                 self._send(m.AgentFailed(text=f"the output thread failed\n{event.text}"))
-            elif isinstance(event, (m.Alive, m.Stacks, m.AgentFailed)):
+            elif isinstance(event, (m.Alive, m.Stacks, m.Usage, m.AgentFailed)):
                 self._send(event)
             else:
                 self._step(self._with_oom_kills(event) if isinstance(event, t.Drained) else event)
@@ -246,6 +251,8 @@ class Agent:
         self._attempt_setup.release()
         self._close_terminal()
         self._stacks.close()
+        if self._usage is not None:
+            self._usage.close()
         self._preload_report.close()
         with self._wake_lock:  # a thread may still wait for GPU memory
             os.close(self._wake)
@@ -294,6 +301,8 @@ class Agent:
                 self._step(message)
             case m.CollectStacks():
                 self._collect_stacks(message)
+            case m.ReadUsage():
+                self._read_usage(message)
             case _:
                 assert_never(message)
 
@@ -445,7 +454,7 @@ class Agent:
         for pid in filter(None, (self._watcher, self._spawner)):
             process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
-    def _post(self, event: Posted | GpusReleased | m.Stacks | m.AgentFailed) -> None:
+    def _post(self, event: Posted | GpusReleased | m.Stacks | m.Usage | m.AgentFailed) -> None:
         self._posted.append(event)
         with self._wake_lock, suppress(BlockingIOError):
             if self._wake_end >= 0:
@@ -461,6 +470,17 @@ class Agent:
         if request.attempt == self._table.attempt:
             pids = {rank: self._table.workers[rank].pid for rank in self._table.running}
             self._stacks.collect(request, {rank: pid for rank, pid in pids.items() if pid})
+
+    def _read_usage(self, request: m.ReadUsage) -> None:
+        if request.attempt != self._table.attempt or self._start is None:
+            return
+        if self._usage is None:
+            from distlaunch.core.agent.node.usage import UsageReader
+
+            self._usage = UsageReader(self._post, environ=os.environ)
+        pids = {rank: self._table.workers[rank].pid for rank in self._table.running}
+        running = {rank: pid for rank, pid in pids.items() if pid}
+        self._usage.read(request, running, self._start)
 
     def _on_spawner_lost(self) -> None:
         """Kill all workers, because without their parent they can no longer be supervised."""

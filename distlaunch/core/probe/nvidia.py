@@ -127,8 +127,7 @@ def _ask_nvml(
     """Return the answer of a child process, or how the child failed."""
     from distlaunch.core.probe.isolated_call import is_single_threaded, run_in_child
 
-    named = [NVML_NAME] if root == "/" else []  # the linker finds libraries of the real root only
-    libraries = [*named, *(under(root, path) for path in _NVML_PATHS)]
+    libraries = nvml_libraries(root)
     if is_single_threaded():
         answer, failure = run_in_child(
             lambda: answer_by_nvml(question, libraries), deadline_s=until_s
@@ -154,13 +153,9 @@ def _ask_new_python(
     import marshal
     import subprocess
 
-    package = os.path.abspath(__file__)  # in an agent this is /proc/self/fd/N/distlaunch/...
-    for _ in range(4):
-        package = os.path.dirname(package)
-    package = package.replace("/proc/self/", f"/proc/{os.getpid()}/")
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, package, question, *libraries],
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, package_path(), question, *libraries],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -177,7 +172,21 @@ def _ask_new_python(
     else:
         return answer, None
     finally:
-        _end(process)
+        end_process(process)
+
+
+def nvml_libraries(root: str) -> list[str]:
+    """Return the names and paths at which NVML may be."""
+    named = [NVML_NAME] if root == "/" else []  # the linker finds libraries of the real root only
+    return [*named, *(under(root, path) for path in _NVML_PATHS)]
+
+
+def package_path() -> str:
+    """Return the directory or zip of this package, as a child process can open it."""
+    package = os.path.abspath(__file__)  # in an agent this is /proc/self/fd/N/distlaunch/...
+    for _ in range(4):
+        package = os.path.dirname(package)
+    return package.replace("/proc/self/", f"/proc/{os.getpid()}/")
 
 
 def answer_by_nvml(question: Question, libraries: Iterable[str]) -> _Answer:
@@ -244,7 +253,9 @@ class NvmlError(Exception):
         self.code = code
 
 
-class _Memory(ctypes.Structure):
+class NvmlMemory(ctypes.Structure):
+    """NVML's structure of the memory of a GPU, in bytes."""
+
     _fields_ = (
         ("total", ctypes.c_ulonglong),
         ("free", ctypes.c_ulonglong),
@@ -297,7 +308,7 @@ def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
     found: list[tuple[Gpu, str | None]] = []
     problems: list[str] = []
     hidden = 0
-    with _Session(lib):
+    with NvmlSession(lib):
         for number in range(_count(lib)):
             device, code = _device(lib, number)
             if code == _NO_PERMISSION:
@@ -318,10 +329,24 @@ def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
     return found, problems
 
 
+def each_device(
+    lib: NvmlLibrary,
+) -> Iterable[tuple[int, ctypes.c_void_p, list[ctypes.c_void_p]]]:
+    """Yield CUDA's index, the handle, and the handles of the MIG slices of each usable GPU. Raises
+    like ``read_gpus``.
+    """
+    hidden = 0
+    for number in range(_count(lib)):
+        device, code = _device(lib, number)
+        hidden += code == _NO_PERMISSION
+        if not code:
+            yield number - hidden, device, _mig_handles(lib, device)[1]
+
+
 def read_holders(lib: NvmlLibrary) -> set[int]:
     """Return the pids that hold GPU memory for computing. Raises like ``read_gpus``."""
     pids: set[int] = set()
-    with _Session(lib):
+    with NvmlSession(lib):
         for number in range(_count(lib)):
             device, code = _device(lib, number)
             if code:
@@ -335,7 +360,7 @@ def read_holders(lib: NvmlLibrary) -> set[int]:
     return pids
 
 
-class _Session:
+class NvmlSession:
     """Context manager: NVML between nvmlInit and nvmlShutdown. Raises NvmlError on entry."""
 
     def __init__(self, lib: NvmlLibrary) -> None:
@@ -366,26 +391,29 @@ def _device(lib: NvmlLibrary, number: int) -> tuple[ctypes.c_void_p, int]:
 
 
 def _describe(lib: NvmlLibrary, device: ctypes.c_void_p, index: int) -> tuple[Gpu, bool]:
-    memory = _Memory()
+    memory = NvmlMemory()
     known = not lib.nvmlDeviceGetMemoryInfo(device, ctypes.pointer(memory))
     enabled, handles = _mig_handles(lib, device)
     # The slice's name is the GPU's, then "MIG" and its profile.
     slices = tuple(
-        MigDevice(uuid=uuid, profile=_text(lib.nvmlDeviceGetName, handle).rpartition(" MIG ")[2])
+        MigDevice(
+            uuid=uuid, profile=device_text(lib.nvmlDeviceGetName, handle).rpartition(" MIG ")[2]
+        )
         for handle in handles
-        if (uuid := _text(lib.nvmlDeviceGetUUID, handle))
+        if (uuid := device_text(lib.nvmlDeviceGetUUID, handle))
     )
     gpu = Gpu(
         index=index,
-        uuid=_text(lib.nvmlDeviceGetUUID, device) or None,
-        name=_text(lib.nvmlDeviceGetName, device),
+        uuid=device_text(lib.nvmlDeviceGetUUID, device) or None,
+        name=device_text(lib.nvmlDeviceGetName, device),
         memory_mib=memory.total >> 20 if known and memory.total else None,
         mig=slices,
     )
     return gpu, enabled
 
 
-def _text(function: Callable[..., Any], device: ctypes.c_void_p) -> str:
+def device_text(function: Callable[..., Any], device: ctypes.c_void_p) -> str:
+    """Return the text that a function of NVML writes about a device; empty if it fails."""
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
     return (
         ""
@@ -424,7 +452,16 @@ def _mig_handles(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, list[
 
 
 def _add_processes(lib: NvmlLibrary, device: ctypes.c_void_p, pids: set[int]) -> int:
-    """Add the pids that compute on a device to ``pids``. Returns NVML's error number.
+    """Add the pids that compute on a device to ``pids``. Returns NVML's error number."""
+    code, found = compute_processes(lib, device)
+    pids.update(pid for pid, _ in found)
+    return code
+
+
+def compute_processes(
+    lib: NvmlLibrary, device: ctypes.c_void_p
+) -> tuple[int, list[tuple[int, int]]]:
+    """Return NVML's error number, and (pid, bytes of memory) of processes that compute on a device.
 
     Calls version 2 of nvmlDeviceGetComputeRunningProcesses, which all drivers since 450 have, or
     version 1 in older drivers. Version 3 is not used, because its structure had another length in
@@ -443,9 +480,8 @@ def _add_processes(lib: NvmlLibrary, device: ctypes.c_void_p, pids: set[int]) ->
             break
         # more processes may start in the meantime
         room = min(_MOST_PROCESSES, max(room, count.value) * 2)
-    if not code:
-        pids.update(each.pid for each in processes[: count.value])
-    return code
+    found = [] if code else [(each.pid, each.used) for each in processes[: count.value]]
+    return code, found
 
 
 # --- nvidia-smi
@@ -574,10 +610,10 @@ def _run_both(path: str, environ: Mapping[str, str], until_s: float) -> tuple[_R
         return first, second
     finally:
         for process in processes:
-            _end(process)
+            end_process(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """Kill the process if it still runs. A process stuck in the driver is abandoned."""
     import subprocess
 

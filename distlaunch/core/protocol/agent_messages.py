@@ -92,6 +92,36 @@ class Stack(Record):
     """The worker has opened a GPU. Its processor time may then be spent waiting for the GPU."""
 
 
+class WorkerUsage(Record):
+    """What a worker and its descendants use. Sums over these processes, unless it says otherwise."""
+
+    rank: int
+    pid: int
+    """Of the worker itself."""
+    age_s: float
+    """Time since the worker's process started."""
+    processes: int
+    cpu_s: float
+    """Processor time until now, with that of descendants that have ended."""
+    rss_bytes: int
+    """Resident memory. Pages that processes share count for each of them."""
+    gpus: tuple[int, ...] = ()
+    """Indices of the GPUs that these processes use, as far as known."""
+    gpu_percent: float | None = None
+    """How busy these GPUs are, as a mean. Other processes on them count, too."""
+    gpu_bytes: int | None = None
+    """Memory of these GPUs that the processes hold, or all that is in use if the driver does not
+    say by process."""
+
+
+class InterfaceUsage(Record):
+    """Bytes that a network interface has carried since it exists."""
+
+    name: str
+    received_bytes: int
+    sent_bytes: int
+
+
 class Interface(Record):
     """An address of a network interface that is up."""
 
@@ -244,6 +274,14 @@ class CollectStacks(Record):
     earlier request."""
 
 
+class ReadUsage(Record):
+    """Answer within about 2 s with the ``Usage`` of the node and of all running workers."""
+
+    attempt: int
+    serial: int
+    """Number repeated in the answer."""
+
+
 class Input(Record):
     """Keystrokes for the worker's pseudo-terminal."""
 
@@ -375,6 +413,28 @@ class Stacks(Record):
     attempt: int
     serial: int
     stacks: tuple[Stack, ...]
+
+
+class Usage(Record):
+    """Answer to ``ReadUsage``. Counters only grow; two answers give a rate."""
+
+    attempt: int
+    serial: int
+    clock_s: float
+    """When the figures were read, on the node's monotonic clock."""
+    agent_cpu_s: float
+    """Processor time of the agent's process. On one machine that is the launcher."""
+    cpus: int
+    """Processors that the node has online."""
+    memory_bytes: int
+    available_bytes: int
+    """Memory that processes could still get without swapping."""
+    interfaces: tuple[InterfaceUsage, ...]
+    """The interfaces to other machines."""
+    read_bytes: int
+    """Bytes that the node's disks have read."""
+    written_bytes: int
+    workers: tuple[WorkerUsage, ...]
 
 
 class AgentNotice(Record):
@@ -560,6 +620,7 @@ ToAgent = (
     | ForwardSignal
     | Pause
     | CollectStacks
+    | ReadUsage
     | Input
     | Resize
 )
@@ -572,6 +633,7 @@ FromAgent = (
     | WorkerHalted
     | Alive
     | Stacks
+    | Usage
     | AgentNotice
     | PreloadEnded
     | LeftoversRunning
@@ -606,6 +668,7 @@ TO_AGENT: tuple[type, ...] = (
     ForwardSignal,
     Pause,
     CollectStacks,
+    ReadUsage,
     Input,
     Resize,
 )
@@ -618,6 +681,7 @@ FROM_AGENT: tuple[type, ...] = (
     WorkerHalted,
     Alive,
     Stacks,
+    Usage,
     AgentNotice,
     PreloadEnded,
     LeftoversRunning,
@@ -649,6 +713,8 @@ NESTED_TYPES: tuple[type, ...] = (
     Heartbeat,
     SavedCheckpoint,
     Stack,
+    WorkerUsage,
+    InterfaceUsage,
     Layout,
     LeftoverProcess,
     Leftovers,

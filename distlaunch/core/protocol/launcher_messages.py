@@ -191,6 +191,7 @@ ToLauncher = (
     | m.ForwardSignal
     | m.Pause
     | m.CollectStacks
+    | m.ReadUsage
     | m.Reach
     | m.Ping
     | Challenge
@@ -207,6 +208,7 @@ FromLauncher = (
     | WorkerExit
     | m.Alive
     | m.Stacks
+    | m.Usage
     | m.AgentNotice
     | m.PreloadEnded
     | m.LeftoversRunning
@@ -228,6 +230,7 @@ TO_LAUNCHER: tuple[type, ...] = (
     m.ForwardSignal,
     m.Pause,
     m.CollectStacks,
+    m.ReadUsage,
     m.Reach,
     m.Ping,
     Challenge,
@@ -244,6 +247,7 @@ FROM_LAUNCHER: tuple[type, ...] = (
     WorkerExit,
     m.Alive,
     m.Stacks,
+    m.Usage,
     m.AgentNotice,
     m.PreloadEnded,
     m.LeftoversRunning,

@@ -29,7 +29,19 @@ int nvmlDeviceGetName(device *d, char *text, unsigned length) {
     snprintf(text, length, d->slice < 0 ? "NVIDIA Fake" : "NVIDIA Fake MIG 1g.5gb");
     return 0;
 }
-int nvmlDeviceGetMemoryInfo(device *d, memory *m) { (void)d; m->total = 40ULL << 30; return 0; }
+int nvmlDeviceGetMemoryInfo(device *d, memory *m) {
+    (void)d;
+    m->total = 40ULL << 30;
+    m->used = 5ULL << 30;
+    return 0;
+}
+typedef struct { unsigned gpu, memory; } rates;
+int nvmlDeviceGetUtilizationRates(device *d, rates *r) {
+    if (d->gpu == 1) return 3; /* not supported */
+    r->gpu = 37;
+    r->memory = 5;
+    return 0;
+}
 int nvmlDeviceGetPciInfo_v3(device *d, pci *p) {
     memset(p, 0xff, sizeof *p);
     snprintf(p->bus_id, sizeof p->bus_id, "00000000:%dB:00.0", d->gpu + 1);
@@ -56,6 +68,9 @@ int nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *count, process 
     *count = there;
     if (there > room) return 7; /* insufficient size */
     memset(out, 0xff, room * sizeof *out);
-    for (unsigned i = 0; i < there; i++) out[i].pid = first + i;
+    for (unsigned i = 0; i < there; i++) {
+        out[i].pid = first + i;
+        if (d->gpu == 0) out[i].used = 1 << 20;
+    }
     return 0;
 }

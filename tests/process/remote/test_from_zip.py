@@ -68,6 +68,25 @@ def test_stacks_are_shown_when_they_are_asked_for(make_agent, worker_spec, pytho
     assert agent.of(m.Alive)
 
 
+def test_the_usage_of_node_and_workers_is_read_when_it_is_asked_for(make_agent, worker_spec):
+    agent, python = make_agent(), sys.executable
+    script = "import time\nprint('up', flush=True)\ntime.sleep(1000)\n"
+    specs = [worker_spec(rank, [python, "-c", script]) for rank in range(2)]
+    agent.start(*specs, uses_gpus=True)
+    for rank in range(2):
+        agent.until_taken(rank, b"up")
+    agent.send(m.ReadUsage(attempt=0, serial=6))
+    [usage] = agent.until(m.Usage)
+    pids = {rank: pid for each in agent.of(m.Started) for rank, pid in each.pids.items()}
+    assert usage.serial == 6
+    assert {each.rank: each.pid for each in usage.workers} == pids
+    assert all(each.rss_bytes > 0 for each in usage.workers)
+    assert usage.agent_cpu_s > 0
+    agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
+    agent.until(m.AttemptEnded)
+    assert agent.leave() == 0
+
+
 def test_output_of_imports_is_stored_on_the_node(make_agent, worker_spec, tmp_path):
     (tmp_path / "loud.py").write_text("print('loud words')\n")
     agent = make_agent()

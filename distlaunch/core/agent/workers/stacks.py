@@ -146,6 +146,9 @@ class StackCollector:
         self._post = post
         self._files: dict[int, tuple[int, int]] = {}  # rank -> descriptor, its number in the worker
         self._ending = threading.Event()
+        self._requests: list[m.CollectStacks] = []
+        """The requests that the running collection answers. Empty: none runs."""
+        self._lock = threading.Lock()
 
     def add(self, rank: int, descriptor: int, number: int) -> None:
         """Add the stack file of a worker. The collector owns the descriptor. ``number`` is the
@@ -153,14 +156,28 @@ class StackCollector:
         self._files[rank] = descriptor, number
 
     def collect(self, request: m.CollectStacks, pids: Mapping[int, int]) -> None:
-        """Start a thread that posts the ``Stacks`` of these workers (rank -> pid)."""
+        """Start a thread that posts the ``Stacks`` of these workers (rank -> pid).
+
+        A request that comes while a collection runs gets the stacks of that collection: two at a
+        time would mix their dumps in the workers' files.
+        """
+        with self._lock:
+            self._requests.append(request)
+            if len(self._requests) > 1:
+                return
         most = min(TEXT_BYTES, _ANSWER_BYTES // max(1, len(pids)))
         workers = [_Worker(rank, pid, *self._file_of(rank), most) for rank, pid in pids.items()]
-        arguments = (request, workers, self._post, self._ending)
+        arguments = (workers, self._answer_all, self._ending)
         try:
             threading.Thread(target=_collect, args=arguments, name="stacks", daemon=True).start()
         except RuntimeError:  # no thread can be started
             _close(workers)
+            self._answer_all(workers)
+
+    def _answer_all(self, workers: Sequence[_Worker]) -> None:
+        with self._lock:
+            requests, self._requests = self._requests, []
+        for request in requests:
             self._post(_answer(request, workers))
 
     def _file_of(self, rank: int) -> tuple[int, int]:
@@ -187,9 +204,8 @@ class StackCollector:
 
 
 def _collect(
-    request: m.CollectStacks,
     workers: Sequence[_Worker],
-    post: Callable[[m.Stacks], None],
+    answer: Callable[[Sequence[_Worker]], None],
     ending: threading.Event,
 ) -> None:
     began = time.monotonic()
@@ -214,7 +230,7 @@ def _collect(
     finally:
         spies.close()
         _close(workers)
-        post(_answer(request, workers))
+        answer(workers)
 
 
 def _read_sources(workers: Sequence[_Worker]) -> None:

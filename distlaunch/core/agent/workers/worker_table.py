@@ -184,6 +184,7 @@ class WorkerTable:
             case (
                 m.Prepare()
                 | m.CollectStacks()
+                | m.ReadUsage()
                 | m.Input()
                 | m.Resize()
                 | w.Running()

@@ -33,6 +33,7 @@ def test_a_joined_launcher_does_its_part_of_an_attempt_and_leaves_with_the_verdi
         lambda: launcher.own.say(m.Started(attempt=0, pids={2: 10, 3: 11})),
         m.ForwardSignal(signum=signal.SIGUSR1),
         m.CollectStacks(attempt=0, serial=1),
+        m.ReadUsage(attempt=0, serial=1),
         lambda: launcher.own.say(exited(1.0, rank=2)),
         lambda: launcher.own.say(GONE),
         p.Notice(text="a warning", level="warning"),
@@ -46,6 +47,7 @@ def test_a_joined_launcher_does_its_part_of_an_attempt_and_leaves_with_the_verdi
         m.Start,
         m.ForwardSignal,
         m.CollectStacks,
+        m.ReadUsage,
     ]
     kinds = [type(each) for each in launcher.link.sent]
     assert kinds == [p.LauncherInfo, m.Pong, m.Started, WorkerExit, m.AttemptEnded]

@@ -63,6 +63,7 @@ LIKELY = st.one_of(
     st.builds(m.Pause, paused=st.booleans()),
     st.builds(m.ForwardSignal, signum=st.sampled_from([10, 12]) | NUMBERS),
     st.builds(m.CollectStacks, attempt=ATTEMPTS, serial=NUMBERS),
+    st.builds(m.ReadUsage, attempt=ATTEMPTS, serial=NUMBERS),
     st.builds(p.Notice, text=TEXTS, level=TEXTS),
 )
 ANYTHING = st.sampled_from(p.TO_LAUNCHER).flatmap(messages_of)
@@ -89,6 +90,7 @@ HARMLESS = (
     m.ForwardSignal,
     m.Pause,
     m.CollectStacks,
+    m.ReadUsage,
     m.Reach,
     m.Survey,
 )

@@ -244,3 +244,14 @@ def test_processor_time_of_a_worker_and_its_children_is_separate(node):
     )
     assert first[0].taken_s < node.collect()[0].taken_s
     assert not any(stack.holds_gpu for stack in first.values())
+
+
+def test_a_request_that_comes_during_a_collection_gets_its_stacks(node, no_spy):
+    pid = node.start(ARMED)
+    for serial in (7, -1):
+        node.collector.collect(m.CollectStacks(attempt=4, serial=serial), {0: pid})
+    answers = [node.answers.get(timeout=20) for _ in range(2)]
+    assert {answer.serial for answer in answers} == {7, -1}
+    for answer in answers:
+        assert answer.stacks[0].text.count("most recent call first") == 1
+    assert "in innermost" in node.collect()[0].text, "the next request starts a new collection"
