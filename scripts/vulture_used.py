@@ -76,3 +76,11 @@ for _ in ():
     _paramiko.read_all  # noqa: B018
     _paramiko.send_message  # noqa: B018
 unpack_block  # noqa: B018, F821 - for readers of steps.bin
+
+# fields of agents' answers that distlaunch top reads from JSON or prints as JSON
+_usage: Any = None
+for _ in ():
+    _usage.received_bytes  # noqa: B018
+    _usage.sent_bytes  # noqa: B018
+    _usage.clock_s  # noqa: B018
+    _usage.agent_cpu_percent  # noqa: B018

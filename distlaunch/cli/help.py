@@ -356,6 +356,18 @@ _JOB_COMMANDS = (
         ("distlaunch events latest --format json | jq .type", "For programs."),
     ),
     _jobs(
+        "top",
+        "Show what each rank of a running job uses, and which ranks are slow.",
+        ("distlaunch top latest", "? shows the keys, q ends."),
+        ("distlaunch top latest --once --format json", "For programs."),
+    ),
+    _jobs(
+        "stack",
+        "Show where in their code the ranks of a running job are.",
+        ("distlaunch stack latest", "Equal stacks are shown once, those that differ first."),
+        ("distlaunch stack latest --rank 3", "The stack of one rank."),
+    ),
+    _jobs(
         "wait",
         "Wait until a job has ended. Exit with its exit code.",
         ("distlaunch wait latest && ./upload.sh", "Continue after a job that succeeds."),

@@ -34,6 +34,8 @@ _GROUPS = 6
 _RECORDED = 32
 """Number of groups and frames that the record has."""
 _LINES = 8
+_LINES_OF_REQUEST = 60
+"""Number of frames that are shown to a user who has asked for stacks."""
 _LINES_OTHERS = 4
 _THREADS = 3
 _ODD_STATES: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
@@ -166,6 +168,53 @@ def diagnose_hang(
             "output_came": output_came,
             "hint": "; ".join(hints) or None,
         },
+    )
+
+
+class StackPlaces(Record):
+    """Where the workers of a running job are."""
+
+    text: str
+    """A paragraph for each group of ranks with equal stacks, with a newline at the end."""
+    groups: tuple[Mapping[str, object], ...]
+    """The same as data, in the form of the ``groups`` of ``_record``, with ``hosts`` and ``pids``."""
+
+
+def describe_places(
+    stacks: Sequence[m.Stack],
+    *,
+    unanswered: Sequence[int],
+    steps: Mapping[int, float],
+    hosts: Callable[[int], str],
+    script_dir: str,
+) -> StackPlaces:
+    """Return where workers are. Equal stacks are merged, and those that differ come first.
+
+    ``unanswered``: ranks whose nodes have not answered. ``steps``: the last step of each rank.
+    """
+    groups = _group_by_place(stacks, script_dir)
+    if unanswered:
+        groups.append(_Group("unanswered", "", None, None, [], ranks=sorted(unanswered)))
+    groups.sort(key=lambda group: (group.kind not in _ODD_STATES, len(group.ranks), group.ranks[0]))
+    places = _HostNames(hosts, [rank for group in groups for rank in group.ranks])
+    lines: list[str] = []
+    for group in groups:
+        lines += [
+            line.removeprefix("  ")
+            for line in _described(
+                group, places, detailed=True, script_dir=script_dir, most=_LINES_OF_REQUEST
+            )
+        ]
+    return StackPlaces(
+        text="\n".join(shorten(printable(line).rstrip(), _WIDTH) for line in lines) + "\n",
+        groups=tuple(
+            {
+                **_entry(group, steps),
+                "hosts": sorted({hosts(rank) for rank in group.ranks}),
+                "pids": group.pids,
+            }
+            for group in groups
+        ),
     )
 
 
@@ -485,10 +534,13 @@ def _wrapped(text: str) -> list[str]:
     )
 
 
-def _described(group: _Group, places: _HostNames, *, detailed: bool, script_dir: str) -> list[str]:
+def _described(
+    group: _Group, places: _HostNames, *, detailed: bool, script_dir: str, most: int = _LINES
+) -> list[str]:
     """Return the lines on a group: its ranks, then its stack.
 
-    With ``detailed``, the lines include all threads of the group's first rank.
+    With ``detailed``, the stack has at most ``most`` lines, and the lines include all threads of the
+    group's first rank.
     """
     who = f"  {_short_ranks(group.ranks)}{places.on_host(group.ranks)}"
     if group.kind == "unanswered":
@@ -512,7 +564,8 @@ def _described(group: _Group, places: _HostNames, *, detailed: bool, script_dir:
     if group.view.place is None:
         return [f"{who}: no Python frame: the interpreter is starting or ending"]
     lines = [f"{who}:"]
-    lines += [f"      {line}" for line in _stack(group.view, detailed=detailed)]
+    stack = group.view.shown(most) if detailed else group.view.shown(_LINES_OTHERS, brief=True)
+    lines += [f"      {line}" for line in stack]
     return lines + (_other_threads(group, script_dir) if detailed else [])
 
 
@@ -523,10 +576,6 @@ def _state(group: _Group) -> str:
         if group.state.isalpha() and len(group.state) == 1
         else f"state unknown{pid}"
     )
-
-
-def _stack(view: StackView, *, detailed: bool) -> list[str]:
-    return view.shown(_LINES) if detailed else view.shown(_LINES_OTHERS, brief=True)
 
 
 def _other_threads(group: _Group, script_dir: str) -> list[str]:
@@ -570,27 +619,26 @@ def _record(
       rank).
     * ``groups_left_out``: the number of further groups.
     """
-    entries: list[dict[str, object]] = []
-    for group in groups[:_RECORDED]:
-        told = [steps[rank] for rank in group.ranks if rank in steps]
-        entries.append(
-            {
-                "ranks": group.ranks,
-                "kind": group.kind,
-                "waits_in": group.wait.name if group.wait else None,
-                "frame": group.frame,
-                "stack": group.view.shown(_RECORDED) if group.view else [],
-                "steps": [min(told), max(told)] if told else None,
-                "other_threads": len(group.threads),
-            }
-        )
     return {
         "behind": list(verdict.ranks),
         "frame": frame,
         "summary": verdict.words,
         "ended": list(ended),
-        "groups": entries,
+        "groups": [_entry(group, steps) for group in groups[:_RECORDED]],
         "groups_left_out": max(0, len(groups) - _RECORDED),
+    }
+
+
+def _entry(group: _Group, steps: Mapping[int, float]) -> dict[str, object]:
+    told = [steps[rank] for rank in group.ranks if rank in steps]
+    return {
+        "ranks": group.ranks,
+        "kind": group.kind,
+        "waits_in": group.wait.name if group.wait else None,
+        "frame": group.frame,
+        "stack": group.view.shown(_RECORDED) if group.view else [],
+        "steps": [min(told), max(told)] if told else None,
+        "other_threads": len(group.threads),
     }
 
 

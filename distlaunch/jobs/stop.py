@@ -39,7 +39,7 @@ def wait_for_end(job: Job, *, each: Callable[[], None] = lambda: None) -> Job:
         if now.state.has_ended:
             return now
         if now.state is State.UNKNOWN:
-            raise _elsewhere(now, "wait")
+            raise elsewhere_error(now, "wait")
         each()
         time.sleep(POLL_S)
 
@@ -55,7 +55,7 @@ def stop_job(job: Job, *, now: bool = False) -> Job:
     if job.state.has_ended:
         raise ConfigError(f"job {printable(job.job_id)} has ended already")
     if job.state is State.UNKNOWN or not job.is_here or job.launcher is None:
-        raise _elsewhere(job, "stop")
+        raise elsewhere_error(job, "stop")
     again = _Again(job, job.launcher)
     return wait_for_end(job, each=again if now else lambda: None)
 
@@ -112,7 +112,8 @@ def _send(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def _elsewhere(job: Job, command: str) -> ConfigError:
+def elsewhere_error(job: Job, command: str) -> ConfigError:
+    """Return the error for a job whose launcher is on another host, with the line to use."""
     host = printable(job.host) or "another host"
     words = shlex.join(["ssh", host, "distlaunch", command, job.path])
     return ConfigError(

@@ -1,5 +1,5 @@
-"""``ps``, ``status``, ``logs``, ``events``, ``wait``, ``stop`` and ``rm``: jobs seen from another
-shell."""
+"""``ps``, ``status``, ``logs``, ``events``, ``top``, ``stack``, ``wait``, ``stop`` and ``rm``: jobs
+seen from another shell."""
 
 from __future__ import annotations
 
@@ -138,11 +138,7 @@ def _events(request: _Request) -> int:
 
 def _logs(request: _Request) -> int:
     job, values = request.job(), request.values
-    ranks = (
-        None
-        if values["rank"] is None
-        else read_ranks(values["rank"], "--rank", job.world_size or _MOST_RANKS)
-    )
+    ranks = _ranks(job, values["rank"])
     keep = _keep(values["grep"])
     has_prefix = ranks is None or len(ranks) > 1
     follow = values["follow"]
@@ -154,6 +150,11 @@ def _logs(request: _Request) -> int:
             prefix = f"[{line.rank}] ".encode() if has_prefix else b""
             _write(prefix + line.text, flush=follow)
     return 0
+
+
+def _ranks(job: Job, text: str | None) -> frozenset[int] | None:
+    """Return the ranks of --rank; None if it was not given. Raises UsageError."""
+    return None if text is None else read_ranks(text, "--rank", job.world_size or _MOST_RANKS)
 
 
 def _lines(
@@ -213,6 +214,30 @@ def _keep(pattern: str | None) -> Callable[[bytes], bool]:
     except re.error as exc:
         raise UsageError(f"--grep {quoted(pattern)} is no regular expression: {exc}") from exc
     return lambda text: found.search(text) is not None
+
+
+def _top(request: _Request) -> int:
+    from distlaunch.cli.commands.top import run_top
+
+    values = request.values
+    return run_top(
+        request.job(),
+        once=values["once"],
+        as_json=request.is_json,
+        interval_s=values["interval"],
+    )
+
+
+def _stack(request: _Request) -> int:
+    from distlaunch.jobs.stacks import read_stacks
+
+    job = request.job()
+    found = read_stacks(job, _ranks(job, request.values["rank"]), command="stack")
+    if request.is_json:
+        _print_json(found.record)
+    else:
+        _print_lines(found.text.splitlines())
+    return 0
 
 
 def _wait(request: _Request) -> int:
@@ -295,6 +320,8 @@ _COMMANDS: dict[str, Callable[[_Request], int]] = {
     "status": _status,
     "logs": _logs,
     "events": _events,
+    "top": _top,
+    "stack": _stack,
     "wait": _wait,
     "stop": _stop,
     "rm": _rm,

@@ -88,6 +88,30 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
         _FORMAT,
     ),
     "events": (_FOLLOW, _LOG_DIR, _FORMAT),
+    "top": (
+        _row(
+            "--once",
+            "flag",
+            "Print the figures of all ranks once, and end. This is so without a terminal, too.",
+            default=False,
+        ),
+        _row(
+            "--interval",
+            "seconds",
+            "Time between two readings.",
+            default=2.0,
+            metavar="TIME",
+        ),
+        _LOG_DIR,
+        _FORMAT,
+    ),
+    "stack": (
+        _row(
+            "--rank", "text", "Ranks whose stacks are printed.", metavar="0,4-7", unset="all ranks"
+        ),
+        _LOG_DIR,
+        _FORMAT,
+    ),
     "wait": (_LOG_DIR,),
     "stop": (
         _row("--now", "flag", "Kill the workers without waiting for --grace.", default=False),

@@ -409,6 +409,7 @@ class JoinedRunner:
         self._files.begin_attempt(plan.attempt)
         fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": start.master_addr}
         fields |= {"master_port": start.master_port, "host": os.uname().nodename}
+        fields["coordinator"] = self._settings.coordinator
         self._events.write("attempt_started", fields)
         streams = Streams(terminal=None, stdin=False, is_remote=False)
         self._running, self._asked = plan.attempt, False

@@ -20,6 +20,10 @@ _SUM_S = 0.5
 _RATE_S = 10.0
 """The number of steps per second is an average over this time."""
 _LEAST_RATE_S = 0.9
+STEPS = 20
+"""The step time of a rank is a mean over this many steps."""
+_REPORTS_S = 3.0
+"""Reports of progress may take this long to arrive."""
 
 
 class Summary(Record):
@@ -39,20 +43,32 @@ class Summary(Record):
 
 
 class _Steps:
-    """The rate of a rank's steps, measured over the last 5 to 10 s."""
+    """The rate of a rank's last ``STEPS`` steps. A rank reports at most once a second, so fast
+    steps are measured over more of them."""
 
     def __init__(self, step: float, now: float) -> None:
-        self.step_s: float | None = None
-        self._from = self._next = (step, now)
+        self._samples: deque[tuple[float, float]] = deque([(step, now)])
 
     def add(self, step: float, now: float) -> None:
-        """Record the last step of a heartbeat."""
-        if step < self._from[0]:  # a new epoch
-            self._from = self._next = (step, now)
-        if step > self._from[0]:
-            self.step_s = (now - self._from[1]) / (step - self._from[0])
-        if now - self._next[1] >= _RATE_S / 2:
-            self._from, self._next = self._next, (step, now)
+        """Record the step of a heartbeat."""
+        last = self._samples[-1][0]
+        if step < last:  # a new epoch
+            self._samples.clear()
+        if step != last:
+            self._samples.append((step, now))
+        while len(self._samples) > 2 and self._samples[1][0] <= step - STEPS:
+            self._samples.popleft()
+
+    def step_s(self, now: float) -> float | None:
+        """Return the seconds per step; None if not known. A step that is not ended counts once it
+        takes longer than the mean."""
+        (first, began), (last, ended) = self._samples[0], self._samples[-1]
+        if last <= first:
+            return None
+        mean_s = (ended - began) / (last - first)
+        if now - ended > mean_s + _REPORTS_S:
+            return max(mean_s, (now - began) / (last - first + 1))
+        return mean_s
 
 
 class Progress:
@@ -94,10 +110,10 @@ class Progress:
             return None if self._best_before is None else False
         return self._best_before is None or self._best > self._best_before
 
-    def step_s(self, rank: int) -> float | None:
+    def step_s(self, rank: int, now: float) -> float | None:
         """Return the seconds per step of a rank over its last steps; None if not known."""
         steps = self._steps.get(rank)
-        return None if steps is None else steps.step_s
+        return None if steps is None else steps.step_s(now)
 
     def on_heartbeats(
         self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float

@@ -40,6 +40,8 @@ class Answers(Record):
     nodes: tuple[NodeAnswer, ...]
     unanswered: tuple[str, ...]
     """The hosts of the nodes that did not answer in time."""
+    script_dir: str = ""
+    """Files below it are the user's own."""
 
 
 class AskedNodes(Record):
@@ -50,6 +52,7 @@ class AskedNodes(Record):
     """By the number of the node."""
     first_shown: int = 0
     """The rank by which people know the job's rank 0."""
+    script_dir: str = ""
 
 
 class NodeQuestions:
@@ -158,6 +161,7 @@ class _Question:
         hosts, first = self.nodes.hosts, self.nodes.first_shown
         return Answers(
             attempt=self.nodes.attempt,
+            script_dir=self.nodes.script_dir,
             nodes=tuple(
                 _node_answer(node, hosts[node], self.answers[node], first)
                 for node in hosts

@@ -39,6 +39,7 @@ from distlaunch.planning.build_plan import bind
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.control import Handler
+    from distlaunch.coordinator.runtime.node_questions import AskedNodes, NodeQuestions
     from distlaunch.coordinator.runtime.remote_agents import Feeder
     from distlaunch.coordinator.runtime.series_file import SeriesFile
     from distlaunch.coordinator.runtime.snapshot import JobSnapshot
@@ -176,6 +177,8 @@ class Runner:
         """Events that have not been passed to the policy."""
         self._started_s = time.monotonic()
         self._started = time.time()
+        self._questions: NodeQuestions | None = None
+        """Questions of other shells to the nodes; None until there is one."""
         self.calls = MainLoopCalls()
         """Functions that other threads pass to the main loop."""
         self._reporter = Reporter(
@@ -210,7 +213,36 @@ class Runner:
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers of the control server, by the kind of the request."""
-        return {"snapshot": lambda _: self.snapshot(), "stop": self._on_stop_request}
+        return {
+            "snapshot": lambda _: self.snapshot(),
+            "stop": self._on_stop_request,
+            "usage": lambda _: self._node_questions().ask_usage(self._asked_nodes()),
+            "stacks": self._on_stacks_request,
+        }
+
+    def _on_stacks_request(self, fields: Mapping[str, object]) -> object:
+        """Return a future of the stacks of all workers. They do not count for hang detection."""
+        return self._node_questions().ask_stacks(self._asked_nodes())
+
+    def _node_questions(self) -> NodeQuestions:
+        if self._questions is None:
+            from distlaunch.coordinator.runtime.node_questions import NodeQuestions
+
+            self._questions = NodeQuestions(send=self._transport.send, clock=self._clock)
+        return self._questions
+
+    def _asked_nodes(self) -> AskedNodes:
+        """Return the nodes with workers of this attempt that have started and not all ended."""
+        from distlaunch.coordinator.runtime.node_questions import AskedNodes
+
+        attempt = self._policy.newest_attempt
+        nodes = sorted(attempt.owing) if self._policy.up > self._policy.ended else []
+        return AskedNodes(
+            attempt=attempt.number,
+            hosts={node: attempt.nodes.host(node) for node in nodes},
+            first_shown=self._plan.first_shown,
+            script_dir=self._policy.settings.script_dir,
+        )
 
     def _on_stop_request(self, fields: Mapping[str, object]) -> object:
         """Stop the job as SIGTERM does; with the field ``now``, kill the workers at once."""
@@ -252,6 +284,8 @@ class Runner:
                 self._feed(a.Tick())
                 is_busy = True
             self._write_series()
+            if self._questions is not None:
+                self._questions.tick()
             if not self._is_over():
                 self._wait(is_busy=is_busy)
         if self._series is not None:
@@ -274,6 +308,8 @@ class Runner:
             event = self._received.popleft()
             if isinstance(event, a.FromNode) and isinstance(event.message, WorkerExit):
                 self._reporter.keep_error(event.message)
+            if self._is_answer(event):
+                continue
             self._feed(event)
             if isinstance(event, a.FromNode) and isinstance(event.message, m.Alive):
                 self._keep_series(event.message)
@@ -301,6 +337,16 @@ class Runner:
         if series is not None and series.due is not None and self._clock() >= series.due:
             series.write(self._clock())
 
+    def _is_answer(self, event: a.Event) -> bool:
+        """Return whether an event answers a question of another shell, and not one of the policy."""
+        if self._questions is None:
+            return False
+        if isinstance(event, a.Lost):
+            self._questions.on_lost(event.node)
+        return isinstance(event, a.FromNode) and self._questions.on_message(
+            event.node, event.message
+        )
+
     def _is_over(self) -> bool:
         return self._exit_code is not None
 
@@ -320,7 +366,12 @@ class Runner:
         series_due = None if self._series is None else self._series.due
         deadlines = [
             time
-            for time in (self._policy.deadline(), self._transport.deadline(), series_due)
+            for time in (
+                self._policy.deadline(),
+                self._transport.deadline(),
+                series_due,
+                None if self._questions is None else self._questions.deadline(),
+            )
             if time is not None
         ]
         left_ms = (min(deadlines) - self._clock()) * 1000 if deadlines else None

@@ -147,7 +147,7 @@ def _workers(
                     state=state,
                     returncode=ended.get(rank),
                     step=values.get(STEP),
-                    step_s=progress.step_s(rank),
+                    step_s=progress.step_s(rank, now),
                     loss=values.get(LOSS),
                     samples=values.get(SAMPLES),
                     last_sign_age_s=max(0.0, now - sign_at) if sign_at > float("-inf") else None,

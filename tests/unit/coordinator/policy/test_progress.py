@@ -109,3 +109,37 @@ def test_messages_in_quick_succession_are_not_summed_up_each_time(progress):
     assert progress.summary is first
     beat(progress, 1.0, r0=2)
     assert progress.summary.ranks == 100
+
+
+def test_the_step_time_of_a_rank_is_a_mean_over_its_last_twenty_steps(progress):
+    for step in range(30):
+        beat(progress, step * 2.0, r0=step)
+    assert progress.step_s(0, 58.0) == pytest.approx(2.0)
+    for step in range(30, 60):
+        beat(progress, 58 + (step - 29) * 5.0, r0=step)
+    assert progress.step_s(0, 208.0) == pytest.approx(5.0)
+    assert progress.step_s(1, 208.0) is None
+
+
+def test_steps_between_two_reports_count_each(progress):
+    beat(progress, 10.0, r0=0)
+    assert progress.step_s(0, 10.0) is None
+    beat(progress, 11.0, r0=100)
+    assert progress.step_s(0, 11.0) == pytest.approx(0.01)
+    assert progress.step_s(0, 12.0) == pytest.approx(0.01), "its next report may be on the way"
+
+
+def test_a_step_that_does_not_end_makes_the_step_time_longer(progress):
+    for step in range(10):
+        beat(progress, float(step), r0=step)
+    assert progress.step_s(0, 10.0) == pytest.approx(1.0)
+    assert progress.step_s(0, 109.0) == pytest.approx(10.9)
+
+
+def test_a_step_that_goes_back_begins_the_step_time_anew(progress):
+    for step in range(10):
+        beat(progress, float(step), r0=step)
+    beat(progress, 20.0, r0=0)
+    assert progress.step_s(0, 20.0) is None
+    beat(progress, 23.0, r0=1)
+    assert progress.step_s(0, 23.0) == pytest.approx(3.0)

@@ -1,0 +1,70 @@
+"""Ask the launcher of a running job, or say where it can be asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
+from distlaunch.core.protocol.control_messages import ControlError, ControlRefusal
+from distlaunch.jobs.control import NoControlError, ask
+from distlaunch.jobs.events import read_events
+from distlaunch.jobs.job import Job, State, read_job
+from distlaunch.jobs.stop import elsewhere_error
+
+
+def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields: object) -> Any:
+    """Return the answer of a job's launcher to a request.
+
+    ``command`` is the user's, for the line to use on another host. Raises ConfigError if the job has
+    ended, if its launcher is on another host, or if it does not answer.
+    """
+    if job.state.has_ended:
+        raise ended_error(job)
+    if job.state is State.UNKNOWN or not job.is_here:
+        raise elsewhere_error(job, command)
+    try:
+        return ask(job.path, kind, timeout_s=timeout_s, **fields)
+    except NoControlError as exc:
+        now = read_job(job.path)
+        if now is None or now.state.has_ended:
+            raise ended_error(now or job) from exc
+        raise _no_answer(job, command) from exc
+    except ControlError as exc:
+        if exc.refusal is ControlRefusal.ENDING:
+            raise ended_error(job) from exc
+        raise ConfigError(f"job {printable(job.job_id)}: {exc.message}") from exc
+
+
+def ended_error(job: Job) -> ConfigError:
+    """Return the error for a job that does not run any more."""
+    name = printable(job.job_id)
+    how = "its launcher was killed" if job.state is State.KILLED else "it does not run any more"
+    return ConfigError(f"job {name}: {how}", hint=f"distlaunch status {name} shows how it ended")
+
+
+def _no_answer(job: Job, command: str) -> ConfigError:
+    coordinator = _coordinator(job)
+    name = printable(job.job_id)
+    if coordinator is not None:
+        return ConfigError(
+            f"job {name}: the launcher here follows the coordinator, which is the one that answers",
+            hint=f"distlaunch {command} works on the host of {printable(coordinator)}",
+        )
+    pid = "" if job.launcher is None else f" (pid {job.launcher.pid})"
+    return ConfigError(
+        f"job {name}: its launcher{pid} does not answer",
+        hint="is it suspended (Ctrl-Z, a debugger)?",
+    )
+
+
+def _coordinator(job: Job) -> str | None:
+    """Return the coordinator's name and address, if the job's launcher here follows one."""
+    found = None
+    for event in read_events(job.events):
+        match event:
+            case {"type": "attempt_started", "coordinator": str(name)}:
+                found = name
+            case _:
+                continue
+    return found

@@ -1,0 +1,45 @@
+"""Which ranks are stragglers, by the seconds per step of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.diagnosis.stragglers import StragglerReason, find_stragglers
+
+
+def of(*step_times: float) -> list[int]:
+    return sorted(find_stragglers(dict(enumerate(step_times))))
+
+
+def test_a_rank_far_above_the_median_is_one():
+    found = find_stragglers({0: 1.0, 1: 1.1, 2: 0.9, 3: 2.0})
+    assert list(found) == [3]
+    assert found[3].reason is StragglerReason.STEP_TIME
+    assert (found[3].step_s, found[3].median_s) == (2.0, pytest.approx(1.05))
+    assert found[3].words
+
+
+@pytest.mark.parametrize(
+    "step_times",
+    [
+        (1.0, 1.0, 1.0, 1.0),
+        (1.0, 1.001, 1.002, 1.03),  # all within what differs between reports
+        (1.0, 2.0, 3.0, 4.0),  # widely spread
+        (1.0, 5.0),  # one of two
+        (0.0, 0.0, 1.0),
+        (),
+    ],
+)
+def test_ranks_that_are_as_slow_as_the_others_are_none(step_times):
+    assert of(*step_times) == []
+
+
+def test_ranks_with_equal_step_times_do_not_hide_one():
+    assert of(*[0.5] * 511, 0.6) == [511]
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1e6), max_size=50))
+def test_never_more_than_half_of_the_ranks(step_times):
+    assert len(of(*step_times)) <= len(step_times) // 2
