@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from typing import Any
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.control_messages import ControlError, ControlRefusal
-from distlaunch.jobs.control import NoControlError, ask
+from distlaunch.jobs.control import NoControlError, ask_at, connect
 from distlaunch.jobs.events import read_events
 from distlaunch.jobs.job import Job, State, read_job
 from distlaunch.jobs.stop import elsewhere_error
+
+_OPENS_S = 1.5
+_AGAIN_S = 0.05
 
 
 def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields: object) -> Any:
@@ -24,7 +29,8 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
     if job.state is State.UNKNOWN or not job.is_here:
         raise elsewhere_error(job, command)
     try:
-        return ask(job.path, kind, timeout_s=timeout_s, **fields)
+        with _connect(job) as connection:
+            return ask_at(connection, kind, timeout_s=timeout_s, **fields)
     except NoControlError as exc:
         now = read_job(job.path)
         if now is None or now.state.has_ended:
@@ -34,6 +40,21 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
         raise ConfigError(f"job {printable(job.job_id)}: {exc.message}") from exc
+
+
+def _connect(job: Job) -> socket.socket:
+    """Connect to the launcher, which opens its socket shortly after its start.
+
+    Raises NoControlError.
+    """
+    until = time.monotonic() + _OPENS_S
+    while True:
+        try:
+            return connect(job.path)
+        except NoControlError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def ended_error(job: Job) -> ConfigError:

@@ -75,7 +75,7 @@ class TopView(Record):
     """Hosts of nodes that have not answered in time."""
 
 
-class Order(Enum):
+class RankOrder(Enum):
     """How ranks are sorted."""
 
     SLOWEST = "slowest"
@@ -231,20 +231,20 @@ def _all_bytes(usage: Mapping[str, Any], field: str) -> int:
     return sum(each[field] for each in usage["interfaces"])
 
 
-def sorted_ranks(rows: Iterable[RankRow], order: Order) -> list[RankRow]:
+def sorted_ranks(rows: Iterable[RankRow], order: RankOrder) -> list[RankRow]:
     """Return the rows in an order. Ranks whose figure is unknown come last."""
 
     def key(row: RankRow) -> tuple[Any, ...]:
-        figures: dict[Order, float | None] = {
-            Order.SLOWEST: row.step_s,
-            Order.RANK: -row.rank,
-            Order.CPU: row.cpu_percent,
-            Order.MEMORY: row.rss_bytes,
-            Order.GPU: row.gpu_percent,
-            Order.SILENT: row.last_sign_age_s,
+        figures: dict[RankOrder, float | None] = {
+            RankOrder.SLOWEST: row.step_s,
+            RankOrder.RANK: -row.rank,
+            RankOrder.CPU: row.cpu_percent,
+            RankOrder.MEMORY: row.rss_bytes,
+            RankOrder.GPU: row.gpu_percent,
+            RankOrder.SILENT: row.last_sign_age_s,
         }
         figure = figures[order]
-        marked = order is Order.SLOWEST and row.straggler is not None
+        marked = order is RankOrder.SLOWEST and row.straggler is not None
         return not marked, figure is None, -(figure or 0.0), row.rank
 
     return sorted(rows, key=key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, format_ranks, printable
 from distlaunch.jobs.show import age
-from distlaunch.jobs.top import NodeRow, Order, RankRow, TopView, sorted_ranks
+from distlaunch.jobs.top import NodeRow, RankOrder, RankRow, TopView, sorted_ranks
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -35,7 +35,7 @@ _HELP = (
 class ScreenState(Record):
     """What the user has chosen."""
 
-    order: Order = Order.SLOWEST
+    order: RankOrder = RankOrder.SLOWEST
     node: int | None = None
     """Only the ranks of this node are shown; None: of all."""
     chosen: int | None = None

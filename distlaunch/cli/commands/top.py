@@ -20,7 +20,7 @@ from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import plain, replace
 from distlaunch.jobs.job import Job
 from distlaunch.jobs.running import ask_running
-from distlaunch.jobs.top import Order, TopView, view_of
+from distlaunch.jobs.top import RankOrder, TopView, view_of
 from distlaunch.jobs.top_screen import ScreenState, draw, shown_ranks
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class _Screen:
         elif key == "help":
             self._state = replace(state, shows_help=True)
         elif key == "sort":
-            orders = list(Order)
+            orders = list(RankOrder)
             following = orders[(orders.index(state.order) + 1) % len(orders)]
             self._state = replace(state, order=following)
         elif key == "node":

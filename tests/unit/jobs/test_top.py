@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.jobs.top import Order, sorted_ranks, view_of
+from distlaunch.jobs.top import RankOrder, sorted_ranks, view_of
 from tests.unit.jobs.test_top_screen import snapshot, usage
 
 
@@ -60,7 +60,13 @@ def test_only_running_ranks_are_stragglers():
 
 @pytest.mark.parametrize(
     ("order", "first"),
-    [(Order.SLOWEST, 6), (Order.RANK, 0), (Order.CPU, 7), (Order.MEMORY, 7), (Order.SILENT, 3)],
+    [
+        (RankOrder.SLOWEST, 6),
+        (RankOrder.RANK, 0),
+        (RankOrder.CPU, 7),
+        (RankOrder.MEMORY, 7),
+        (RankOrder.SILENT, 3),
+    ],
 )
 def test_ranks_can_be_sorted(order, first):
     view = view_of(snapshot(8, 1), usage(8, 1, 2), usage(8, 1, 0))
@@ -71,4 +77,4 @@ def test_ranks_can_be_sorted(order, first):
 def test_ranks_without_a_figure_come_last():
     given = snapshot(4, 1)
     given["workers"][0]["step_s"] = None
-    assert sorted_ranks(view_of(given, None).ranks, Order.SLOWEST)[-1].rank == 0
+    assert sorted_ranks(view_of(given, None).ranks, RankOrder.SLOWEST)[-1].rank == 0

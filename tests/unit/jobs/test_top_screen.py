@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from distlaunch.core.model.record import replace
-from distlaunch.jobs.top import Order, view_of
+from distlaunch.jobs.top import RankOrder, view_of
 from distlaunch.jobs.top_screen import ScreenState, draw, shown_ranks, size
 from tests.facts import mentions
 
@@ -158,7 +158,7 @@ def test_everything_is_printed_where_the_height_does_not_matter():
 
 def test_a_node_chosen_hides_the_ranks_of_the_others():
     view = make_view(512, 64)
-    rows = shown_ranks(view, ScreenState(node=3, order=Order.RANK))
+    rows = shown_ranks(view, ScreenState(node=3, order=RankOrder.RANK))
     assert [row.rank for row in rows] == list(range(24, 32))
 
 
