@@ -8,58 +8,19 @@ and near misses, in ``tests/data/hints``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from distlaunch.core.model.option_names import Opt
-from distlaunch.core.model.record import Record
 from distlaunch.diagnosis import special_hints as special
 from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
+from distlaunch.diagnosis.file_hints import FILE_ROWS, SPECIFIC_FILE_ROWS
+from distlaunch.diagnosis.hint_row import HintRow
+from distlaunch.diagnosis.library_hints import LIBRARY_ROWS, SPECIFIC_LIBRARY_ROWS
+from distlaunch.diagnosis.model_hints import MODEL_ROWS, SPECIFIC_MODEL_ROWS
 from distlaunch.diagnosis.resources import is_fragmented
 
 K = FailureKind
 _SHARED = "/dev/shm/"  # noqa: S108 - looked for in an error, and not opened
-
-
-class HintRow(Record):
-    """One row of the table. The row matches a failure that fulfils all conditions of the row."""
-
-    kind: FailureKind
-    hint: str | Callable[[Failure], str | None]
-    """The hint. ``{name}`` in it is replaced by the group ``name`` of ``pattern``, and ``{Opt.ENV}``
-    by the name of an option. May also be a function that returns the hint, or None if the row does not apply."""
-    marks: tuple[str, ...] = ()
-    """Texts in lower case, at least one of which must occur in the failure."""
-    pattern: str | None = None
-    """Regular expression, searched without regard to case."""
-    in_output: bool = False
-    """Marks and pattern are looked for in the last lines of stderr, not only in the exception."""
-    types: tuple[str, ...] = ()
-    """Names of exceptions, without their modules."""
-    when: Callable[[Failure], bool] | None = None
-    tells_why_ranks_did_not_meet: bool = False
-    """Whether the hint explains why ranks did not join a collective, even those that were still
-    running."""
-
-    def hint_of(self, failure: Failure) -> str | None:
-        """Return the hint for a failure. Return None if the row does not match."""
-        words = failure.lower_output if self.in_output else failure.lower
-        if self.marks and not any(mark in words for mark in self.marks):
-            return None
-        if self.types and failure.type not in self.types:
-            return None
-        found = None
-        if self.pattern is not None:
-            text = failure.output if self.in_output else failure.text
-            found = re.search(self.pattern, text, re.IGNORECASE)
-            if found is None:
-                return None
-        if self.when is not None and not self.when(failure):
-            return None
-        if not isinstance(self.hint, str):
-            return self.hint(failure)
-        groups = found.groupdict() if found is not None else {}
-        return self.hint.format(**groups, Opt=Opt)
 
 
 def _in_backward(failure: Failure) -> bool:
@@ -1473,6 +1434,9 @@ _ENDS: tuple[HintRow, ...] = (
 
 ROWS_BY_TEXT: tuple[HintRow, ...] = (
     *_STARTS,
+    *SPECIFIC_FILE_ROWS,
+    *SPECIFIC_LIBRARY_ROWS,
+    *SPECIFIC_MODEL_ROWS,
     *_IMPORTS,
     *_LIMITS,
     *_MEMORY,
@@ -1481,6 +1445,9 @@ ROWS_BY_TEXT: tuple[HintRow, ...] = (
     *_TRAINING,
     *_FILES,
     *_PROCESSES,
+    *MODEL_ROWS,
+    *LIBRARY_ROWS,
+    *FILE_ROWS,
 )
 ROWS = (*ROWS_BY_TEXT, *_ENDS)
 """All rows, in the order in which they are tried. The last rows only examine how the worker

@@ -48,6 +48,31 @@ _NO_ADDRESS = b"Unable to find address for: "
 """Message of gloo before it aborts. Depending on the resolver's answer, gloo may also crash without
 this message."""
 _IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
+_NEEDS_LIBRARY = re.compile(
+    r"requires? (?:the )?`?([\w-]+)`? library but it was not found|requires `?([\w-]+)[^\n]{0,60}`pip "
+    r"install",
+    re.IGNORECASE,
+)
+_NO_METRIC = re.compile(
+    r"conditioned on metric `?([\w/.-]+)`? which is not available"
+    r"|ModelCheckpoint\(monitor='([\w/.-]+)'\)` could not find"
+)
+_NO_KEY = re.compile(r"Key '([\w.]+)' is not in struct|Could not override '([\w.]+)'")
+_NO_FILE = re.compile(
+    r"unable to open file: name = '([^']+)', errno = 2|Unable to find '([^'\n]+)'"
+    r"|Checkpoint file not found: (\S+?)(?:\s|$)|\}\} (/\S+); No such file or directory"
+    r"|File not found: filepath=(\S+?)\.?(?:\s|$)|Directory (/?\S+) not found"
+)
+_NO_USERS_FILE = (
+    "/multiprocessing/shared_memory.py",
+    "/multiprocessing/synchronize.py",
+    "/multiprocessing/connection.py",
+    "/torch/multiprocessing/",
+    "/shutil.py",
+    "/subprocess.py",
+    "/tempfile.py",
+)
+"""Parts of the paths of modules that handle files which a user has not named."""
 _STORE_COUNT = re.compile(r"world_size=(\d+), worker_count=(\d+)")
 
 
@@ -260,6 +285,106 @@ def existing_file(failure: Failure) -> str | None:
     return (
         f"{path} was there already, from another rank or an earlier run: use "
         "os.makedirs(..., exist_ok=True), or make it on rank 0 alone"
+    )
+
+
+def needs_library(failure: Failure) -> str | None:
+    """Return what to do if a library asks for another one that is not installed."""
+    found = _NEEDS_LIBRARY.search(failure.text)
+    if found is None:
+        return None
+    return (
+        f"a library needs {found[1] or found[2]}: install it for the workers' Python (pip "
+        f"install), or choose another interpreter with {Opt.PYTHON}"
+    )
+
+
+def missing_metric(failure: Failure) -> str | None:
+    """Return what to do if Lightning does not find the metric that a callback follows."""
+    found = _NO_METRIC.search(failure.text)
+    if found is None:
+        return None
+    name = found[1] or found[2]
+    return (
+        f'the metric {name} was not logged: call self.log("{name}", ...) in the hook that the '
+        "callback or scheduler follows, with sync_dist=True"
+    )
+
+
+def missing_key(failure: Failure) -> str | None:
+    """Return what to do about a key that a configuration of OmegaConf or Hydra does not have."""
+    found = _NO_KEY.search(failure.text)
+    if found is None:
+        return None
+    key = found[1] or found[2]
+    return (
+        f"the configuration has no {key}: name it in the file, or add it on the command line with "
+        f"+{key}=VALUE"
+    )
+
+
+def missing_command(failure: Failure) -> str | None:
+    """Return what to do if a command that the script starts is not found."""
+    if failure.type != "FileNotFoundError" or not failure.in_call(
+        "/subprocess.py", "_execute_child"
+    ):
+        return None
+    name = path_in(failure.text)
+    if name is None:
+        return None
+    return (
+        f"the command {name} is not found: it must be in the PATH of the workers on each node "
+        f"({Opt.SETUP}, {Opt.ENV} PATH)"
+    )
+
+
+def missing_file(failure: Failure) -> str | None:
+    """Return what to do about a file or folder that is not there."""
+    if any(failure.in_call(part) for part in _NO_USERS_FILE):
+        return None
+    found = _NO_FILE.search(failure.text)
+    path = path_in(failure.text) if "[errno 2]" in failure.lower else None
+    path = path or (next(filter(None, found.groups())) if found else None)
+    if path is None or path.startswith(("/dev/shm", "/proc/")):  # noqa: S108 - only compared
+        return None
+    if path.startswith("/"):
+        where = "all nodes must see it (a shared file system, a mount of the container)"
+    else:
+        where = f"a relative path begins in the workers' directory ({Opt.WORKDIR})"
+    return f"{path} is not there on this node: {where}, and a folder to write to must be made first"
+
+
+def read_only(failure: Failure) -> str:
+    """Return what to do about a file system that is mounted read-only."""
+    path = path_in(failure.text)
+    return (
+        f"the file system{f' of {path}' if path else ''} is mounted read-only on this node: write "
+        "elsewhere, such as to a folder that all nodes share; caches move with HF_HOME, "
+        f"TORCH_HOME, TRITON_CACHE_DIR, TMPDIR ({Opt.ENV})"
+    )
+
+
+def no_permission(failure: Failure) -> str | None:
+    """Return what to do about a file that the workers' user may not use."""
+    if "[errno 13] permission denied" not in failure.lower and (
+        "[errno 1] operation not permitted" not in failure.lower
+    ):
+        return None
+    path = path_in(failure.text)
+    if path is None:
+        return None
+    return (
+        f"the workers' user may not use {path}: see `id` and `ls -ld` of it and its folder on this "
+        "node; in a container, user and mounts differ"
+    )
+
+
+def broken_file_system(failure: Failure) -> str:
+    """Return what to do about a file system that answers with errors."""
+    path = path_in(failure.text)
+    return (
+        f"the file system{f' of {path}' if path else ''} is out of order on this node: see `dmesg "
+        f"-T` and `df -h` there; leave the node out ({Opt.EXCLUDE}) until it is mounted anew"
     )
 
 
