@@ -62,6 +62,10 @@ class Job(Record):
     argv: tuple[str, ...]
     """The command of a worker."""
     cwd: str
+    launchers: bool = False
+    """Whether each node has a launcher, which writes the logs of its ranks."""
+    node_logs: str = ""
+    """The directory of --node-logs; empty without."""
 
     @property
     def name(self) -> str:
@@ -113,6 +117,8 @@ def read_job(path: str) -> Job | None:
         backend=_typed(started, "backend", str) or "",
         argv=_words(started.get("argv")),
         cwd=_typed(started, "cwd", str) or "",
+        launchers=started.get("launchers") is True,
+        node_logs=_typed(started, "node_logs", str) or "",
     )
 
 

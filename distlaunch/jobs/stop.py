@@ -112,10 +112,25 @@ def _send(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
+def _way_to(job: Job) -> list[str]:
+    """Return the words that run a command on the launcher's host."""
+    launcher = job.launcher
+    if launcher is None or not launcher.slurm_job:
+        return ["ssh", job.host]
+    # The steps of the job hold all its processors, hence --overlap.
+    return [
+        "srun",
+        f"--jobid={launcher.slurm_job}",
+        "--overlap",
+        f"--nodelist={launcher.slurm_node}",
+        "--ntasks=1",
+    ]
+
+
 def elsewhere_error(job: Job, command: str) -> ConfigError:
     """Return the error for a job whose launcher is on another host, with the line to use."""
     host = printable(job.host) or "another host"
-    words = shlex.join(["ssh", host, "distlaunch", command, job.path])
+    words = shlex.join([*_way_to(job), "distlaunch", command, job.path])
     return ConfigError(
         f"the launcher of job {printable(job.job_id)} is on {host}, and this is {os.uname().nodename}",
         hint=words if job.host else None,

@@ -303,9 +303,15 @@ def test_a_reader_that_leaves_ends_the_command_quietly(distlaunch, ended):
 def test_a_run_directory_that_vanishes_ends_the_wait(distlaunch):
     running = start(distlaunch)
     waiting = distlaunch.start(["wait", "latest"])
+    followers = [
+        distlaunch.start([*words, "latest", "--follow"]) for words in (["logs", "-n1"], ["events"])
+    ]
+    for follower, text in zip(followers, ("line", "job_started"), strict=True):
+        follower.wait_stdout(text)
     until(lambda: waiting.process.poll() is None, "the command runs")
     shutil.rmtree(running.run_dir)
     assert waiting.wait(LONG_S).returncode == 2
+    assert [each.wait(LONG_S).returncode for each in followers] == [0, 0]
     put(distlaunch)
     assert running.wait(LONG_S).returncode == 0
 

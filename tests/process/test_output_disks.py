@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,36 @@ def test_a_full_disk_stops_the_files_with_one_notice_and_not_the_workers(distlau
         for rank in (0, 1)
     )
     assert not list(disk.iterdir()), "nothing is left of the file system"
+
+
+def test_the_commands_for_jobs_and_on_event_work_on_a_full_disk(distlaunch, tmp_path):
+    disk = tmp_path / "disk"
+    ask = distlaunch.work / "ask.sh"
+    ask.write_text(
+        f"""
+        run="{sys.executable} -m distlaunch"
+        $run train --num-procs 2 --job-id j --log-dir {disk} --on-event 'sh -c "tee -a events"' \
+            {DISK} {disk / "filler"} stay > train.out 2>&1
+        echo $?
+        $run ps --all --log-dir {disk} | tail -n 1
+        $run logs j --log-dir {disk} | wc -l
+        $run events j --log-dir {disk} | wc -l
+        $run status j --log-dir {disk} --format json > status.json
+        $run rm j --log-dir {disk} && ls {disk}
+        """
+    )
+    result = in_a_small_disk(distlaunch, disk, "sh", ask)
+    code, row, lines, count, *left = result.stdout.splitlines()
+    assert (code, result.stderr) == ("0", "")
+    assert mentions(row, "j")
+    assert int(lines) >= 0
+    assert int(count) >= 1
+    assert json.loads((distlaunch.work / "status.json").read_text())["job_id"] == "j"
+    assert left == ["filler"]
+    types = [
+        json.loads(line)["type"] for line in (distlaunch.work / "events").read_text().splitlines()
+    ]
+    assert types == ["job_started", "job_ended"]
 
 
 def test_files_go_on_behind_a_gap_marker_when_the_disk_has_room_again(distlaunch, tmp_path):

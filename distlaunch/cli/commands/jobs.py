@@ -142,6 +142,8 @@ def _logs(request: _Request) -> int:
     keep = _keep(values["grep"])
     has_prefix = ranks is None or len(ranks) > 1
     follow = values["follow"]
+    if follow:
+        _print_other_logs(job, values["attempt"], ranks)
     for line in _lines(job, ranks, values, keep):
         if request.is_json:
             record = {"rank": line.rank, "text": line.text.decode(errors="replace")}
@@ -149,12 +151,27 @@ def _logs(request: _Request) -> int:
         else:
             prefix = f"[{line.rank}] ".encode() if has_prefix else b""
             _write(prefix + line.text, flush=follow)
+    if not follow:
+        sys.stdout.flush()
+        _print_other_logs(job, values["attempt"], ranks)
     return 0
 
 
 def _ranks(job: Job, text: str | None) -> frozenset[int] | None:
     """Return the ranks of --rank; None if it was not given. Raises UsageError."""
     return None if text is None else read_ranks(text, "--rank", job.world_size or _MOST_RANKS)
+
+
+def _print_other_logs(job: Job, attempt: int | None, ranks: frozenset[int] | None) -> None:
+    """Print a notice for each host that has output which is not here."""
+    if not job.launchers and not job.node_logs:
+        return
+    from distlaunch.jobs.other_logs import other_logs, other_logs_line
+
+    known = attempts_of(job)
+    shown = attempt if attempt is not None else (known[-1] if known else 0)
+    for logs in other_logs(job, shown, ranks):
+        print_notice(other_logs_line(logs, job))
 
 
 def _lines(

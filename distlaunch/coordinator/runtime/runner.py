@@ -271,6 +271,8 @@ class Runner:
                 **this_process().fields(),
                 "argv": plan.argv,
                 "cwd": plan.workdir,
+                **({"launchers": True} if self._launchers else {}),
+                **({"node_logs": self._node_logs} if self._node_logs else {}),
             },
         )
         self._transport.start()

@@ -18,6 +18,10 @@ class LauncherProcess(Record):
     pid: int
     start_ticks: int
     """When it started, in clock ticks since the boot (field 22 of ``/proc/<pid>/stat``)."""
+    slurm_job: str = ""
+    """The Slurm job on whose node it runs; empty if it runs on no node of Slurm."""
+    slurm_node: str = ""
+    """Slurm's name of that node."""
 
     def is_of(self, host: str, boot_id: str) -> bool:
         """Return whether the process belongs to this boot of this host."""
@@ -29,19 +33,27 @@ class LauncherProcess(Record):
 
     def fields(self) -> dict[str, object]:
         """Return the fields of the event ``job_started``."""
+        of_slurm = {"slurm": {"job": self.slurm_job, "node": self.slurm_node}}
         return {
             "host": self.host,
             "boot_id": self.boot_id,
             "pid": self.pid,
             "start_ticks": self.start_ticks,
+            **(of_slurm if self.slurm_job else {}),
         }
 
 
 def this_process() -> LauncherProcess:
     """Return the process that calls this."""
     pid = os.getpid()
+    job, node = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"))
     return LauncherProcess(
-        host=os.uname().nodename, boot_id=boot_id(), pid=pid, start_ticks=start_ticks(pid)
+        host=os.uname().nodename,
+        boot_id=boot_id(),
+        pid=pid,
+        start_ticks=start_ticks(pid),
+        slurm_job=job if node else "",
+        slurm_node=node if job else "",
     )
 
 
@@ -57,9 +69,25 @@ def process_from(fields: Mapping[str, Any]) -> LauncherProcess | None:
             "pid": int(pid),
             "start_ticks": int(ticks),
         }:
-            return LauncherProcess(host=host, boot_id=boot, pid=pid, start_ticks=ticks)
+            job, node = _slurm(fields.get("slurm"))
+            return LauncherProcess(
+                host=host,
+                boot_id=boot,
+                pid=pid,
+                start_ticks=ticks,
+                slurm_job=job,
+                slurm_node=node,
+            )
         case _:
             return None
+
+
+def _slurm(value: object) -> tuple[str, str]:
+    match value:
+        case {"job": str(job), "node": str(node)}:
+            return job, node
+        case _:
+            return "", ""
 
 
 def boot_id() -> str:

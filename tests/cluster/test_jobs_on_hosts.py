@@ -1,0 +1,125 @@
+"""``ps``, ``status``, ``logs``, ``events``, ``wait``, ``stop`` and ``rm`` of jobs over several hosts:
+from the launcher's host, and from another one with the same home directory.
+
+Each test is one job and everything that is asked of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+
+import pytest
+
+from tests.cluster.hosts import HEAD, until
+from tests.cluster.launchers_on_hosts import HostLaunchers
+from tests.cluster.stepping import AGENT, Stepping
+from tests.facts import mentions
+from tests.launcher import PROGRAMS
+
+FOUR = "n1:1,n2:1,n3:1,n4:1"
+TAKES = shlex.join([sys.executable, str(PROGRAMS / "takes_events.py")])
+FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
+STOPPED = 143
+pytestmark = pytest.mark.timeout(240)
+
+
+def run(hosts, *words: str, host: str = HEAD, **more):
+    return hosts.start(words, host=host, **more).wait()
+
+
+def ask(hosts, *words: str, host: str = HEAD, **more):
+    result = run(hosts, *words, "--format", "json", host=host, **more)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def taken(hosts) -> list[dict]:
+    path = hosts.work / "taken"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_job_by_ssh_is_seen_from_its_own_host_and_from_another_one(hosts):
+    job = Stepping(
+        hosts,
+        FOUR,
+        *("--num-nodes", "3:4", "--job-id", "exp", "--node-logs", "here"),
+        *("--on-event", TAKES, "--metrics", "0"),
+    )
+    job.up()
+    run_dir = job.running.run_dir
+    job.running.wait_rank_logs("is up", 4)
+
+    # On the launcher's host.
+    [listed] = ask(hosts, "ps")
+    assert (listed["state"], listed["world_size"], listed["host"]) == ("running", 4, HEAD)
+    status = ask(hosts, "status", "exp")
+    assert [(each["rank"], each["returncode"]) for each in status["workers"]] == [
+        (rank, None) for rank in range(4)
+    ]
+    assert status["hosts"] == "n[1-4]"
+    shown = run(hosts, "logs", "exp", "--rank", "3")
+    assert (mentions(shown.stdout, "is up"), shown.stderr) == (True, "")
+
+    # On another host, which sees the same files, and here their locks, too.
+    assert ask(hosts, "ps", host="n2")[0]["state"] == "running"
+    assert ask(hosts, "status", "exp", host="n2")["hosts"] == "n[1-4]"
+    assert run(hosts, "logs", "exp", host="n2").stdout.count("is up") == 4
+    assert "composed" in run(hosts, "events", "exp", host="n2").stdout
+    refused = run(hosts, "stop", "exp", host="n2")
+    assert refused.returncode == 2
+    assert f"ssh {HEAD} distlaunch stop {run_dir}" in refused.stderr
+    assert run(hosts, "rm", "exp", host="n2").returncode == 2
+
+    # A node is lost.
+    job.kill("n4", AGENT)
+    job.up(1)
+    assert ask(hosts, "status", "exp")["lost_nodes"] == 1
+    older = run(hosts, "logs", "exp", "--attempt", "0", "--tail", "1")
+    assert mentions(older.stderr, "n4", "rank 3", hosts.work / "here" / "exp" / "attempt-0")
+    assert run(hosts, "logs", "exp", "--attempt", "0", "--rank", "0").stderr == ""
+    [served] = [each["url"] for each in job.running.events if each["type"] == "metrics_served"]
+    fetched = hosts.run(HEAD, sys.executable, "-c", FETCH, served).stdout
+    assert "\ndistlaunch_node_losses_total 1\n" in fetched
+    assert '\ndistlaunch_rank_up{rank="2",host="n3"} 1\n' in fetched
+
+    # It is stopped.
+    waiting = [hosts.start(["wait", "exp"], host=host) for host in (HEAD, "n2")]
+    assert run(hosts, "stop", "exp").returncode == 0
+    assert job.running.wait().returncode == STOPPED
+    assert [each.wait().returncode for each in waiting] == [STOPPED, STOPPED]
+    types = [each["event"]["type"] for each in taken(hosts)]
+    assert types == ["job_started", "node_lost", "reforming", "job_ended"]
+    for host in (HEAD, "n2"):
+        assert ask(hosts, "status", "exp", host=host)["state"] == "stopped"
+    assert run(hosts, "rm", "exp", host="n2").returncode == 0
+    assert not run_dir.exists()
+
+
+def test_launchers_of_each_node_have_their_own_logs_and_say_where_the_others_are(hosts):
+    launchers = HostLaunchers(hosts)
+    for rank in (1, 0, 2):
+        state = {"XDG_STATE_HOME": str(hosts.work / f"state-{rank}")}
+        launchers.start(rank, "--job-id", "exp", "--on-event", TAKES, env=state)
+    launchers.wait_ready(0, 1, 2)
+    own, other = ({"XDG_STATE_HOME": str(hosts.work / f"state-{rank}")} for rank in (0, 1))
+
+    [listed] = ask(hosts, "ps", host="n1", env=own)
+    assert (listed["state"], listed["world_size"]) == ("running", 3)
+    until(
+        lambda: "is here" in run(hosts, "logs", "exp", host="n1", env=own).stdout, "rank 0's line"
+    )
+    shown = run(hosts, "logs", "exp", host="n1", env=own)
+    assert shown.stdout.splitlines() == ["[0] rank 0 is here"]
+    assert mentions(shown.stderr, "rank 1", "n2")
+    assert mentions(shown.stderr, "rank 2", "n3")
+    assert not mentions(run(hosts, "logs", "exp", "--rank", "0", host="n1", env=own).stderr, "n2")
+    joined = run(hosts, "logs", "latest", host="n2", env=other)
+    assert (joined.stdout.splitlines(), joined.stderr) == (["[1] rank 1 is here"], "")
+    assert run(hosts, "stop", "latest", host="n2", env=other).returncode == 2
+
+    assert run(hosts, "stop", "exp", host="n1", env=own).returncode == 0
+    assert launchers.exit_codes() == dict.fromkeys((0, 1, 2), STOPPED)
+    assert [each["event"]["type"] for each in taken(hosts)] == ["job_started", "job_ended"]
+    assert ask(hosts, "status", "exp", host="n1", env=own)["state"] == "stopped"
