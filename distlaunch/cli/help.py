@@ -432,7 +432,7 @@ _TABLE = (
                 "Eight workers on each of two hosts.",
             ),
             (
-                "distlaunch train --max-restarts 3 --hang-timeout 10min train.py",
+                "distlaunch train --max-restarts 3 --hang-timeout 1h --hang-action restart train.py",
                 "Restart up to three times after a failure or a hang.",
             ),
         ),

@@ -679,6 +679,14 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         unset="off",
     ),
     _row(
+        "--hang-action",
+        "choice",
+        "failure",
+        "After --hang-timeout, stop the job, restart it as --max-restarts allows, or only report "
+        "the hang.",
+        choices=("stop", "restart", "report"),
+    ),
+    _row(
         "--error-file",
         "text",
         "failure",

@@ -116,6 +116,19 @@ def find_activity(
     return None
 
 
+def uses_processor(before: Sequence[m.Stack], after: Sequence[m.Stack]) -> bool:
+    """Return whether a worker without a GPU has used a processor between the samples, however
+    little. A collective that makes progress does so, in threads that have no Python stack."""
+    earlier = {stack.rank: stack for stack in before}
+    for stack in after:
+        first = earlier.get(stack.rank)
+        if first is None or stack.holds_gpu or first.pid != stack.pid:
+            continue
+        if stack.cpu_s - first.cpu_s > HARDLY_BUSY * (stack.taken_s - first.taken_s):
+            return True
+    return False
+
+
 def _why(first: _Sample, second: _Sample) -> Why | None:
     if first.main is None or second.main is None or second.view is None:
         return None

@@ -89,6 +89,8 @@ class HangDiagnosis(Record):
     """A value that is equal for two attempts that hang at the same line."""
     record: Mapping[str, object]
     """The diagnosis for ``events.jsonl``, as described at ``_record``."""
+    others_wait: bool
+    """Whether ranks are behind, and all other running ranks wait for other ranks."""
 
 
 def diagnose_hang(
@@ -101,6 +103,7 @@ def diagnose_hang(
     hosts: Callable[[int], str],
     script_dir: str,
     output_came: bool = False,
+    by_steps: bool = False,
 ) -> HangDiagnosis:
     """Return the diagnosis of a hang.
 
@@ -108,7 +111,8 @@ def diagnose_hang(
     ``ended`` (exit code 0) has not answered. ``heartbeats``: the last heartbeat of each rank, of
     which ``step`` is used. ``script_dir``: files below it are the user's own. ``output_came``:
     workers that report heartbeats have written output, although only heartbeats count as their
-    activity.
+    activity. ``by_steps``: ``silent_s`` is the time in which no rank has reached another step,
+    although ranks wrote or reported.
     """
     gone = sorted(set(ended))
     groups = _group_by_place(stacks, script_dir)
@@ -133,6 +137,8 @@ def diagnose_hang(
     who += f" that still {'run' if several else 'runs'}" if gone else ""
     missed, came = ("heartbeat", " (output still came)") if output_came else ("sign of life", "")
     head = f"hang: no {missed} from {who} for {silent_s:g} s{came}"
+    if by_steps:
+        head = f"hang: no new step from {who} for {silent_s:g} s, though there are signs of life"
     computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
     not_output = (
         "output does not count once a worker has sent a heartbeat: send them during evaluation and "
@@ -165,10 +171,18 @@ def diagnose_hang(
         record={
             **_record(groups, verdict, frame, gone, steps),
             "silent_s": silent_s,
+            "by_steps": by_steps,
             "output_came": output_came,
             "hint": "; ".join(hints) or None,
         },
+        others_wait=_others_wait(groups, verdict),
     )
+
+
+def _others_wait(groups: Sequence[_Group], verdict: _Verdict) -> bool:
+    others = [group for group in groups if group not in verdict.groups and group.kind != "gone"]
+    waiting = [group for group in others if group.waiting not in (None, Waiting.NOT)]
+    return bool(verdict.ranks) and bool(others) and len(waiting) == len(others)
 
 
 class StackPlaces(Record):

@@ -198,6 +198,7 @@ def policy_settings(
         failure_grace_s=options.failure_grace,
         linger_s=options.failure_grace if options.linger is None else options.linger,
         hang_timeout_s=options.hang_timeout,
+        hang_action=options.hang_action,
         hang_notice_s=options.hang_notice,
         script_dir=_script_dir(options, plan),
         terminal=terminal,

@@ -29,7 +29,7 @@ from distlaunch.planning.environment import (
 )
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.master_address import planned_master
-from distlaunch.planning.train_options import LOCAL_RANK_TOO, TrainOptions
+from distlaunch.planning.train_options import LOCAL_RANK_TOO, TrainOptions, check_hang_action
 
 if TYPE_CHECKING:
     from distlaunch.planning.master_address import MasterChoice
@@ -97,6 +97,7 @@ def build_plan(
             f"{Opt.MASTER_ADDR(printable(options.master_addr or ''))}: {backend.ipv4_only}"
         )
     backend.check(topology)
+    check_hang_action(options)
     base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
     for name in sorted(given.keys() & _names_set_per_worker(topology, backend)) if given else ():
@@ -186,6 +187,7 @@ def build_plan(
         signal_group=options.no_python,
         preload=preload,
         hang_timeout_s=options.hang_timeout,
+        hang_action=options.hang_action,
         hang_notice_s=hang_notice_s,
         max_restarts=options.max_restarts,
         restart_delay_s=options.restart_delay,

@@ -18,6 +18,7 @@ from distlaunch.core.model.run_files import TORCHRUN, TRAIN, Layout
 Bind = Literal["none", "cores", "numa"]
 Device = Literal["auto", "cuda", "cpu"]
 HostKeys = Literal["strict", "accept-new", "off"]
+HangAction = Literal["stop", "restart", "report"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
 
 LOCAL_RANK_TOO = "LOCAL_RANK in the environment says the same"
@@ -107,6 +108,7 @@ class TrainOptions(Record):
     linger: float | None = None
     """How long processes that workers left may run after a success; ``None``: ``failure_grace``."""
     hang_timeout: float | None = None
+    hang_action: HangAction = "stop"
     error_file: str | None = None
     hang_notice: float = 300.0
     on_event: str | None = None
@@ -253,6 +255,21 @@ def check_kind(options: TrainOptions) -> None:
         raise ConfigError(
             f"{Opt.DEVICE('cpu')} and a choice of GPUs contradict each other",
             hint=use_cpus(several=False),
+        )
+
+
+def check_hang_action(options: TrainOptions) -> None:
+    """Raise ConfigError for an action on hangs that would never be taken."""
+    if options.hang_action == "stop":
+        return
+    name = Opt.HANG_ACTION(options.hang_action)
+    if options.hang_timeout is None:
+        raise ConfigError(
+            f"{name}: hangs are not looked for", hint=f"{Opt.HANG_TIMEOUT('10m')} looks for them"
+        )
+    if options.hang_action == "restart" and options.max_restarts == 0:
+        raise ConfigError(
+            f"{name}: no restarts are allowed", hint=f"{Opt.MAX_RESTARTS(3)} allows up to three"
         )
 
 

@@ -12,6 +12,7 @@ from tests.facts import mentions
 from tests.launcher import PROGRAMS
 
 QUICK = ("--hang-timeout", "1.5", "--failure-grace", "1")
+RESTARTS = ("--max-restarts", "5", "--hang-action", "restart")
 LONGER_S = 3.0
 """Than the timeout, and what it would take till a hang is told."""
 
@@ -101,7 +102,7 @@ def test_a_program_without_python_is_ended_as_well_and_not_killed_by_our_questio
 
 
 def test_a_hang_is_restarted_and_ends_early_if_it_repeats_without_progress(job, distlaunch):
-    result = job.run("hangs.py", "sleep", options=[*QUICK, "--max-restarts", "5"])
+    result = job.run("hangs.py", "sleep", options=[*QUICK, *RESTARTS])
     assert result.returncode == 124
     assert [event["attempt"] for event in result.of_type("hang")] == [0, 1]
     assert "attempt 0 hung; restart 1 of 5" in result.stderr
@@ -109,7 +110,7 @@ def test_a_hang_is_restarted_and_ends_early_if_it_repeats_without_progress(job, 
     distlaunch.assert_no_survivors()
 
 
-@pytest.mark.parametrize("options", [(), ("--max-restarts", "3")])
+@pytest.mark.parametrize("options", [(), RESTARTS])
 def test_heartbeats_without_output_raise_no_alarm(job, distlaunch, options):
     running = job.start("reports.py", "--beat", options=[*QUICK, *options])
     job.await_signs(running, "reported-0", "reported-1")
@@ -293,3 +294,75 @@ def test_dead_thread_that_should_have_filled_a_queue_is_in_the_report(job, distl
     assert result.returncode == 124
     report = (result.run_dir / "report.txt").read_text()
     assert mentions(report, "rank 1", "thread", "KeyError: 'label'", "train.py:4 in fill")
+
+
+# --- some ranks hang, and others do not fall silent
+
+
+def test_a_rank_that_others_wait_for_is_found_though_they_report_and_write(job, distlaunch):
+    result = job.run("collective.py", "sleeps", procs=3, options=QUICK)
+    assert result.returncode == 124, result.stderr
+    event = hang_of(result)
+    assert (event["behind"], event["by_steps"], event["action"]) == ([1], True, "stop")
+    assert "in stuck" in event["frame"]
+    distlaunch.assert_no_survivors()
+
+
+def test_workers_that_wait_for_one_that_has_ended_with_0_are_reported_at_once(job, distlaunch):
+    running = job.start("collective.py", "ends", procs=3, options=["--grace", "1"])
+    event = running.wait_event("silence", timeout=30.0)
+    assert (event["when"], event["behind"], event["ended"]) == ("end", [1], [1])
+    running.wait_stderr("--hang-timeout")
+    assert mentions(running.stderr, "rank 1", "exit code 0", "wait")
+    assert running.process.poll() is None
+    running.send_signal(signal.SIGTERM)
+    running.wait()
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("how", ["sleeps", "ends"])
+def test_a_hang_is_restarted_if_that_is_wanted(job, distlaunch, how):
+    result = job.run("collective.py", how, procs=3, options=[*QUICK, *RESTARTS])
+    assert result.returncode == 0, result.stderr
+    assert hang_of(result)["action"] == "restart"
+    assert len(result.of_type("restarting")) == 1
+    distlaunch.assert_no_survivors()
+
+
+def test_restarts_do_not_concern_a_hang_unless_that_is_wanted(job, distlaunch):
+    options = [*QUICK, "--max-restarts", "3", "--min-uptime", "0"]
+    result = job.run("collective.py", "sleeps", procs=2, options=options)
+    assert result.returncode == 124
+    assert result.of_type("restarting") == []
+    assert mentions((result.run_dir / "report.txt").read_text(), "not restarted", "--hang-action")
+
+
+def test_a_hang_is_only_reported_if_that_is_wanted(job, distlaunch):
+    options = [*QUICK, "--hang-action", "report", "--grace", "1"]
+    running = job.start("collective.py", "sleeps", procs=3, options=options)
+    assert running.wait_event("hang")["action"] == "report"
+    running.wait_stderr("--hang-action report")
+    assert "rank 1 is behind" in running.stderr
+    assert "in stuck" in running.stderr
+    assert running.process.poll() is None
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert not (result.run_dir / "report.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--hang-action", "report"], ("--hang-action report", "--hang-timeout")),
+        (
+            ["--hang-action", "restart", "--hang-timeout", "5"],
+            ("--hang-action restart", "--max-restarts"),
+        ),
+    ],
+)
+def test_an_action_that_would_never_be_taken_is_refused(distlaunch, options, words):
+    result = distlaunch.run(["train", "--num-procs", "2", *options, PROGRAMS / "collective.py"])
+    assert result.returncode == 2
+    for word in words:
+        assert word in result.stderr

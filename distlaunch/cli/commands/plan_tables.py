@@ -27,6 +27,7 @@ _MOST_VALUES = 8
 _MOST_NODES = 40
 _LONGEST_LIST = 60
 _PIPE_COLUMNS = 120
+_HANG_ACTIONS = {"stop": "stopped", "restart": "restarted", "report": "reported"}
 _MASKS = tuple(sorted(DEVICE_MASKS))
 
 _Data = Mapping[str, Any]
@@ -134,7 +135,7 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
         ("Preload", ", ".join(record.get("preload") or ()) or None),
         (
             "Hangs",
-            f"stopped after {hang_s:g} s of silence"
+            f"{_HANG_ACTIONS[record.get('hang_action', 'stop')]} after {hang_s:g} s of silence"
             if (hang_s := record.get("hang_timeout_s"))
             else None,
         ),

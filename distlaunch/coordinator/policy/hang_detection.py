@@ -6,7 +6,7 @@ all workers' stacks and processor times.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from distlaunch.coordinator.policy.attempt import Attempt
 from distlaunch.coordinator.policy.events_and_actions import (
@@ -16,7 +16,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     ShowMessage,
     WriteStacks,
 )
-from distlaunch.coordinator.policy.job_progress import Progress
+from distlaunch.coordinator.policy.job_progress import STEP, Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import counted, name_ranks
@@ -40,11 +40,32 @@ SAMPLES = 3
 """The number of samples of all workers' stacks that must show no progress for a hang."""
 POSTPONED = 10
 """A job that works but is silent is ended after this multiple of --hang-timeout."""
+END_CHECK_S = 3.0
+"""If other workers still run this many seconds after a worker has ended with 0, their stacks tell
+whether they wait for it."""
+_END_GAP_S = 1.0
+"""The time between two samples of these workers."""
+_END_CHECKS = 3
+"""How often the workers are sampled again after ``_END_AGAIN_S`` if they did not all wait."""
+_END_AGAIN_S = 10.0
 _GAP_SHARE = 0.1
 """The time between two samples, as a share of the silence after which the first is taken. It is
 kept within ``_GAP_S``."""
 _GAP_S = (0.5, 5.0)
 """The smallest and the largest number of seconds between two samples."""
+
+
+class _Series:
+    """Samples of workers of which some may hang although the job is not silent."""
+
+    def __init__(self, kind: Literal["steps", "end"], since: float, next_at: float) -> None:
+        self.kind = kind
+        """``steps``: no rank has reached another step. ``end``: a worker has ended with 0."""
+        self.since = since
+        """When the last step was reached, or the worker ended."""
+        self.next_at = next_at
+        self.previous: list[m.Stack] | None = None
+        self.samples = 0
 
 
 class HangDetector:
@@ -53,6 +74,10 @@ class HangDetector:
     With --hang-timeout, workers that are silent for that long are sampled. Then the attempt is
     declared hung, or the decision is postponed. Without the option, workers are sampled after
     ``hang_notice_s``, and once in a job a notice says where in their code they are.
+
+    A rank may hang although others write or report, because these have threads of their own. If
+    ranks report steps, none has reached another step for the same time, and a rank has reported
+    nothing at all, workers are sampled too. So they are soon after a worker has ended with 0.
     """
 
     def __init__(self, settings: PolicySettings, run: Attempt) -> None:
@@ -111,6 +136,24 @@ class HangDetector:
         """When the notice about workers that run longer than others is due. None: not due."""
         self._is_stopped = False
         """The attempt ends, so nothing is measured any more."""
+        self._series: _Series | None = None
+        """The samples that are being taken of a job that is not silent."""
+        self._is_for_series = False
+        """The latest request for stacks belongs to ``_series``."""
+        self._steps: dict[int, float] = {}
+        """The last step of each rank in this attempt."""
+        self._heard_at: dict[int, float] = {}
+        """When each of these ranks last sent a heartbeat."""
+        self._advanced_at = 0.0
+        """When the step of any rank last changed."""
+        self._steps_from = 0.0
+        """The earliest time to look for ranks that lag in steps."""
+        self._end_check_at: float | None = None
+        """When to look whether workers wait for one that has ended with 0. None: not due."""
+        self._end_checks = 0
+        """How often this has been done since a worker ended with 0."""
+        self._end_notice_shown = False
+        """The user has got the notice that workers wait for one that has ended with 0."""
 
     def begin(self, run: Attempt) -> None:
         """Prepare for a new attempt."""
@@ -119,6 +162,7 @@ class HangDetector:
         self._asked_at_failure = False
         self._unanswered = set()
         self._heartbeat_ranks = set()
+        self._steps, self._heard_at = {}, {}
         self.stop()
         self._is_stopped = False
 
@@ -150,6 +194,7 @@ class HangDetector:
         if not self._asked_at_failure:  # its answers belong to the report
             self._unanswered = set()
         self._reset_samples(None)
+        self._series = self._end_check_at = None
         self._is_stopped = True
 
     def silent_since(self, now: float) -> float | None:
@@ -165,7 +210,13 @@ class HangDetector:
 
     def deadline(self) -> float | None:
         """Return when ``tick`` is due."""
-        times = [self._answers_due_at, self._alone_notice_at, self._sample_at]
+        times = [self._answers_due_at, self._alone_notice_at]
+        if self._answers_due_at is None:
+            times.append(self._sample_at)
+            if self._series is not None:
+                times.append(self._series.next_at)
+            elif self._samples == 0:
+                times += (self._end_check_at, self._steps_due_at())
         return min((time for time in times if time is not None), default=None)
 
     def on_worker_finished(self, rank: int, now: float) -> list[Action]:
@@ -176,6 +227,11 @@ class HangDetector:
         self.ended.append(rank)
         if not self._is_stopped and not self._alone_notice_shown and self._alone_notice_at is None:
             self._alone_notice_at = now + ALONE_S
+        self._steps.pop(rank, None)
+        self._heard_at.pop(rank, None)
+        if not self._is_stopped and self._limit_s is not None and not self._end_notice_shown:
+            self._drop_series("end")
+            self._end_check_at, self._end_checks = now + END_CHECK_S, 0
         return self._on_sign_of_life(now)
 
     def on_alive(self, message: m.Alive, now: float) -> list[Action]:
@@ -185,6 +241,7 @@ class HangDetector:
         --hang-timeout, all output counts.
         """
         self._heartbeat_ranks.update(heartbeat.rank for heartbeat in message.heartbeats)
+        self._note_steps(message, now)
         if (
             message.heartbeats
             or message.held
@@ -203,7 +260,7 @@ class HangDetector:
             return []
         self._sign_at = now
         self._reset_samples(now + self._limit_s)
-        if self._answers_due_at is None:
+        if self._answers_due_at is None or self._is_for_series:
             return []
         self._answers_due_at, self._unanswered, self.stacks = None, set(), []
         if self._timeout_s is None:
@@ -250,14 +307,22 @@ class HangDetector:
                 self._sign_at += now + m.LATE_S - self._sample_at
                 self._sample_at = now + m.LATE_S
                 return actions
+            self._series = None
             actions += self._collect_stacks(self._sign_at, now, answer_s=ANSWER_S)
+        elif self._series is not None or self._samples == 0:
+            actions += self._tick_series(now)
         return actions
 
-    def _collect_stacks(self, last: float, now: float, *, answer_s: float) -> list[Action]:
+    def _collect_stacks(
+        self, last: float, now: float, *, answer_s: float, of_series: bool = False
+    ) -> list[Action]:
         nodes = sorted(self._run.owing)  # the others have no workers left
+        self._is_for_series = of_series
         self.silent_s, self.lived_s = now - last, last - self._started_at
         self.stacks = []
-        self._unanswered, self._answers_due_at, self._sample_at = set(nodes), now + answer_s, None
+        self._unanswered, self._answers_due_at = set(nodes), now + answer_s
+        if not of_series:
+            self._sample_at = None
         self._serial += 1
         question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
         return [SendToNode(node=node, message=question) for node in nodes]
@@ -297,6 +362,8 @@ class HangDetector:
         stop, self._stop_actions = self._stop_actions, None
         if stop is not None:
             return [*self._report_places(progress), *stop]
+        if self._is_for_series:
+            return [] if self._series is None else self._decide_series(self._series, progress, now)
         previous, self._previous_stacks = self._previous_stacks, self.stacks
         self._samples += 1
         activity = self._activity(previous)
@@ -305,13 +372,125 @@ class HangDetector:
             return (
                 self._schedule_sample(now)
                 if activity is None and self._samples < SAMPLES
-                else self._notice(progress, activity)
+                else self._notice(self.diagnose(progress), activity)
             )
         if self._heartbeat_ranks or self.silent_s >= POSTPONED * timeout_s:
             return self.diagnose(progress)
         if activity is not None:
             return self._postpone(activity, timeout_s, now)
         return self._schedule_sample(now) if self._samples < SAMPLES else self.diagnose(progress)
+
+    # --- some ranks hang, and others do not fall silent
+
+    def _note_steps(self, message: m.Alive, now: float) -> None:
+        """Record the steps of ranks. A new step, or output that is held up, ends the search for
+        ranks that lag."""
+        advanced = message.held
+        for heartbeat in message.heartbeats:
+            step = heartbeat.values.get(STEP)
+            if step is not None and self._steps.get(heartbeat.rank) != step:
+                self._steps[heartbeat.rank] = step
+                advanced = True
+            if heartbeat.rank in self._steps:
+                self._heard_at[heartbeat.rank] = now
+        if advanced:
+            self._advanced_at, self._steps_from = now, 0.0
+            self._drop_series("steps")
+        if advanced or message.wrote:
+            self._drop_series("end")
+
+    def _steps_due_at(self) -> float | None:
+        """Return when to look for ranks that lag in steps; None if that is not to be done."""
+        if self._limit_s is None or self._is_stopped or len(self._steps) < 2:
+            return None
+        if self._timeout_s is None and self._silence_notice_shown:
+            return None
+        return max(self._advanced_at + self._limit_s, self._steps_from)
+
+    def _lags(self, rank: int, now: float) -> bool:
+        """Return whether a rank has reported nothing for the whole time.
+
+        Without --hang-timeout, it also must be at a lower step than another rank.
+        """
+        if now < self._heard_at.get(rank, 0.0) + (self._limit_s or 0.0):
+            return False
+        return self._timeout_s is not None or self._steps.get(rank, 0.0) < max(self._steps.values())
+
+    def _tick_series(self, now: float) -> list[Action]:
+        """Return the request for the next sample of a job that is not silent, if it is due."""
+        due_at = self._steps_due_at()
+        if self._series is None and self._end_check_at is not None and now >= self._end_check_at:
+            self._series = _Series("end", now - END_CHECK_S, now)
+            self._end_check_at = None
+            self._end_checks += 1
+        elif self._series is None and due_at is not None and now >= due_at:
+            if any(self._lags(rank, now) for rank in self._steps):
+                self._series = _Series("steps", self._advanced_at, now)
+            else:
+                self._steps_from = max(now, min(self._heard_at.values())) + (self._limit_s or 0.0)
+        series = self._series
+        if series is None or now < series.next_at:
+            return []
+        return self._collect_stacks(series.since, now, answer_s=ANSWER_S, of_series=True)
+
+    def _drop_series(self, kind: Literal["steps", "end"]) -> None:
+        """End the samples of this kind, if they are being taken. Answers that still come are
+        ignored."""
+        if self._series is None or self._series.kind != kind:
+            return
+        self._end_series(self._series.next_at)
+        if self._is_for_series and self._answers_due_at is not None:
+            self._answers_due_at, self._unanswered, self.stacks = None, set(), []
+
+    def _end_series(self, now: float) -> list[Action]:
+        series, self._series = self._series, None
+        if series is not None and series.kind == "steps":
+            self._steps_from = now + (self._limit_s or 0.0)
+        elif self._end_checks < _END_CHECKS:
+            self._end_check_at = now + _END_AGAIN_S
+        return []
+
+    def _decide_series(
+        self, series: _Series, progress: Progress, now: float
+    ) -> HangDiagnosis | list[Action]:
+        previous, series.previous = series.previous, self.stacks
+        series.samples += 1
+        hang = self.diagnose(progress, by_steps=series.kind == "steps")
+        if not self._is_held_up(series, previous, hang, now):
+            return self._end_series(now)
+        if series.samples < SAMPLES:
+            shortest, longest = _GAP_S
+            gap_s = min(max((self._limit_s or 0.0) * _GAP_SHARE, shortest), longest)
+            series.next_at = now + (_END_GAP_S if series.kind == "end" else gap_s)
+            return []
+        self._series = None
+        if series.kind == "end":
+            self._end_notice_shown = True
+            return self._end_notice(hang)
+        self._steps_from = float("inf")
+        return self._notice(hang, None) if self._timeout_s is None else hang
+
+    def _is_held_up(
+        self, series: _Series, previous: list[m.Stack] | None, hang: HangDiagnosis, now: float
+    ) -> bool:
+        """Return whether the workers still wait for the same ranks, and do nothing else."""
+        if not hang.others_wait or self._activity(previous) is not None:
+            return False
+        if series.kind == "steps":
+            return all(self._lags(rank, now) for rank in hang.behind)
+        from distlaunch.diagnosis.activity import uses_processor
+
+        return set(hang.behind) == set(self.ended) and not uses_processor(
+            previous or [], self.stacks
+        )
+
+    def _end_notice(self, hang: HangDiagnosis) -> list[Action]:
+        text = f"{hang.summary}. The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"
+        return [
+            self._record(hang, None, "end"),
+            WriteStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
+            ShowMessage(text=text, level="warning"),
+        ]
 
     def _schedule_sample(self, now: float) -> list[Action]:
         shortest, longest = _GAP_S
@@ -348,7 +527,7 @@ class HangDetector:
             actions.append(ShowMessage(text=text, level="warning"))
         return actions
 
-    def _notice(self, progress: Progress, activity: Activity | None) -> list[Action]:
+    def _notice(self, hang: HangDiagnosis, activity: Activity | None) -> list[Action]:
         """Return the notice that names the ranks that are behind, and where in their code they are.
         The job continues.
 
@@ -356,12 +535,16 @@ class HangDetector:
         """
         self._silence_notice_shown = True
         self._reset_samples(None)
-        hang = self.diagnose(progress)
         working = ""
         if activity is not None:
             working = "; it works" if hang.behind == (activity.rank,) else f"; {activity.words}"
+        what = (
+            "no worker has reported a new step"
+            if hang.record["by_steps"]
+            else "no worker has written or reported anything"
+        )
         text = (
-            f"no worker has written or reported anything for {_seconds(self.silent_s)} s: "
+            f"{what} for {_seconds(self.silent_s)} s: "
             f"{hang.summary}{working}."
             f" The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"
         )
@@ -399,8 +582,11 @@ class HangDetector:
             ShowMessage(text=text, level="warning"),
         ]
 
-    def diagnose(self, progress: Progress) -> HangDiagnosis:
-        """Return the diagnosis of the hang from the stacks that have arrived."""
+    def diagnose(self, progress: Progress, *, by_steps: bool = False) -> HangDiagnosis:
+        """Return the diagnosis of the hang from the stacks that have arrived.
+
+        ``by_steps``: the job is not silent, but no rank reaches another step.
+        """
         from distlaunch.diagnosis.hang import diagnose_hang
 
         settings, nodes = self._settings, self._run.nodes
@@ -408,6 +594,7 @@ class HangDetector:
             self.stacks,
             world_size=nodes.world_size,
             silent_s=round(self.silent_s, 1),
+            by_steps=by_steps,
             output_came=self._output_at is not None
             and self._output_at > self._started_at + self.lived_s + self.silent_s / 2,
             heartbeats=progress.latest,

@@ -594,14 +594,19 @@ class JobPolicy:
         decision = self._hang_detector.decide(self.progress, now)
         if isinstance(decision, list):
             return decision
-        hang = self._run.hang = decision
-        self._run.first_failure = now
-        return [
-            RecordEvent(type="hang", fields={"attempt": self.attempt, **hang.record}),
+        action = self.settings.hang_action
+        fields = {"attempt": self.attempt, "action": action, **decision.record}
+        kept: list[Action] = [
+            RecordEvent(type="hang", fields=fields),
             WriteStacks(attempt=self.attempt, stacks=tuple(self._hang_detector.stacks)),
-            ShowMessage(text=f"hang: {hang.summary}; stopping all workers", level="warning"),
-            *self._stop_after_failure(),
         ]
+        if action == "report":
+            text = f"{decision.text.rstrip()}\n  the job goes on ({Opt.HANG_ACTION('report')})"
+            return [*kept, ShowMessage(text=text, level="warning")]
+        self._run.hang = decision
+        self._run.first_failure = now
+        said = ShowMessage(text=f"hang: {decision.summary}; stopping all workers", level="warning")
+        return [*kept, said, *self._stop_after_failure()]
 
     # --- an attempt ends
 
@@ -929,6 +934,12 @@ class JobPolicy:
     def _decide(self, outcome: Outcome, now: float) -> RestartDecision:
         if self.stop_signal is not None:
             return Final(reason=FinalReason.STOPPED)
+        if (
+            self._run.hang is not None
+            and self.settings.hang_action == "stop"
+            and self.settings.max_restarts
+        ):
+            return Final(reason=FinalReason.HUNG)
         decision = self._restart_rule.after_failure(
             outcome,
             now,

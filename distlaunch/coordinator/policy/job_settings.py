@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from distlaunch.coordinator.policy.events_and_actions import PlanAttempt
     from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
     from distlaunch.planning.master_address import MasterChoice
+    from distlaunch.planning.train_options import HangAction
 
 
 class NodeSetupSettings(Record):
@@ -105,6 +106,9 @@ class PolicySettings(Record):
     """How long leftover processes may run on after the last worker has ended with 0."""
     hang_timeout_s: float | None = None
     """An attempt ends if its workers show no sign of activity for this long. None: never."""
+    hang_action: HangAction = "stop"
+    """``stop``: a hang ends the job. ``restart``: it ends the attempt. ``report``: it is reported,
+    and the job continues."""
     hang_notice_s: float | None = None
     """Used without ``hang_timeout_s`` and with several workers: after this much silence the user
     gets one notice, which says where in their code the workers are."""

@@ -30,6 +30,8 @@ class FinalReason(Enum):
     """No node can be reached any longer."""
     PROCESSES_LEFT = auto()
     """Processes of the attempt are left that KILL did not end."""
+    HUNG = auto()
+    """The attempt hung, and --hang-action is ``stop``."""
     STOPPED = auto()
     """The job was asked to stop."""
     COORDINATOR_LOST = auto()
@@ -252,6 +254,8 @@ def text_of(decision: Final) -> str:
             return "not restarted: no node can be reached any more"
         case FinalReason.PROCESSES_LEFT:
             return "not restarted: what is left of this attempt would meet the next one"
+        case FinalReason.HUNG:
+            return f"not restarted: with {Opt.HANG_ACTION('restart')}, a hang is restarted"
         case FinalReason.STOPPED:
             return "told to stop"
         case FinalReason.COORDINATOR_LOST:

@@ -142,6 +142,7 @@ class Opt(Enum):
     FAILURE_GRACE = "failure_grace"
     LINGER = "linger"
     HANG_TIMEOUT = "hang_timeout"
+    HANG_ACTION = "hang_action"
     ERROR_FILE = "error_file"
     LOG_DIR = "log_dir"
     OUTPUT = "output"

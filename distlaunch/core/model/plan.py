@@ -84,6 +84,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """Modules that each node imports once. Its workers are forked from that process."""
     hang_timeout_s: float | None = None
     """How long the job may be silent before it is considered hung. None: hangs are not detected."""
+    hang_action: Literal["stop", "restart", "report"] = "stop"
     hang_notice_s: float | None = None
     """After this time without a sign of activity the user gets one notice, which says where the
     workers are."""
@@ -210,6 +211,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "max_restarts": self.max_restarts,
             **({"restart_delay_s": list(self.restart_delay_s)} if self.restart_delay_s else {}),
             "hang_timeout_s": self.hang_timeout_s,
+            **({"hang_action": self.hang_action} if self.hang_timeout_s else {}),
             "preload": list(self.preload),
             "env": {**_Mask()(self.env)},
             **({"env_starts": {**_Mask()(self.env_starts)}} if self.env_starts else {}),

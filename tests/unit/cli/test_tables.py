@@ -96,6 +96,8 @@ def test_restarts_preload_and_hang_timeout_have_a_line_if_they_are_set(printed):
     )
     lines = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith(names)]
     assert lines == ["3", "torch, json", "stopped after 30 s of silence"]
+    text = printed({**record(), "hang_timeout_s": 30.0, "hang_action": "report"})
+    assert "reported after 30 s of silence" in text
 
 
 def test_common_variables_are_written_once_and_varying_ones_as_a_pattern(printed):

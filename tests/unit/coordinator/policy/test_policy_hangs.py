@@ -490,7 +490,7 @@ def test_a_signal_after_the_hang_gives_the_signals_code_and_the_report_all_the_s
 
 
 def test_a_hang_is_a_failure_that_may_be_restarted(watched):
-    watch = watched(max_restarts=1)
+    watch = watched(max_restarts=1, hang_action="restart")
     watch.hang()
     [hung] = watch.job.of(a.ReportHang)
     assert not hung.final
@@ -503,7 +503,7 @@ def test_a_hang_is_a_failure_that_may_be_restarted(watched):
 
 
 def test_the_same_hang_twice_without_progress_ends_the_job(watched):
-    watch = watched(max_restarts=5)
+    watch = watched(max_restarts=5, hang_action="restart")
     watch.hang()
     watch.job.come_up()
     watch.hang()
@@ -512,7 +512,7 @@ def test_the_same_hang_twice_without_progress_ends_the_job(watched):
 
 
 def test_the_same_hang_after_more_steps_is_progress(watched):
-    watch = watched(max_restarts=5)
+    watch = watched(max_restarts=5, hang_action="restart")
     watch.alive(0, 1, 2, step=10)
     watch.hang()
     watch.job.come_up()
@@ -598,3 +598,246 @@ def test_a_message_of_a_huge_job_costs_what_its_own_ranks_cost(make_job):
         watch.job.say(node, m.Alive(attempt=0, heartbeats=beats, wrote=()))
     assert len(watch.job.entries("progress")) == 1
     assert len(asked(watch.job, watch.fall_silent())) == nodes
+
+
+# --- some ranks hang, and others give signs of life
+
+REDUCE = """Current thread 0x00007f00 (most recent call first):
+  File "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/u/train.py", line {line} in step
+  File "/home/u/train.py", line 9 in <module>
+"""
+
+
+def answer(watch, waits, *, lines=(5, 7), cpu_s=None) -> list:
+    """Answer the last question: ``waits`` are the ranks that wait in a collective."""
+    serial = watch.asked()
+    ranks = [rank for rank in watch.job.ranks if rank not in watch.job.policy._hang_detector.ended]
+    stacks = tuple(
+        m.Stack(
+            rank=rank,
+            pid=1000 + rank,
+            state="S",
+            text=(REDUCE if rank in waits else DUMP).format(line=lines[rank not in waits]),
+            taken_s=float(serial),
+            cpu_s=(cpu_s or {}).get(rank, 0.0) * serial,
+        )
+        for rank in ranks
+    )
+    return watch.job.say(0, m.Stacks(attempt=watch.job.attempt, serial=serial, stacks=stacks))
+
+
+def chatter(watch, *, waits=(0, 2), seconds=4 * TIMEOUT_S, beats=(0,), **fields) -> list:
+    """Let some ranks report the same step again and again, and answer all questions."""
+    actions = []
+    answered = watch.asked()
+    for _ in range(int(seconds)):
+        actions += watch.alive(*beats)
+        actions += watch.pass_time(1.0)
+        if watch.asked() != answered:
+            answered = watch.asked()
+            actions += answer(watch, waits, **fields)
+        if watch.job.sent(m.Stop):
+            break
+    return actions
+
+
+def test_a_rank_that_holds_up_others_that_report_all_the_while_is_a_hang(watched):
+    watch = watched()
+    watch.alive(0, 1, 2, step=20)
+    chatter(watch, beats=(0, 2))
+    [event] = watch.job.entries("hang")
+    assert (event["behind"], event["by_steps"]) == ([1], True)
+    assert event["silent_s"] >= TIMEOUT_S
+    assert watch.job.sent(m.Stop)
+
+
+def test_a_rank_that_holds_up_others_that_only_write_is_a_hang(watched):
+    watch = watched()
+    watch.alive(0, 1)
+    watch.pass_time(1.0)
+    for _ in range(200):
+        before = watch.asked()
+        watch.alive(wrote=[2])  # rank 2 has never reported
+        watch.pass_time(1.0)
+        if watch.asked() != before:
+            answer(watch, (0, 2))
+    assert watch.job.entries("hang")[0]["behind"] == [1]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"beats": (0, 1, 2)},  # the rank itself gives signs of life
+        {"waits": (0,), "beats": (0, 2)},  # another rank does not wait
+        {"waits": ()},
+        {"waits": (0, 1, 2)},  # nobody holds up the others
+        {"cpu_s": {1: 0.9}},  # it computes
+    ],
+)
+def test_ranks_that_lag_for_a_good_reason_are_left_alone(watched, case):
+    watch = watched()
+    watch.alive(0, 1, 2, step=1)
+    chatter(watch, **case)
+    assert watch.job.entries("hang") == []
+    assert watch.job.sent(m.Stop) == []
+
+
+def test_a_rank_that_moves_on_between_the_samples_is_left_alone(watched):
+    watch = watched()
+    watch.alive(0, 1, 2, step=1)
+    for number in range(200):
+        before = watch.asked()
+        watch.alive(0)
+        watch.pass_time(1.0)
+        if watch.asked() != before:
+            serial = watch.asked()
+            stacks = tuple(
+                m.Stack(rank=rank, pid=1000 + rank, state="S", text=REDUCE.format(line=5))
+                for rank in (0, 2)
+            )
+            name = "load" if serial % 2 else "step"
+            moved = m.Stack(
+                rank=1,
+                pid=1001,
+                state="S",
+                text=DUMP.format(line=5).replace("in step", f"in {name}"),
+            )
+            watch.job.say(0, m.Stacks(attempt=0, serial=serial, stacks=(*stacks, moved)))
+        assert watch.job.entries("hang") == [], number
+
+
+def test_new_steps_end_the_search_for_ranks_that_lag(watched):
+    watch = watched()
+    watch.alive(0, 1, 2, step=1)
+    for step in range(2, 200):
+        watch.alive(0, step=step)
+        assert asked(watch.job, watch.pass_time(1.0)) == []
+
+
+def test_one_rank_alone_that_reports_steps_does_not_lag(watched):
+    watch = watched()
+    for _ in range(100):
+        watch.alive(0)
+        watch.alive(wrote=[1])
+        assert watch.pass_time(TIMEOUT_S - 1) == []
+
+
+def test_without_a_timeout_a_rank_at_a_lower_step_is_noticed_once(unwatched):
+    watch = unwatched()
+    watch.alive(0, 1, 2, step=20)
+    watch.alive(0, 2, step=21)
+    for _ in range(700):
+        before = watch.asked()
+        watch.alive(0, step=21)
+        watch.pass_time(1.0)
+        if watch.asked() != before:
+            answer(watch, (0, 2))
+    [event] = watch.job.entries("silence")
+    assert (event["behind"], event["by_steps"]) == ([1], True)
+    assert watch.job.sent(m.Stop) == []
+
+
+# --- a worker has ended with 0, and others wait for it
+
+
+def end_one(watch, **fields) -> float:
+    """End rank 1 with 0, and answer all questions for 10 s. Return when that began."""
+    watch.pass_time(60.0 if watch.job.policy.settings.hang_timeout_s is None else 5.0)
+    began = watch.job.now
+    watch.job.exited(1)
+    answered = watch.asked()
+    for _ in range(40):
+        watch.pass_time(0.25)
+        if watch.asked() != answered:
+            answered = watch.asked()
+            answer(watch, fields.get("waits", (0, 2)), cpu_s=fields.get("cpu_s"))
+    return began
+
+
+@pytest.mark.parametrize("with_timeout", [False, True])
+def test_workers_that_wait_for_one_that_has_ended_are_reported_within_10_s(
+    watched, unwatched, with_timeout
+):
+    watch = watched() if with_timeout else unwatched()
+    end_one(watch)
+    [event] = watch.job.entries("silence")
+    assert (event["when"], event["behind"], event["ended"]) == ("end", [1], [1])
+    assert mentions(watch.job.notices, "rank 1", "exit code 0", "all_reduce")
+    assert watch.job.sent(m.Stop) == []
+
+
+@pytest.mark.parametrize("case", [{"waits": (0,)}, {"waits": ()}, {"cpu_s": {0: 0.1}}])
+def test_workers_that_go_on_after_one_has_ended_are_not_reported(unwatched, case):
+    watch = unwatched()
+    end_one(watch, **case)
+    watch.pass_time(40.0)
+    assert watch.job.entries("silence") == []
+
+
+def test_output_after_the_end_of_a_worker_puts_the_report_off(unwatched):
+    watch = unwatched()
+    watch.job.exited(1)
+    for _ in range(30):
+        before = watch.asked()
+        watch.pass_time(1.0)
+        if watch.asked() != before:
+            watch.alive(wrote=[0])
+    assert watch.job.entries("silence") == []
+    assert len(watch.job.sent(m.CollectStacks)) == 3
+
+
+def test_a_worker_that_fails_after_another_has_ended_is_the_cause(unwatched):
+    watch = unwatched()
+    watch.job.exited(1)
+    watch.pass_time(hang_detection.END_CHECK_S)
+    watch.job.exited(0, 1, tail=watch.job.RAISED)
+    answer(watch, (2,))
+    watch.pass_time(30.0)
+    assert watch.job.entries("silence") == []
+
+
+# --- what a hang leads to
+
+
+def test_a_hang_may_only_be_reported_once_for_a_silence(watched):
+    watch = watched(hang_action="report")
+    watch.fall_silent()
+    watch.stand_still(odd=1)
+    assert watch.job.sent(m.Stop) == []
+    for said in ("rank 1 is behind", "train.py:7 in step", "--hang-action"):
+        assert said in watch.job.notices
+    assert [event["action"] for event in watch.job.entries("hang")] == ["report"]
+    watch.pass_time(20 * TIMEOUT_S)
+    assert len(watch.job.entries("hang")) == 1
+    watch.alive(wrote=[0])
+    watch.fall_silent()
+    watch.stand_still(odd=1)
+    assert len(watch.job.entries("hang")) == 2
+    for rank in watch.job.ranks:
+        watch.job.exited(rank)
+    watch.job.all_gone()
+    assert watch.job.exit_code == 0
+
+
+def test_ranks_that_lag_may_only_be_reported_once_without_a_new_step(watched):
+    watch = watched(hang_action="report")
+    watch.alive(0, 1, 2)
+    chatter(watch, seconds=10 * TIMEOUT_S, beats=(0, 2))
+    assert len(watch.job.entries("hang")) == 1
+    watch.alive(0, 1, 2, step=2)
+    for _ in range(200):
+        before = watch.asked()
+        watch.alive(0, 2, step=2)
+        watch.pass_time(1.0)
+        if watch.asked() != before:
+            answer(watch, (0, 2))
+    assert len(watch.job.entries("hang")) == 2
+
+
+def test_by_default_a_hang_ends_the_job_in_spite_of_restarts(watched):
+    watch = watched(max_restarts=3)
+    watch.hang()
+    [hung] = watch.job.of(a.ReportHang)
+    assert hung.decision == Final(reason=FinalReason.HUNG)
+    assert watch.job.exit_code == 124
