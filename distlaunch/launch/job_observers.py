@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.runtime.records import EventLog
 from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.launcher_process import start_ticks
 from distlaunch.planning.train_options import TrainOptions
 
 if TYPE_CHECKING:
     import socket
+    from concurrent.futures import Future
 
     from distlaunch.coordinator.runtime.event_command import EventCommand
     from distlaunch.coordinator.runtime.metrics import LauncherUsage
     from distlaunch.coordinator.runtime.metrics_server import MetricsServer
+    from distlaunch.coordinator.runtime.node_questions import Answers
     from distlaunch.coordinator.runtime.runner import Runner
+    from distlaunch.coordinator.runtime.snapshot import JobSnapshot
 
 _READ_S = 2.0
 """How long the main loop may take to answer a request for metrics."""
+_USAGE_S = 4.0
+"""How long the nodes may take to say what they use."""
 
 
 class JobObservers:
@@ -90,6 +96,7 @@ class JobObservers:
 
 def _read_metrics(runner: Runner) -> str:
     """Return the metrics as text. Raises NoMetricsError if the main loop does not answer."""
+    from concurrent.futures import CancelledError
     from concurrent.futures import TimeoutError as NoAnswerError
 
     from distlaunch import __version__
@@ -97,13 +104,26 @@ def _read_metrics(runner: Runner) -> str:
     from distlaunch.coordinator.runtime.metrics import metrics_text
     from distlaunch.coordinator.runtime.metrics_server import NoMetricsError
 
+    def ask() -> tuple[JobSnapshot, Future[Answers] | None]:
+        try:
+            return runner.snapshot(), runner.ask_usage()
+        except LaunchError:  # no worker runs
+            return runner.snapshot(), None
+
     try:
-        snapshot = runner.calls.call(runner.snapshot).result(_READ_S)
+        snapshot, asked = runner.calls.call(ask).result(_READ_S)
     except MainLoopClosedError as exc:
         raise NoMetricsError("the job has ended") from exc
     except NoAnswerError as exc:
         raise NoMetricsError("the launcher is busy or suspended") from exc
-    return metrics_text(snapshot, version=__version__, usage=_launcher_usage(), now=time.time())
+    now = time.time()
+    try:
+        nodes = None if asked is None else asked.result(_USAGE_S)
+    except (NoAnswerError, CancelledError):
+        nodes = None
+    return metrics_text(
+        snapshot, version=__version__, launcher=_launcher_usage(), nodes=nodes, now=now
+    )
 
 
 def _launcher_usage() -> LauncherUsage | None:

@@ -52,6 +52,13 @@ def test_the_metrics_follow_the_job(distlaunch):
     assert found["distlaunch_samples",] == 20
     assert found["distlaunch_restarts_total",] == 0
     assert found["process_cpu_seconds_total",] > 0
+    [agent] = [value for (name, *_), value in found.items() if name.startswith("distlaunch_agent")]
+    assert agent > 0
+    memory = [
+        value for (name, *_), value in found.items() if name == "distlaunch_rank_memory_bytes"
+    ]
+    assert min(memory) > 1 << 20
+    assert len(memory) == 2
     hosts = {host for name, *labels in found if name == "distlaunch_rank_up" for host in labels[1:]}
     assert len(hosts) == 1
     (distlaunch.work / "go").touch()

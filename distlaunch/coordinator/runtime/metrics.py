@@ -14,6 +14,7 @@ from distlaunch.coordinator.policy.job import Phase
 from distlaunch.core.model.record import Record
 
 if TYPE_CHECKING:
+    from distlaunch.coordinator.runtime.node_questions import Answers
     from distlaunch.coordinator.runtime.snapshot import JobSnapshot
 
 MOST_RANKS = 256
@@ -130,6 +131,30 @@ METRICS = (
         labels=_RANK,
     ),
     Metric(
+        name="distlaunch_rank_cpu_seconds_total",
+        kind="counter",
+        text="Processor time of the worker and its descendants.",
+        labels=_RANK,
+    ),
+    Metric(
+        name="distlaunch_rank_memory_bytes",
+        kind="gauge",
+        text="Resident memory of the worker and its descendants.",
+        labels=_RANK,
+    ),
+    Metric(
+        name="distlaunch_rank_gpu_ratio",
+        kind="gauge",
+        text="How busy the GPUs of the worker are, from 0 to 1.",
+        labels=_RANK,
+    ),
+    Metric(
+        name="distlaunch_rank_gpu_memory_bytes",
+        kind="gauge",
+        text="Memory of GPUs that the worker holds.",
+        labels=_RANK,
+    ),
+    Metric(
         name="process_cpu_seconds_total",
         kind="counter",
         text="Processor time of the launcher.",
@@ -150,18 +175,24 @@ _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def metrics_text(
-    snapshot: JobSnapshot, *, version: str, usage: LauncherUsage | None, now: float
+    snapshot: JobSnapshot,
+    *,
+    version: str,
+    launcher: LauncherUsage | None,
+    nodes: Answers | None,
+    now: float,
 ) -> str:
     """Return the metrics. Those whose values are not known are left out.
 
-    ``now``: when the snapshot was taken, in seconds since 1970.
+    ``nodes``: what the nodes and their workers use. ``now``: when the snapshot was taken, in
+    seconds since 1970.
     """
     values = {
         **_job_values(snapshot, version),
         **_progress_values(snapshot),
-        **_node_values(snapshot),
         **_rank_values(snapshot, now),
-        **_usage_values(usage),
+        **_usage_values(nodes, with_ranks=len(snapshot.workers) <= MOST_RANKS),
+        **_launcher_values(launcher),
     }
     lines = []
     for metric in METRICS:
@@ -224,15 +255,6 @@ def _progress_values(snapshot: JobSnapshot) -> dict[str, _Samples]:
     }
 
 
-def _node_values(snapshot: JobSnapshot) -> dict[str, _Samples]:
-    nodes = snapshot.nodes if len(snapshot.nodes) <= MOST_NODES else ()
-    return {
-        "distlaunch_agent_cpu_seconds_total": [
-            ({"node": node.number, "host": node.host}, node.agent_cpu_s) for node in nodes
-        ]
-    }
-
-
 def _rank_values(snapshot: JobSnapshot, now: float) -> dict[str, _Samples]:
     workers = snapshot.workers if len(snapshot.workers) <= MOST_RANKS else ()
     named = [({"rank": worker.rank, "host": worker.host}, worker) for worker in workers]
@@ -249,7 +271,30 @@ def _rank_values(snapshot: JobSnapshot, now: float) -> dict[str, _Samples]:
     }
 
 
-def _usage_values(usage: LauncherUsage | None) -> dict[str, _Samples]:
+def _usage_values(nodes: Answers | None, *, with_ranks: bool) -> dict[str, _Samples]:
+    answers = () if nodes is None else nodes.nodes
+    known = [(each.node, each.host, each.usage) for each in answers if each.usage is not None]
+    ranks = [
+        ({"rank": worker.rank, "host": host}, worker)
+        for _, host, usage in (known if with_ranks else ())
+        for worker in usage.workers
+    ]
+    return {
+        "distlaunch_agent_cpu_seconds_total": [
+            ({"node": node, "host": host}, usage.agent_cpu_s)
+            for node, host, usage in (known if len(known) <= MOST_NODES else ())
+        ],
+        "distlaunch_rank_cpu_seconds_total": [(labels, each.cpu_s) for labels, each in ranks],
+        "distlaunch_rank_memory_bytes": [(labels, each.rss_bytes) for labels, each in ranks],
+        "distlaunch_rank_gpu_ratio": [
+            (labels, None if each.gpu_percent is None else each.gpu_percent / 100)
+            for labels, each in ranks
+        ],
+        "distlaunch_rank_gpu_memory_bytes": [(labels, each.gpu_bytes) for labels, each in ranks],
+    }
+
+
+def _launcher_values(usage: LauncherUsage | None) -> dict[str, _Samples]:
     return {
         "process_cpu_seconds_total": _one(None if usage is None else usage.cpu_s),
         "process_resident_memory_bytes": _one(None if usage is None else usage.memory_bytes),

@@ -38,8 +38,10 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.build_plan import bind
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from distlaunch.coordinator.runtime.control import Handler
-    from distlaunch.coordinator.runtime.node_questions import AskedNodes, NodeQuestions
+    from distlaunch.coordinator.runtime.node_questions import Answers, AskedNodes, NodeQuestions
     from distlaunch.coordinator.runtime.remote_agents import Feeder
     from distlaunch.coordinator.runtime.series_file import SeriesFile
     from distlaunch.coordinator.runtime.snapshot import JobSnapshot
@@ -216,9 +218,16 @@ class Runner:
         return {
             "snapshot": lambda _: self.snapshot(),
             "stop": self._on_stop_request,
-            "usage": lambda _: self._node_questions().ask_usage(self._asked_nodes()),
+            "usage": lambda _: self.ask_usage(),
             "stacks": self._on_stacks_request,
         }
+
+    def ask_usage(self) -> Future[Answers]:
+        """Ask the nodes what they and their workers use. Called in the main loop.
+
+        Raises ConfigError if no worker runs.
+        """
+        return self._node_questions().ask_usage(self._asked_nodes())
 
     def _on_stacks_request(self, fields: Mapping[str, object]) -> object:
         """Return a future of the stacks of all workers. They do not count for hang detection."""

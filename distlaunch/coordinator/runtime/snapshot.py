@@ -25,8 +25,6 @@ class NodeSnapshot(Record):
     host: str
     first_rank: int
     state: Literal["up", "lost"]
-    agent_cpu_s: float | None = None
-    """Processor time that the agent has used; None if not known."""
 
 
 class WorkerSnapshot(Record):

@@ -15,8 +15,10 @@ from distlaunch.coordinator.runtime.metrics import (
     LauncherUsage,
     metrics_text,
 )
+from distlaunch.coordinator.runtime.node_questions import Answers, NodeAnswer
 from distlaunch.coordinator.runtime.snapshot import JobSnapshot, NodeSnapshot, WorkerSnapshot
 from distlaunch.core.model.record import replace
+from distlaunch.core.protocol import agent_messages as m
 
 ROOT = Path(__file__).parents[4]
 DASHBOARD = ROOT / "scripts" / "examples" / "grafana-job.json"
@@ -43,7 +45,6 @@ def snapshot(ranks: int = 4, *, nodes: int = 2, host: str = "n") -> JobSnapshot:
                 host=f"{host}{node}",
                 first_rank=node * per_node,
                 state="lost" if node else "up",
-                agent_cpu_s=1.5,
             )
             for node in range(nodes)
         ),
@@ -69,10 +70,45 @@ def snapshot(ranks: int = 4, *, nodes: int = 2, host: str = "n") -> JobSnapshot:
     )
 
 
+def usage_of(taken: JobSnapshot) -> Answers:
+    """Return the answers of the nodes."""
+    answers = []
+    for node in taken.nodes:
+        workers = tuple(
+            m.WorkerUsage(
+                rank=worker.rank,
+                pid=1,
+                age_s=1.0,
+                processes=1,
+                cpu_s=2.5,
+                rss_bytes=1 << 20,
+                gpu_percent=25.0,
+                gpu_bytes=1 << 30,
+            )
+            for worker in taken.workers
+            if worker.node == node.number
+        )
+        usage = m.Usage(
+            attempt=1,
+            serial=-1,
+            clock_s=1.0,
+            agent_cpu_s=1.5,
+            cpus=1,
+            memory_bytes=1,
+            available_bytes=1,
+            interfaces=(),
+            read_bytes=0,
+            written_bytes=0,
+            workers=workers,
+        )
+        answers.append(NodeAnswer(node=node.number, host=node.host, usage=usage))
+    return Answers(attempt=1, nodes=tuple(answers), unanswered=())
+
+
 def samples(taken: JobSnapshot) -> dict[tuple[str, ...], float]:
     """Parse the text. Return the values by name and values of the labels."""
-    usage = LauncherUsage(cpu_s=0.5, memory_bytes=20 << 20, started=999.0)
-    text = metrics_text(taken, version="1.2", usage=usage, now=2000.0)
+    launcher = LauncherUsage(cpu_s=0.5, memory_bytes=20 << 20, started=999.0)
+    text = metrics_text(taken, version="1.2", launcher=launcher, nodes=usage_of(taken), now=2000.0)
     found = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
@@ -113,6 +149,8 @@ def test_each_metric_has_its_value():
     assert found["distlaunch_agent_cpu_seconds_total", "1", "n1"] == 1.5
     assert found["distlaunch_rank_up", "0", "n0"] == 0
     assert found["distlaunch_rank_step", "3", "n1"] == 13
+    assert found["distlaunch_rank_gpu_ratio", "3", "n1"] == 0.25
+    assert found["distlaunch_rank_memory_bytes", "0", "n0"] == 1 << 20
     assert found["distlaunch_rank_last_sign_timestamp_seconds", "3", "n1"] == 1998
     assert ("distlaunch_rank_loss", "0", "n0") not in found
 
@@ -134,7 +172,7 @@ def test_the_number_of_series_is_bounded(ranks):
     of_ranks = [name for name, *_ in found if name.startswith("distlaunch_rank_")]
     assert bool(of_ranks) == (ranks <= MOST_RANKS)
     assert found["distlaunch_slowest_rank",] == 2
-    assert len(found) <= 6 * MOST_RANKS + 256 + 50
+    assert len(found) <= 10 * MOST_RANKS + 256 + 50
 
 
 def test_the_dashboard_shows_only_metrics_that_exist_with_labels_that_they_have():

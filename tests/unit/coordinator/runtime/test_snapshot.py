@@ -25,7 +25,7 @@ def snapshot(job, *, outer: OuterLauncher | None = None):
 def beat(job, rank: int, **values: float) -> None:
     heartbeats = (m.Heartbeat(rank=rank, values=values),)
     alive = m.Alive(attempt=job.attempt, heartbeats=heartbeats, wrote=())
-    job.say(job.member_of(rank), alive)
+    job.say(job.joined_launcher_of(rank), alive)
 
 
 def test_workers_are_starting_then_running_then_ended(job):
