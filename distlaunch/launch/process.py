@@ -130,10 +130,11 @@ class Housekeeping(threading.Thread):
         if not over and self._runner is not None:
             from distlaunch.coordinator.runtime.control import ControlServer
 
-            self._control = ControlServer(
+            control = ControlServer(
                 self._run_dir.path, self._runner.calls, self._runner.handlers()
             )
-            self._control.start()
+            control.start()
+            self._control = control  # only now: ``finish`` may close it at any time
         self._run_dir.prune()
         for name in () if over else ("first_cause", "report"):
             importlib.import_module(f"distlaunch.diagnosis.{name}")
