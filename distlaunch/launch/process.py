@@ -130,9 +130,7 @@ class Housekeeping(threading.Thread):
         if not over and self._runner is not None:
             from distlaunch.coordinator.runtime.control import ControlServer
 
-            control = ControlServer(
-                self._run_dir.path, self._runner.calls, self._runner.handlers()
-            )
+            control = ControlServer(self._run_dir.path, self._runner.calls, self._runner.handlers())
             control.start()
             self._control = control  # only now: ``finish`` may close it at any time
         self._run_dir.prune()

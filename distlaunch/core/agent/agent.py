@@ -1,9 +1,9 @@
-"""The agent of one node: it starts, watches and stops the workers through the spawner.
+"""The agent of one node: it starts, watches and stops the workers through the spawner, their parent
+process.
 
-The spawner is the workers' parent process. The agent has no loop of its own. On one machine the
-launcher calls the agent; on other nodes ``RemoteAgent`` does. The caller's loop polls
-``descriptors()``, calls ``on_ready`` and ``tick`` (at ``deadline()``), and passes each message of
-the coordinator to ``handle``.
+The agent has no loop. The launcher (on its own machine) or ``RemoteAgent`` polls ``descriptors()``,
+calls ``on_ready`` and ``tick`` (at ``deadline()``), and passes each message of the coordinator to
+``handle``.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 _PUMP_S = 2.0
 _WATCHER_S = CLEANERS_S + 1.0
-"""How long the watcher may take to kill the processes of a dead spawner. After this time the agent
-kills them."""
+"""How long the watcher may take to kill the processes of a dead spawner. Then the agent kills
+them."""
 _POLL_S, _HURRIED_S = 0.1, 0.5
 _TYPED_AHEAD_BYTES = 1 << 20
 
@@ -79,13 +79,13 @@ class Agent:
         self._channel = channel
         self._watcher = watcher
         self._spawner = 0
-        """The spawner's pid, from its ``Running`` message. The spawner is a child of the watcher,
-        or of this process if the watcher was killed."""
+        """The spawner's pid, from its ``Running`` message. Its parent is the watcher, or this
+        process if the watcher was killed."""
         self._send = send
         self._clock = clock
         self._table = t.WorkerTable()
         self._start: m.Start | None = None
-        self._pids: list[int] = []  # workers of this attempt
+        self._pids: list[int] = []
         self._resources = resources or NodeResources()
         self._attempt_setup = AttemptSetup(port=port, send=send, post=self._post)
         self._terminal: PseudoTerminal | None = None
@@ -100,10 +100,8 @@ class Agent:
         self._stacks = StackCollector(self._post)
         self._usage: UsageReader | None = None
         self._is_spawner_lost = False
-        self._started: dict[
-            int, int
-        ] = {}  # rank -> pid of started workers that are not reported yet
-        self._spawner_error: str | None = None  # error reported by the spawner before its end
+        self._started: dict[int, int] = {}
+        self._spawner_error: str | None = None
         self._reaper = ChildReaper(watcher)
         self._shared_memory = SharedMemoryFiles(owner=os.getuid())
         self._preload_report = PreloadReport(send, clock)
@@ -112,14 +110,11 @@ class Agent:
     # --- for the loop that polls the agent
 
     def set_job_id(self, job_id: str) -> None:
-        """Set the job id, which may not be known when the agent is started."""
+        """Set the job id, which may be unknown when the agent starts."""
         self.job_id = job_id
 
     def start(self) -> None:
-        """Start the output thread. The spawner already runs.
-
-        Raises ConfigError if no thread can be started.
-        """
+        """Start the output thread. Raises ConfigError if no thread can be started."""
         try:
             self._pump.start()
         except RuntimeError as exc:
@@ -137,7 +132,7 @@ class Agent:
         return wanted
 
     def deadline(self) -> float | None:
-        """Return when ``tick`` is due, on the agent's clock. Return None if no action is due."""
+        """Return when ``tick`` is due, on the agent's clock; None if no action is due."""
         times = [
             time
             for time in (self._table.deadline(), self._attempt_setup.deadline())
@@ -146,7 +141,7 @@ class Agent:
         return min(times, default=None)
 
     def tick(self) -> None:
-        """Run actions whose deadline has passed."""
+        """Run the actions that are due."""
         deadline = self._table.deadline()
         if deadline is not None and self._clock() >= deadline:
             self._step(t.DeadlineReached())
@@ -178,8 +173,8 @@ class Agent:
     def _wake_spawner(self) -> None:
         """Resume the watcher and the spawner if they have been stopped.
 
-        A stopped spawner would not notice that workers exit. Normally the watcher resumes the
-        spawner. SIGCHLD wakes the loop that calls this method.
+        A stopped spawner would not notice that workers exit. SIGCHLD wakes the loop that calls this
+        method.
         """
         for pid in filter(None, (self._watcher, self._spawner)):
             with suppress(ChildProcessError):
@@ -219,24 +214,21 @@ class Agent:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the spawner has vanished.
-
-        All workers were killed then, and no ``AttemptEnded`` follows.
-        """
+        """Return whether the spawner has vanished. Then all workers were killed, and no
+        ``AttemptEnded`` follows."""
         return self._is_spawner_lost
 
     def end_without_coordinator(self, attempt: int, *, grace_s: float, bound_s: float) -> None:
-        """Stop the workers as if the coordinator had requested it.
+        """Stop the workers as on a request of the coordinator. ``AttemptEnded`` follows.
 
-        ``AttemptEnded`` follows when the workers have ended. If this method and ``close`` together
-        take longer than ``bound_s``, the spawner stops the workers instead.
+        If this method and ``close`` together take longer than ``bound_s``, the spawner stops the
+        workers.
         """
         self._send_to_spawner(w.CoordinatorLost(bound_s=bound_s))
         self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the spawner, which kills all remaining processes. Stop the output thread and release
-        all resources.
+        """End the spawner, which kills all remaining processes, and release all resources.
 
         Takes at most about 8 s. When ``hurried`` returns True, the spawner has ``_HURRIED_S`` left.
         """
@@ -260,11 +252,8 @@ class Agent:
             self._wake_end = -1
 
     def _spawner_has_ended(self, deadline: float, hurried: Callable[[], bool]) -> bool:
-        """Read messages until the spawner closes its end of the channel, its last action, and reap
-        the spawner.
-
-        Return whether the spawner has ended before ``deadline``.
-        """
+        """Read the spawner's last messages and reap it. Return whether it ended before
+        ``deadline``."""
         poll = select.poll()
         while not self._is_spawner_lost and (left_s := deadline - time.monotonic()) > 0:
             if left_s > _HURRIED_S and hurried():
@@ -450,7 +439,6 @@ class Agent:
             self._on_spawner_lost()
 
     def _continue_spawner(self) -> None:
-        """Send SIGCONT to the watcher and the spawner in case they have been stopped."""
         for pid in filter(None, (self._watcher, self._spawner)):
             process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
@@ -483,7 +471,7 @@ class Agent:
         self._usage.read(request, running, self._start)
 
     def _on_spawner_lost(self) -> None:
-        """Kill all workers, because without their parent they can no longer be supervised."""
+        """Kill all workers: without their parent they cannot be supervised."""
         if self._is_spawner_lost:
             return
         self._is_spawner_lost = True
@@ -494,10 +482,8 @@ class Agent:
         self._send(m.AgentFailed(text=f"the spawner (the parent of the workers) {ended}{detail}"))
 
     def _end_all(self) -> int | None:
-        """Kill and reap all remaining processes, which the spawner can no longer do.
-
-        Return the spawner's wait status, or None if the status is not known.
-        """
+        """Kill and reap all remaining processes in place of the spawner. Return the spawner's wait
+        status, if known."""
         self._continue_spawner()
         status = self._reaper.await_child(bound_s=_WATCHER_S)
         killed = self._reaper.kill(bound_s=t.KILL_S)

@@ -1,9 +1,8 @@
-"""Connect to the listener on the rendezvous port, and retry until the listener admits this
-launcher.
+"""Connect to the listener on the rendezvous port, and retry until it admits this launcher.
 
 A host name may resolve late (the DNS of pods), the port may open later, and another program may
-have the port. In all these cases the connection is retried until the deadline; the error then has
-the last reason. Only a final refusal by a listener of the same job ends the attempts earlier.
+have the port. So connections are retried until the deadline; the error then has the last reason.
+Only a final refusal by a listener of the same job ends the attempts earlier.
 """
 
 from __future__ import annotations
@@ -33,31 +32,29 @@ from distlaunch.core.protocol.token_keys import CallerSecret
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
-"""How long a listener may take to answer, because its launcher may be busy."""
+"""How long a listener may take to answer: its launcher may be busy."""
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EINTR)
 _NO_LAUNCHER = "what listens there is no launcher of distlaunch"
 _SILENT = f"{_NO_LAUNCHER}, or it hangs: it sends nothing"
 _CLOSED = "it closed the connection"
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _UNANSWERED_MS = 30_000
-"""A blocked ``send`` fails after this time, which is twice the time after which keepalive probes
-detect a silent network."""
+"""A blocked ``send`` fails after this time, twice that after which keepalive probes detect a silent
+network."""
 TICK_S = 1.0
 """Longest time between two calls of ``progress``."""
 _STAGGER_S = 0.25
-"""Time after which the next address is tried as well if the current one does not answer (RFC 8305).
-"""
+"""Delay before the next address is tried as well (RFC 8305)."""
 _ACCEPTED_STAGGER_S = 1.0
-"""The same time if the connection was accepted. It is longer, because both addresses may lead to
-one launcher that is busy."""
+"""The same delay after an accepted connection. Both addresses may lead to one launcher that is
+busy."""
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _REJECTED_RETRY_S = 0.5
 _UNKNOWN_RETRY_S = 2.0
 """Delay after a rejection by a listener that has not proved that it belongs to the job."""
 _TOO_SHORT_S = 0.1
-"""If less time is left, the connection is not retried: a short try would only replace the reason of
-the last failure."""
+"""With less time left there is no retry: it would only replace the reason of the last failure."""
 _MOST_ADDRESSES = 64
 FRESH_S = 2.0
 """How long resolved addresses are used before the name is resolved again."""
@@ -73,7 +70,7 @@ class RejectedError(LaunchError):
 
 
 class ConnectInterrupted(Exception):  # noqa: N818 - an outcome
-    """The watched descriptor is readable, so the caller must handle it first."""
+    """The watched descriptor is readable."""
 
 
 def connect_to_listener(
@@ -96,14 +93,13 @@ def connect_to_listener(
     been read.
 
     All hosts and ports are tried, because other jobs may use some of the ports. ``until`` is
-    monotonic time. ``who`` names the listener in errors. ``progress`` is called repeatedly with the
-    seconds since the beginning and the reason for waiting, as a clause. ``other_addresses`` returns
-    other addresses of the host. It is called in a thread if there is only one host and its name
-    cannot be resolved. ``answer_s`` limits the wait for each message of a listener.
+    monotonic time. ``who`` names the listener in errors. ``progress`` gets the seconds since the
+    beginning and the reason for waiting, as a clause. ``other_addresses`` returns other addresses
+    of the host; a thread calls it if the only host name cannot be resolved. ``answer_s`` limits the
+    wait for each message of a listener.
 
-    Raises NodesError at the deadline, and RejectedError for a final rejection. Raises
-    ConnectInterrupted if ``watched`` is readable and ``stops()``, which reads from ``watched``,
-    returns True.
+    Raises NodesError at the deadline, RejectedError for a final rejection, and ConnectInterrupted
+    if ``watched`` is readable and ``stops()``, which reads from it, returns True.
     """
     secret = CallerSecret(job_identity.token, job_identity.munge)
 
@@ -132,8 +128,7 @@ def connect_to_listener(
 
 
 class _Connector:
-    """Tries all addresses at the same time, so that an address that does not answer delays no other
-    address."""
+    """Tries all addresses at the same time, so that a silent address delays no other."""
 
     def __init__(
         self,
@@ -203,8 +198,7 @@ class _Connector:
         return any(endpoint.is_proving for endpoint in self._endpoints.values())
 
     def _update_endpoints(self) -> None:
-        """Add the addresses that the name resolves to now. Keep an old address only while it has a
-        connection."""
+        """Add newly resolved addresses. Remove old ones unless they have a connection."""
         self._addresses.refresh()
         if not self._addresses.known and not self._addresses.settled.wait(0.05):
             self._report_if_due()
@@ -227,8 +221,7 @@ class _Connector:
                 )
 
     def _begin(self, now: float) -> None:
-        """Start the connections that are due. Connections to new addresses are started one at a
-        time."""
+        """Start the connections that are due; those to new addresses one at a time."""
         if self._is_proving:
             return
         for endpoint in self._endpoints.values():
@@ -246,10 +239,8 @@ class _Connector:
             self._schedule_retry(endpoint, now)
 
     def _poll_once(self) -> tuple[socket.socket, Welcome] | None:
-        """Wait for the next event and handle it.
-
-        Return the connection if the listener has admitted this launcher. Return None otherwise.
-        """
+        """Wait for the next event and handle it. Return the connection if the listener has admitted
+        this launcher."""
         poll = self._poll()
         by_number = {}
         for endpoint in self._in_progress:
@@ -293,7 +284,7 @@ class _Connector:
             endpoint.refusal = rejected
 
     def _schedule_retry(self, endpoint: Endpoint, now: float) -> None:
-        """After a failure, schedule the next try of this address and start the next address now."""
+        """Schedule the next try of this address, and start the next address now."""
         if endpoint.connection is not None:
             return
         endpoint.retry_at = max(
@@ -304,7 +295,8 @@ class _Connector:
             self._report()
 
     def _raise_if_refused(self) -> None:
-        """Raise RejectedError if a listener has refused for good and no other address can succeed."""
+        """Raise RejectedError if a listener has refused for good and no other address can
+        succeed."""
         endpoints = self._endpoints.values()
         refused = next((endpoint for endpoint in endpoints if endpoint.refusal is not None), None)
         if (
@@ -358,7 +350,7 @@ class _Connector:
         return poll
 
     def _wait(self, poll: select.poll, within_s: float) -> list[int]:
-        """Return the descriptors that are ready; an empty list after ``within_s`` or ``TICK_S``.
+        """Return the ready descriptors. Wait at most ``within_s`` or ``TICK_S``.
 
         Raises ConnectInterrupted if the watched descriptor is readable and ``stops()`` returns
         True.
@@ -406,16 +398,13 @@ class _Connector:
 
 
 def _pause_s(tries: int, waited_s: float) -> float:
-    """Return a random delay before the next try, so that the nodes of a job do not all try at once."""
+    """Return a random delay, so that the nodes of a job do not all try at once."""
     most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
     return random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
 
 
 class Endpoint:
-    """The connection to one address, and its retries. Times are monotonic seconds.
-
-    ``make_handshake`` makes the handshake for a new connection.
-    """
+    """The connection to one address, and its retries. Times are monotonic seconds."""
 
     def __init__(
         self,
@@ -431,20 +420,16 @@ class Endpoint:
         self.port = int(self.text.rpartition(":")[2])
         self.connection: socket.socket | None = None
         self.until = 0.0
-        """When the current try times out."""
         self.retry_at = 0.0
-        """When the next try is due."""
         self.tries = 0
         self.why = ""
-        """Why the last try failed; empty before the first failure."""
+        """Why the last try failed."""
         self.hint: str | None = None
-        """The listener's hint about the failure."""
         self.refusal: Rejected | None = None
-        """Final refusal by a listener of this job."""
         self.is_final = False
         """Whether the last answer was from a listener of this job."""
         self.is_proving = False
-        """The proof was sent, so the listener may be admitting this launcher."""
+        """The proof was sent: the listener may be admitting this launcher."""
         self._handshake: CallerHandshake | None = None
         self._proof = b""
 
@@ -460,18 +445,16 @@ class Endpoint:
 
     @property
     def has_sent_call(self) -> bool:
-        """Return whether the listener has accepted the connection and ``Call`` was sent."""
+        """Return whether the listener has accepted the connection and got ``Call``."""
         return self._handshake is not None
 
     @property
     def wants_proof(self) -> bool:
-        """Whether this launcher must now send its proof that it knows the job's secret
-        (``prove``)."""
+        """Whether this launcher must now send its proof (``prove``)."""
         return bool(self._proof)
 
     def begin(self, now: float) -> None:
-        """Start a connection attempt to this address without blocking. A failure is recorded in
-        ``why``."""
+        """Start to connect without blocking. A failure is recorded in ``why``."""
         self.until = now + CONNECT_S
         try:
             self.connection = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -483,10 +466,9 @@ class Endpoint:
             self.fail(errno_clause(number))
 
     def prove(self, now: float) -> None:
-        """Send this launcher's proof that it knows the job's secret.
+        """Send the proof that this launcher knows the job's secret.
 
-        The caller lets only one endpoint at a time do so, because two endpoints may lead to the
-        same listener.
+        Only one endpoint at a time may do so, because two may lead to the same listener.
         """
         self.is_proving, self.until = True, now + self._answer_s
         proof, self._proof = self._proof, b""
@@ -496,10 +478,8 @@ class Endpoint:
             self.fail(errno_clause(exc.errno))
 
     def on_ready(self, now: float) -> Welcome | Rejected | None:
-        """Continue after the connection became readable or writable.
-
-        Return the listener's final answer, or None if it has not arrived.
-        """
+        """Continue when the connection is ready. Return the listener's final answer, if it has
+        arrived."""
         try:
             if self._handshake is not None:
                 return self._on_data(self._handshake)
@@ -515,34 +495,30 @@ class Endpoint:
         self.fail("no answer" if self._handshake is None else _SILENT)
 
     def fail(self, why: str) -> None:
-        """Record ``why`` the try failed, and close the connection."""
+        """Record why the try failed, and close the connection."""
         self.why = why
         self.hint = None
         self.tries += 1
         self.close()
 
     def detach(self) -> socket.socket | None:
-        """Return the connection. The caller then owns it."""
+        """Return the connection, which the caller then owns."""
         connection, self.connection = self.connection, None
         return connection
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection."""
         if self.connection is not None:
             self.connection.close()
         self.connection = self._handshake = None
         self.is_proving, self._proof = False, b""
 
     def _on_connected(self, now: float) -> None:
-        """Handle the end of a connection attempt: send ``Call``, the launcher's request to join the
-        job.
-
-        Raises OSError if the connection was refused or failed.
-        """
+        """Send ``Call``, the request to join the job. Raises OSError if the connection failed."""
         if self.connection is None:
             return
         error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # Connecting to a local port without a listener may connect the socket to itself.
+        # A connection to a local port without a listener may lead to the socket itself.
         if not error and self.connection.getpeername() == self.connection.getsockname():
             error = errno.ECONNREFUSED
         if error:
@@ -552,11 +528,9 @@ class Endpoint:
         self._send(self._handshake.begin())
 
     def _on_data(self, handshake: CallerHandshake) -> Welcome | Rejected | None:
-        """Read and process received bytes. Return the listener's final answer, or None if it has
-        not arrived.
+        """Read and process received bytes. Return the listener's final answer, if it has arrived.
 
-        Raises OSError if reading fails, and HandshakeError if the other side is no launcher of this
-        job.
+        Raises OSError, and HandshakeError if the other side is no launcher of this job.
         """
         if self.connection is None:
             return None
@@ -584,7 +558,7 @@ class Endpoint:
 
 
 def describe_failures(endpoints: Sequence[Endpoint]) -> str:
-    """Return why all endpoints failed. If the reasons differ, each reason follows its address."""
+    """Return why all endpoints failed, by address if the reasons differ."""
     by_reason: dict[str, list[str]] = {}
     for endpoint in endpoints:
         by_reason.setdefault(endpoint.reason, []).append(endpoint.text)
@@ -598,7 +572,7 @@ def _folded(texts: Sequence[str]) -> str:
 
 
 def set_socket_options(connection: socket.socket) -> None:
-    """Set socket options: send small messages at once, and detect a silent network."""
+    """Send small messages at once, and detect a silent network."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
@@ -610,9 +584,8 @@ def set_socket_options(connection: socket.socket) -> None:
 class HostAddresses:
     """The addresses of a host name.
 
-    Lookups run in a thread, one at a time, because a lookup cannot be interrupted. If the name is
-    unknown, the thread calls ``other_addresses``, which returns other names or addresses of the
-    host.
+    Lookups run in a thread, because a lookup cannot be interrupted. If the name is unknown, the
+    thread calls ``other_addresses``, which returns other names or addresses.
     """
 
     def __init__(
@@ -629,7 +602,7 @@ class HostAddresses:
         self._numeric = False
 
     def refresh(self) -> None:
-        """Start a lookup if the known addresses are older than ``FRESH_S``."""
+        """Start a lookup if the addresses are older than ``FRESH_S``."""
         if self._numeric or not self.settled.is_set() or time.monotonic() < self._until:
             return
         try:
@@ -660,7 +633,7 @@ class HostAddresses:
 
 
 class SeveralHostAddresses:
-    """The addresses of several names of one host. Has the interface of ``HostAddresses``."""
+    """The addresses of several names of one host, with the interface of ``HostAddresses``."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._each = [HostAddresses(host) for host in hosts]

@@ -19,8 +19,8 @@ M = TypeVar("M")
 
 
 class FrameStream(Generic[M]):
-    """Both directions of a connection. ``send`` and ``put`` may be called from any thread, all
-    other methods only by the loop.
+    """Both directions of a connection. ``send`` and ``put`` may be called from any thread, the rest
+    only by the loop.
 
     ``wake`` is called if another thread has queued data that the loop must write.
     """
@@ -87,11 +87,8 @@ class FrameStream(Generic[M]):
             self.is_broken = True
 
     def receive(self) -> list[M] | None:
-        """Read once, and return the messages. Return None at the end of the stream.
-
-        The stream is read only once per call, so that the caller can handle signals in between.
-        Raises ProtocolError if the data is no valid message.
-        """
+        """Read once, and return the messages; None at the end of the stream. Raises ProtocolError
+        for invalid data."""
         if not self.is_open:
             return None
         try:

@@ -11,9 +11,9 @@ from distlaunch.core.protocol import agent_messages as m
 LONGEST_S = 1e9
 """Longest time that a user may configure."""
 LONGEST_POLL_S = 3600.0
-"""Longest poll. The argument of ``poll`` is milliseconds as a C int."""
+"""Longest poll. ``poll`` takes milliseconds as a C int."""
 _SUSPENDED_S = 1.0
-"""A wakeup that is this late means that the process was suspended."""
+"""A wakeup this late means that the process was suspended."""
 
 
 class SilenceMonitor:
@@ -31,17 +31,12 @@ class SilenceMonitor:
         self._polled_at = now()
 
     def reset(self) -> None:
-        """Start measuring anew.
-
-        Called when a message has arrived, and after a pause in which none could arrive.
-        """
+        """Start measuring anew, after a message or a pause in which none could arrive."""
         self._last = self._now()
 
     def on_ping(self, ping: m.Ping) -> None:
-        """Use the limit of a ping, if the ping has one.
-
-        Raises ProtocolError if the limit is shorter than the time between two pings.
-        """
+        """Use the limit of a ping, if it has one. Raises ProtocolError if it is shorter than the
+        time between two pings."""
         limit_s = ping.silence_s
         if limit_s is not None and not m.PING_S <= limit_s <= LONGEST_S:
             raise ProtocolError(f"it asks to be considered lost after {limit_s:.3g} s of silence")
@@ -56,7 +51,7 @@ class SilenceMonitor:
     def polled_s(self) -> float:
         """Duration of the last poll.
 
-        Every ping ends a poll, so after a long poll more than the coordinator may have been
+        Every ping ends a poll, so after a long poll the coordinator was silent or this process
         suspended.
         """
         return self._now() - self._polled_at
@@ -69,10 +64,9 @@ class SilenceMonitor:
         return wait_s * 1000 + 1
 
     def silent_s(self) -> float | None:
-        """Return how long the coordinator has been silent, if this exceeds the limit; otherwise
-        None.
+        """Return how long the coordinator has been silent, if this exceeds the limit.
 
-        Must be called after a poll, when all messages that had arrived have been handled.
+        Must be called when all messages that the last poll announced have been handled.
         """
         now = self._now()
         if now > self._due + _SUSPENDED_S:  # its messages may still be unread

@@ -1,7 +1,7 @@
 """Entry point of an agent that is a process of its own.
 
-The transport starts a Python with a few lines of code (``transport.bootstrap.stub``), which put the
-zip with this code on ``sys.path`` and call ``main``. Descriptors 0 and 1 are the connection to the
+The transport starts a Python with a stub (``transport.bootstrap.stub``), which puts the zip with
+this code on ``sys.path`` and calls ``main``. Descriptors 0 and 1 are the connection to the
 coordinator. The reason for an exit is written to descriptor 2.
 """
 
@@ -22,11 +22,10 @@ from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.protocol.agent_messages import GREETING, SILENCE_S
 
 ORPHAN_S = 5.0
-"""Time between TERM and KILL if the coordinator vanishes before it has sent another value. The same
-as the default of --failure-grace."""
+"""Time between TERM and KILL if the coordinator vanishes before it has sent another value; the
+default of --failure-grace."""
 LOWEST_CHANNEL_FD = 200
-"""The connection's descriptors are moved to this number or higher. Descriptors of workers have
-lower numbers."""
+"""Lowest number for the connection's descriptors. Descriptors of workers have lower numbers."""
 _MOST_FILES = 1 << 16
 _REASON_BYTES = 4096
 
@@ -34,7 +33,7 @@ _REASON_BYTES = 4096
 def main(token: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
     """Run the agent of this node and exit.
 
-    ``token`` is the launcher's random token for the greeting. ``code_fd`` is the zip's descriptor.
+    ``token`` is the launcher's random token for the greeting; ``code_fd`` is the zip's descriptor.
     """
     code = EXIT_SOFTWARE
     try:
@@ -97,18 +96,14 @@ def serve(
 
 
 def write_exit_reason(text: str) -> None:
-    """Write ``text``, the reason why this process exits, to stderr, unless that would block."""
+    """Write the reason of the exit to stderr, unless that would block."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"distlaunch: {text}\n".encode("utf-8", "replace")[:_REASON_BYTES])
 
 
 def _move_connection() -> tuple[int, int]:
-    """Move the connection away from descriptors 0 and 1, because any code may print to descriptor
-    1.
-
-    Return the new descriptors.
-    """
+    """Move the connection away from descriptors 0 and 1, because any code may print to 1."""
     try:
         reading, writing = (
             fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LOWEST_CHANNEL_FD) for number in (0, 1)
@@ -129,8 +124,7 @@ def _move_connection() -> tuple[int, int]:
 
 
 def _raise_descriptor_limit() -> int:
-    """Raise the limit of open files, for many workers. Return the previous soft limit, for the
-    workers."""
+    """Raise the limit of open files. Return the previous soft limit, for the workers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -1,10 +1,9 @@
 """Entry point of an agent that srun starts. The agent connects to the launcher.
 
-srun starts a Python that runs ``transport.bootstrap.stub``, a few lines of code. The stub reads
-from stdin a zip that contains this module, puts the zip on ``sys.path``, and calls ``main``. Once
-the launcher has answered, the agent closes the stdin and output that it has from srun. Otherwise a
-process that survives the agent, and holds srun's output, would keep srun from noticing that the
-agent has exited. Signals sent by srun are meant for the job, so the agent reports them to the
+srun starts a Python with a stub (``transport.bootstrap.stub``), which reads the zip with this
+module from stdin and calls ``main``. Once the launcher has answered, the agent closes the stdin and
+output from srun. Otherwise a process that survives the agent and holds srun's output would keep
+srun from ending. Signals sent by srun are meant for the job, so the agent reports them to the
 coordinator.
 """
 
@@ -26,14 +25,14 @@ from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.token_keys import TOKEN
 
 _SRUN_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
-"""Variable with the address of the host of srun, as seen from this node."""
+"""Variable with the address of srun's host, as seen from this node."""
 
 
 def main(arguments: Sequence[str], code_fd: int) -> NoReturn:
     """Run the agent of this node and exit.
 
-    ``arguments`` are the launcher's addresses (separated by commas), its port, the job key, and the
-    seconds within which the launcher must answer. The token is in the environment.
+    ``arguments``: the launcher's addresses (separated by commas), its port, the job key, and the
+    seconds within which it must answer. The token is in the environment.
     """
     code = EXIT_SOFTWARE
     try:
@@ -72,8 +71,8 @@ def main(arguments: Sequence[str], code_fd: int) -> NoReturn:
 
 
 def _replace_descriptors(connection: socket.socket) -> tuple[int, int]:
-    """Return two descriptors of the connection, with higher numbers than those of workers. Close
-    srun's descriptors."""
+    """Return two descriptors of the connection, above those of workers. Close srun's
+    descriptors."""
     numbers = []
     for _ in range(2):
         try:

@@ -1,9 +1,9 @@
 """The agent as a separate process: its loop, the resources of its node, and its exit.
 
-The agent considers the coordinator lost if the connection ends or no message arrives for
-``SILENCE_S``, or the user's value for this. It then sends TERM to the workers, kills them after
-their grace period, and exits. A termination signal to the agent has the same effect. If the agent
-is killed, the spawner (the workers' parent process) stops the workers.
+The coordinator is lost if the connection ends or no message arrives for ``SILENCE_S`` or the user's
+value. The agent then sends TERM to the workers, kills them after their grace, and exits. A
+termination signal to the agent has the same effect. If the agent is killed, the spawner stops the
+workers.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from distlaunch.core.protocol.codec import Decoder, encode
 
 NAME = "dl-agent"
 _END_S = 10.0
-"""How long the workers may take to end after their grace period. After this time the spawner kills
-them."""
+"""How long the workers may take to end after their grace. Then the spawner kills them."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
 HOLD_S = 0.1
-"""Largest delay between spawner and agent for a signal that is sent to all processes of a node."""
+"""Largest delay between spawner and agent for a signal to all processes of a node."""
 _TO_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
@@ -105,9 +104,8 @@ class RemoteAgent:
         self._is_coordinator_silent = False  # the coordinator is lost because it was silent
         self._is_dismissed = False
         self._held_signals: list[tuple[float, m.SpawnerSignalled]] = []
-        """Signals that the spawner received, with the time at which to report each. If the agent
-        receives the same signal, the node is shutting down, and the signal is not meant for the
-        job."""
+        """Signals that the spawner received, each with the time at which to report it. If the agent
+        receives the same signal, the node shuts down, and the signal is not for the job."""
 
     # --- the loop
 
@@ -252,9 +250,9 @@ class RemoteAgent:
                 rename_process(NAME, f"{NAME}: of job {job_id}")
 
     def _start_output_thread(self, prepare: m.Prepare) -> bool:
-        """Start the output thread if it does not run yet. Return whether the thread runs.
+        """Start the output thread, unless it runs; return whether it runs.
 
-        The thread is started late because the survey forks, which is safest without threads.
+        It starts late because the survey forks, which is safest without threads.
         """
         if not self._is_started:
             try:
@@ -300,7 +298,7 @@ class RemoteAgent:
     # --- end
 
     def _end_workers(self) -> None:
-        """Stop the workers without the coordinator, and wait until they have ended or have been
+        """Stop the workers without the coordinator, and wait until they have ended or been
         killed."""
         self._write_reason(self._end_reason)
         self._stream.send(
@@ -344,10 +342,8 @@ class RemoteAgent:
 
 
 class RemoteNodeResources(NodeResources):
-    """Resources of the node for its workers. The remote agent's loop polls their descriptors.
-
-    ``wake`` wakes the loop from another thread.
-    """
+    """Resources of the node for its workers, polled by the remote agent's loop. ``wake`` wakes it
+    from other threads."""
 
     def __init__(
         self,
@@ -365,12 +361,11 @@ class RemoteNodeResources(NodeResources):
 
     @property
     def temporary_dir(self) -> str:  # type: ignore[override]
-        """Path of the agent's temporary directory; empty if none was created."""
+        """Path of the agent's temporary directory; empty if there is none."""
         return self._temporary_dir.path
 
     def stdin(self, start: m.Start) -> int:
-        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError if none
-        can be opened."""
+        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError."""
         return (
             self._stdin.open()
             if start.stdin_from_launcher
@@ -411,7 +406,7 @@ class RemoteNodeResources(NodeResources):
         self._send(m.AgentNotice(text=f"{what}: {exc.strerror or exc}", warning=True))
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
-        """Return the directory and the layout of the ranks' logs on this node.
+        """Return directory and layout of the ranks' logs on this node.
 
         The directory is the job's run directory if this node has it, otherwise that of
         ``--node-logs``, otherwise empty.
@@ -423,11 +418,8 @@ class RemoteNodeResources(NodeResources):
         ) if start.node_logs else "", TRAIN
 
     def run_dir_logs(self, start: m.Start) -> LogFiles | None:
-        """Return the ranks' logs in the job's run directory. The agent continues these logs if the
-        launcher vanishes.
-
-        Return None if this node does not have the run directory.
-        """
+        """Return the ranks' logs in the job's run directory, which the agent continues if the
+        launcher vanishes; None if this node lacks it."""
         if not self._has_run_dir(start):
             return None
         return LogFiles(start.run_dir, start.attempt, _discard, layout=start.layout)
@@ -436,8 +428,7 @@ class RemoteNodeResources(NodeResources):
         return bool(start.run_dir) and self.survey.shares_run_dir
 
     def logs(self, start: m.Start, job_id: str) -> LogFiles | None:
-        """Return the ranks' log files for ``--node-logs``. Return None if the option is not
-        used."""
+        """Return the ranks' log files for ``--node-logs``; None without the option."""
         if not start.node_logs:
             return None
         folder = _node_folder(start, job_id)
@@ -463,8 +454,7 @@ class RemoteNodeResources(NodeResources):
         }
 
     def deadline(self) -> float | None:
-        """Return when ``on_ready`` must be called, in monotonic seconds; None if it need not be
-        called."""
+        """Return when ``on_ready`` is due, in monotonic seconds; None if it is not."""
         dues = [
             due for due in (self.survey.deadline(), self.reachability.deadline()) if due is not None
         ]
@@ -477,12 +467,12 @@ class RemoteNodeResources(NodeResources):
         self._stdin.on_ready()
 
     def on_hangup(self, descriptor: int) -> None:
-        """Close stdin's pipe if the worker at the other end has closed it."""
+        """Close stdin's pipe if the worker has closed its end."""
         if descriptor in self._stdin.descriptors():
             self._stdin.on_hangup()
 
     def close(self) -> None:
-        """Abort all work that is in progress."""
+        """Abort all work in progress."""
         self.survey.close()
         self.reachability.close()
         self._stdin.close()

@@ -1,16 +1,14 @@
 """Preload server: imports modules once, then forks a worker for each order.
 
-The server is a Python process with the workers' interpreter and environment. It runs while this
-interpreter imports ``sitecustomize``. In a forked worker this import returns, and the interpreter
-continues with the script. The interpreter handles the script (module or zip file), ``sys.argv``,
-``__main__``, exit codes and finalisation. Everything else must be as in a worker started with exec:
-environment, streams, random numbers, descriptors, modules. The only exception is the secret of
-string hashes, which all ranks share.
+The server runs while the workers' interpreter imports ``sitecustomize``. In a forked worker this
+import returns, and the interpreter continues with the script, ``sys.argv``, ``__main__`` and exit
+codes. Everything else must be as in a worker started with exec: environment, streams, random
+numbers, descriptors, modules. The only exception is the secret of string hashes, which all ranks
+share.
 
-Before it imports the modules, the server imports only modules that the interpreter loads before any
-script. Changes that the modules make to the process (variables, signal handlers, open files) remain
-in the workers, as if the workers had imported the modules themselves. No other module imports this
-file.
+Before the modules, the server imports only what the interpreter loads before any script. Changes
+that the modules make to the process (variables, signal handlers, open files) remain in the workers.
+No other module imports this file.
 """
 
 import os
@@ -25,15 +23,14 @@ if TYPE_CHECKING:
 
 _NAME = "dl-warm"
 _MOST_AT_ONCE = 8
-"""Largest number of workers that one intermediate process forks. The workers run only after that
-process has ended."""
+"""Largest number of workers that one intermediate process forks. They run only after its end."""
 _DESCRIPTORS_PER_ORDER = 8
 _MESSAGE_BYTES = 1 << 18
 _REASON_CHARS = 2000
 _NOT_INITIALISED = 3
 _STUB = 34
-"""Like ``_NOT_INITIALISED``, an error code of CUDA's driver library which shows that no module has
-started CUDA: the library is only a stub, without a driver."""
+"""CUDA's error code of a stub library without a driver. As with ``_NOT_INITIALISED``, no module has
+started CUDA."""
 _ENV_START = 47  # in /proc/self/stat, counted after the name: fields 50 and 51
 
 
@@ -61,20 +58,15 @@ def serve(control: int) -> None:
 
 
 def _fail(control: int, reason: str, module: str = "") -> None:
-    """Report the failure and exit.
-
-    ``module`` names the module that caused the failure, if known. Another server can then import
-    the other modules.
-    """
+    """Report the failure and exit. Another server can then import the modules without
+    ``module``."""
     tell(control, (f"spoiled {module} " if module else "failed ") + reason[:_REASON_CHARS])
     os._exit(1)
 
 
 def _move_environment() -> None:
-    """Copy all variables to new memory.
-
-    The old memory can then be overwritten with a worker's variables, where ``ps e`` reads them.
-    """
+    """Copy all variables to new memory, so that the old memory, which ``ps e`` shows, can be
+    overwritten."""
     for name, value in os.environ.items():
         os.putenv(name, value)
 
@@ -83,7 +75,7 @@ def _move_environment() -> None:
 
 
 def _first_path() -> str | None:
-    """Return what the interpreter will put first on ``sys.path`` for the script."""
+    """Return the script's first entry of ``sys.path``."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
     script = sys.argv[0]
@@ -101,7 +93,7 @@ def _first_path() -> str | None:
 
 
 def _import(control: int, names: list[str]) -> "dict[str, str]":
-    """Import the modules as the script would. Exit if a module cannot be imported.
+    """Import the modules as the script would; exit if one cannot be imported.
 
     Return thread id -> the module after whose import the thread was first seen.
     """
@@ -198,15 +190,10 @@ class Server:
         self.env_start, self.env_end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
 
     def problem(self, names: list[str], threads_by: "dict[str, str]") -> "tuple[str, str] | None":
-        """Return why this process cannot fork workers, and the module that caused it (empty if not
-        known).
-
-        Return None if the process can fork workers.
-        """
+        """Return why this process cannot fork workers, and the module that caused it (empty if
+        unknown)."""
         with self.warnings.catch_warnings():
-            self.warnings.simplefilter(
-                "ignore"
-            )  # Python's warning about threads; they are looked for below
+            self.warnings.simplefilter("ignore")  # Python's warning about threads
             pid = (
                 os.fork()
             )  # some libraries stop their threads before a fork and restart them on demand
@@ -237,8 +224,8 @@ class Server:
         return None
 
     def settle_down(self) -> None:
-        """Prepare for being forked: flush all buffers, and freeze Python objects so that their
-        memory remains shared."""
+        """Flush all buffers, and freeze Python objects so that their memory remains shared after
+        forks."""
         for stream in {
             id(each): each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         }.values():
@@ -254,8 +241,7 @@ class Server:
         self.most = max(1, min(_MOST_AT_ONCE, free // _DESCRIPTORS_PER_ORDER - 1))
 
     def serve(self) -> "Worker | None":
-        """Receive orders and fork workers for them. Return the worker in its process, and None in
-        the server."""
+        """Fork workers for orders. Return the worker in its process, and None in the server."""
         orders = self._receive()
         read, write = os.pipe()
         before = self.signal.pthread_sigmask(self.signal.SIG_BLOCK, self.signal.valid_signals())
@@ -292,8 +278,7 @@ class Server:
     @staticmethod
     def _fork_each(orders: "list[Worker]", write: int) -> "Worker":
         """Fork the workers, then exit, so that the spawner becomes their parent. Returns only in
-        the workers.
-        """
+        workers."""
         for order in orders:
             try:
                 pid = os.fork()
@@ -339,7 +324,7 @@ class Server:
 
 
 def _names_of(threads: list[str]) -> set[str]:
-    """Return the names of threads, except names that only repeat the process's."""
+    """Return the names of threads, without those that only repeat the process's name."""
     found = set()
     for thread in threads:
         try:

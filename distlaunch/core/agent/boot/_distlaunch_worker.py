@@ -1,8 +1,7 @@
 """Make a process forked by the preload server equal to a worker started with exec.
 
-The preload server (``_distlaunch_warm.py``) is a Python process that has imported modules in
-advance. This module imports only modules that the interpreter loads before any script, so that the
-script finds nothing else in ``sys.modules``.
+This module imports only what the interpreter loads before any script, so that the script finds
+nothing else in ``sys.modules``.
 """
 
 import os
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 _SET_PDEATHSIG = 1
 _KILL = 9
 _CHOSEN_SEEDS = 1 << 32
-"""Torch seeds itself with 64 random bits. A seed below this number was therefore set by the user's
-code."""
+"""Torch seeds itself with 64 random bits. A smaller seed was therefore set by the user's code."""
 _NO_WORKER = 127
 _REASON_CHARS = 200
 _OPENMP = ("/libgomp", "/libiomp", "/libomp")
@@ -47,10 +45,8 @@ def rename(name: str) -> str:
 
 
 class Worker:
-    """The server's order to start one worker.
-
-    In the process forked for the order, the methods turn that process into the worker.
-    """
+    """The server's order to start one worker. The methods turn the forked process into the
+    worker."""
 
     def __init__(
         self,
@@ -85,8 +81,7 @@ class Worker:
         """Remove the server's descriptors and state, wait for the spawner, and return to the
         interpreter.
 
-        On failure this process exits before it has run anything. The spawner then starts the worker
-        without preloading.
+        On failure the process exits, and the spawner starts the worker without preloading.
         """
         server = self.server
         step = "setup"
@@ -115,8 +110,7 @@ class Worker:
             tell(server.control, f"up {self.serial}")
             reply = os.read(go, 1)
         except BaseException as exc:  # noqa: BLE001 - a signal handler of a module may raise anything
-            # A missing CPU or directory is not caused by preloading: the start without it will fail
-            # as well.
+            # A missing CPU or directory also fails without preloading.
             why = "" if step == "place" else f" {type(exc).__name__}: {exc}"[:_REASON_CHARS]
             try:
                 tell(server.control, f"broken {self.serial}{why}")
@@ -146,15 +140,14 @@ class Worker:
                 os.close(number)
 
     def _outside(self, descriptor: int) -> int:
-        """Return the descriptor, moved if necessary to a number that no descriptor of the worker
-        gets.
-        """
+        """Return the descriptor, moved away from the numbers of the worker's descriptors if
+        necessary."""
         while descriptor in self.numbers:
             descriptor = os.dup(descriptor)
         return descriptor
 
     def _take_environment(self) -> None:
-        """Set the variables as exec would have, for Python, for C, and for ``/proc``."""
+        """Set the variables for Python, for C and for ``/proc``, as exec would have."""
         environ: Any = self.server.environ
         data = environ._data  # noqa: SLF001 - one putenv for each variable would take too long
         for name, value in self.changes.items():
@@ -191,7 +184,7 @@ class Worker:
         ctypes.c_void_p.in_dll(libc, "environ").value = table
 
     def _set_threads(self) -> None:
-        """Set the number of threads that libraries would have read on import."""
+        """Set the number of threads that libraries read on import."""
         count = self.changes.get("OMP_NUM_THREADS") or ""
         if not count.isdecimal():
             return
@@ -214,8 +207,7 @@ class Worker:
 
 
 def _renew_streams() -> None:
-    """Initialise the objects of the standard streams again, for the descriptors that the worker has
-    now."""
+    """Initialise the standard streams again, for the worker's descriptors."""
     import io
 
     streams: Any = ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__))
@@ -240,7 +232,6 @@ def _renew_streams() -> None:
 
 
 def _is_lost(stream: "Any") -> bool:
-    """Return whether a module has closed the stream or detached its buffer."""
     try:
         stream.fileno()
     except ValueError:
@@ -249,10 +240,10 @@ def _is_lost(stream: "Any") -> bool:
 
 
 def _renew_random() -> None:
-    """Reseed random numbers and secrets, so that they differ between ranks.
+    """Reseed random numbers and secrets, so that they differ between ranks, unless a module has set
+    the seed.
 
-    Seeds that a module has set on purpose are not changed. Python itself seeds ``random`` in every
-    forked process.
+    Python itself seeds ``random`` in every forked process.
     """
     numpy: Any = sys.modules.get("numpy.random.mtrand")
     if numpy is not None and getattr(numpy._rand._bit_generator, "seed_seq", 0) is not None:  # noqa: SLF001 - no other way

@@ -1,11 +1,11 @@
 """Prepare a worker's interpreter before the script runs. ``site`` imports this file.
 
 The file removes its directory from ``sys.path`` and the environment, and itself from
-``sys.modules``. Then it runs the ``sitecustomize`` that would have run otherwise. It must work with
-any Python 3.8 or newer, import as few modules as possible, and never stop a worker.
+``sys.modules``. Then it runs the next ``sitecustomize``. It must work with Python 3.8 or newer,
+import few modules, and never stop a worker.
 
-In the preload server (``_distlaunch_warm.py``), this import never returns. In each worker forked by
-the server, it returns and the script runs.
+In the preload server (``_distlaunch_warm.py``) this import never returns. In each worker forked by
+the server it returns, and the script runs.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 
 
 def _leave() -> str:
-    """Remove this directory from ``sys.path`` and the environment. Returns its path."""
+    """Remove this directory from ``sys.path`` and the environment, and return it."""
     folder = os.environ.pop("DISTLAUNCH_BOOT", os.path.dirname(os.path.abspath(__file__)))
     rest = os.environ.get("PYTHONPATH", "")
     if rest == folder:
@@ -39,10 +39,8 @@ def _serve(folder: str, control: str) -> None:
 
 
 def _arm(number: str) -> None:
-    """Register faulthandler to write the stacks of all threads on a real-time signal.
-
-    ``number`` is the file descriptor to write to, as text; empty if there is none.
-    """
+    """Make faulthandler write the stacks of all threads to this descriptor on a real-time signal.
+    Empty: do nothing."""
     import faulthandler
 
     if not faulthandler.is_enabled() and sys.stderr is not None:

@@ -1,8 +1,8 @@
 """Prepare a node for an attempt before its workers start.
 
 The GPU memory of the previous attempt must have been released. The master's node reserves a port
-for rank 0, and listens on it so that other nodes can test whether they reach it. If workers listen
-themselves, each node reserves ports for its workers as well.
+for rank 0, and listens on it for the reachability test. If workers listen themselves, each node
+reserves ports for them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from distlaunch.core.agent.node.horovod_store import HorovodStore
 
 GPU_RELEASE_S = 30.0
-"""How long the driver may take to release the GPU memory of processes that have ended."""
+"""How long the driver may take to release the GPU memory of ended processes."""
 _ACCEPTED_AT_ONCE = 256
-"""Largest number of connections to answer in one iteration of the loop."""
+"""Largest number of connections to answer at once."""
 
 
 class GpusReleased(Record):
@@ -39,8 +39,7 @@ class GpusReleased(Record):
 
 
 class AttemptSetup:
-    """Handles ``Prepare`` messages, and holds the reserved ports until they are released to
-    workers."""
+    """Handles ``Prepare`` messages, and holds ports until the workers bind them."""
 
     def __init__(
         self,
@@ -50,8 +49,8 @@ class AttemptSetup:
         post: Callable[[GpusReleased | m.AgentFailed], None],
         hold: Callable[..., HeldPort] = hold_port,
     ) -> None:
-        """``port`` is the port of the first attempt if it is already reserved; otherwise None.
-        ``post`` is called from another thread. ``hold`` reserves a port."""
+        """``port``: the reserved port of the first attempt. ``post`` is called from another thread.
+        ``hold`` reserves a port."""
         self._port = port
         self._hold_port = hold
         self._worker_ports: list[HeldPort] = []
@@ -63,15 +62,11 @@ class AttemptSetup:
         """Watches rank 0's port while the workers of an attempt run."""
         self._token_line = b""
         self._latest: m.Prepare | None = None
-        """The latest ``Prepare`` message. When the wait for an earlier message ends, its result is
-        ignored."""
+        """The latest ``Prepare`` message. The result of an earlier wait is ignored."""
 
     def prepare(self, message: m.Prepare, *, owner: str, pids: Collection[int]) -> None:
-        """Reserve the ports that ``message`` asks for.
-
-        First a thread waits until the driver has released the GPU memory of the ended processes
-        ``pids``.
-        """
+        """Reserve ports, after a thread has waited until the driver has released the GPU memory of
+        the ended processes ``pids``."""
         self._latest = message
         if not pids:
             self._hold(message, owner, warning=None)
@@ -147,7 +142,7 @@ class AttemptSetup:
         return {} if self._listener is None else {self._listener.fileno(): select.POLLIN}
 
     def on_ready(self) -> None:
-        """Send the token to all clients that have connected."""
+        """Send the token to new clients."""
         if self._listener is None:
             return
         with suppress(BlockingIOError):
@@ -166,7 +161,7 @@ class AttemptSetup:
     # --- use and release
 
     def share(self, now: float) -> None:
-        """Allow the workers to bind the reserved ports from now on."""
+        """Allow the workers to bind the reserved ports."""
         self._close_listener()
         if self._port is not None:
             self._port.share()
@@ -174,7 +169,7 @@ class AttemptSetup:
         self._share_worker_ports()
 
     def deadline(self) -> float | None:
-        """Return the time at which ``tick`` must be called; None if it need not be called."""
+        """Return when ``tick`` is due; None if it is not."""
         return None if self._port_use is None else self._port_use.deadline()
 
     def tick(self, now: float) -> None:
@@ -183,10 +178,8 @@ class AttemptSetup:
             self._port_use.tick(now)
 
     def was_port_used(self) -> bool | None:
-        """Return whether the workers have used rank 0's port.
-
-        Return None if no port was reserved for them on this node.
-        """
+        """Return whether the workers have used rank 0's port; None if none was reserved on this
+        node."""
         return None if self._port_use is None else self._port_use.finish()
 
     def _share_worker_ports(self) -> None:
@@ -195,9 +188,9 @@ class AttemptSetup:
 
     def serve_store(self, address: str) -> None:
         """Serve Horovod's store on the reserved port. Raises OSError if the node cannot listen on
-        the port.
+        it.
 
-        ``address`` is the master address of the workers. If it is loopback, only local clients are
+        ``address`` is the workers' master address. If it is loopback, only local clients are
         served.
         """
         from distlaunch.core.agent.node.horovod_store import HorovodStore, is_loopback

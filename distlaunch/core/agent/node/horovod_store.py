@@ -1,7 +1,7 @@
 """Serve the HTTP key-value store with which Horovod's workers find each other.
 
 The client (Horovod 0.21 to 0.28) speaks HTTP over IPv4 and opens a connection for each request to
-``/<scope>/<key>``. ``HorovodStore`` is the server. ``Scopes`` keeps the values.
+``/<scope>/<key>``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_CONNECTIONS = 8192
 _LEAST_CONNECTIONS = 16
 _ACCEPTED_AT_ONCE = 256
 _CLIENT_BYTES = 1024
-"""Memory that Python needs for a client, without its data."""
+"""Memory of a client in Python, without its data."""
 _IDLE_S = 60.0
 _LOOK_S = 1.0
 _NO_RESOURCES_S = 0.05
@@ -40,7 +40,7 @@ _REASONS = {
 }
 _ALL_BYTES = 256 << 20
 _SCOPE_BYTES, _KEY_BYTES = 1024, 256
-"""Memory that Python needs for a scope and for a key, without names and values."""
+"""Memory of a scope and of a key in Python, without names and values."""
 _NAME = "rank_"
 
 
@@ -48,17 +48,16 @@ class HorovodStore:
     """Serves the workers of one attempt, in a thread, from ``start`` to ``close``.
 
     A rank stores its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks
-    for those of all others (GET). The client interprets 404 as "not yet" and repeats the request
-    after 10 ms, except for names, which it requests once. Therefore the reply to a GET for a
-    missing value is delayed: n ranks that wait for each other would otherwise send n² requests
-    every 10 ms.
+    for those of all others (GET). The client interprets 404 as "not yet" and asks again after 10
+    ms, except for names, for which it asks once. Replies for missing values are delayed, because n
+    waiting ranks would otherwise send n² requests every 10 ms.
 
-    The server closes each connection first, as Horovod's own server does. On the side that closes,
-    the port of a connection remains in use for a minute, and n² requests would use up the ports of
-    a client's node.
+    The server closes each connection first, as Horovod's own server does: the port of a connection
+    remains in use for a minute on the side that closes, and n² requests would use up the ports of a
+    client's node.
 
-    Anybody who reaches the port may send requests. So one limit (``MemoryBudget``) applies to all
-    memory that the store uses: values, names, and unsent bytes.
+    Anybody who reaches the port may send requests. So ``MemoryBudget`` limits all memory of the
+    store: values, names, and unsent bytes.
     """
 
     def __init__(
@@ -71,8 +70,8 @@ class HorovodStore:
     ) -> None:
         """Take ownership of ``listener``, which must not block.
 
-        With ``loopback_only``, clients on other machines are refused. ``failed`` is called in the
-        thread, with the reason, if the thread fails.
+        With ``loopback_only``, clients on other machines are refused. ``failed`` gets the reason if
+        the thread fails, in the thread.
         """
         self._listener = listener
         self._loopback_only = loopback_only
@@ -100,7 +99,7 @@ class HorovodStore:
             raise
 
     def close(self) -> None:
-        """Stop the thread, which closes all connections. Wait up to ``_CLOSE_S`` for its end."""
+        """Stop the thread, which closes all connections. Wait up to ``_CLOSE_S``."""
         self._is_closing = True
         with suppress(OSError):  # the thread has ended
             os.write(self._wake, b"x")
@@ -166,10 +165,8 @@ class HorovodStore:
                 self._on_ready(client)  # usually the request has come with the connection
 
     def _charge(self, client: _Client, size: int) -> bool:
-        """Reserve memory for a client's data. If there is no memory left, the client gets an error.
-
-        Return whether the memory was reserved.
-        """
+        """Reserve memory for a client's data. Return False, after an error to the client, if none
+        is left."""
         if not self._budget.reserve(size):
             self._answer(client, 507)
             return False
@@ -193,7 +190,7 @@ class HorovodStore:
             self._on_data(client)
 
     def _on_data(self, client: _Client) -> None:
-        """Handle the client's request once the request has arrived completely."""
+        """Handle the client's request once it is complete."""
         if client.request is None and not self._parse_head(client):
             return
         if client.request is not None and len(client.received) >= client.request[3]:
@@ -208,11 +205,8 @@ class HorovodStore:
                 self._handle(client, method, scope, key, value)
 
     def _parse_head(self, client: _Client) -> bool:
-        """Parse the request's head. Return True if the head is complete and valid.
-
-        Return False if it is incomplete. An invalid head is answered with an HTTP error, and False
-        is returned.
-        """
+        """Parse the request's head. Return whether it is complete and valid; an invalid one is
+        answered with an HTTP error."""
         head, found, rest = client.received.partition(b"\r\n\r\n")
         if len(head) > _HEAD_BYTES:
             self._answer(client, 400)
@@ -319,14 +313,10 @@ class _Client:
         self.number = connection.fileno()
         self.received = bytearray()
         self.request: tuple[str, str, str, int] | None = None
-        """Method, scope, key and body length, once the head has arrived. ``received`` is then the
-        body.
-        """
+        """Method, scope, key and body length of the head. ``received`` is then the body."""
         self.unsent: list[memoryview] = []
         self.value: Value | None = None
-        """The value that is being sent."""
         self.reserved = 0
-        """Bytes of memory reserved for this client."""
         self.waits_for: tuple[str, str] | None = None
         self.until = now + _IDLE_S
 
@@ -334,11 +324,11 @@ class _Client:
 class Scopes:
     """Values by scope and key, of the newest round.
 
-    When a rank has received the values of all others, it sends ``DELETE /<scope>/<rank>``. After
-    Horovod is initialised again in the same processes, the ranks use the same scopes, each at its
-    own pace. A fast rank must not see values that a slow rank stored before. A rank's round is the
-    number of its DELETE requests. As soon as one rank has stored a value in the next round, values
-    of the previous round are no longer returned.
+    When a rank has the values of all others, it sends ``DELETE /<scope>/<rank>``. If Horovod is
+    initialised again in the same processes, the ranks use the same scopes, each at its own pace,
+    and a fast rank must not see old values of a slow one. A rank's round is the number of its
+    DELETE requests. Once a rank has stored a value in the next round, values of the previous round
+    are no longer returned.
     """
 
     def __init__(self, budget: MemoryBudget | None = None) -> None:
@@ -366,18 +356,14 @@ class Scopes:
         return True
 
     def get(self, scope: str, key: str) -> Value | None:
-        """Return a value; None if it does not exist or was stored in an earlier round."""
+        """Return a value; None if it is missing or of an earlier round."""
         found = self._scopes.get(scope)
         if found is None or found.rounds.get(key.removeprefix(_NAME), 0) != found.round:
             return None
         return found.values.get(key)
 
     def finish(self, scope: str, rank: str) -> None:
-        """Record that a rank has received the values of all others, so that its own values are no
-        longer needed.
-
-        A repeated call has no effect.
-        """
+        """Record that a rank has the values of all others. A repeated call has no effect."""
         found = self._scopes.get(scope)
         if found is None or rank not in found.values:
             return
@@ -390,22 +376,17 @@ class Scopes:
 
 
 class _Scope:
-    """The values of one scope."""
-
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
         self.rounds: dict[str, int] = {}
-        """How often each rank has received the values of all others. Ranks with 0 are missing."""
+        """How often each rank has received the values of all others."""
         self.round = 0
         """The newest round in which a value was stored."""
 
 
 class Value:
-    """A stored value.
-
-    Its memory is reserved until the value has been replaced and sent to all clients that requested
-    it.
-    """
+    """A stored value. Its memory is reserved until it has been replaced and sent to all clients
+    that requested it."""
 
     def __init__(self, data: bytes, budget: MemoryBudget) -> None:
         self.data = data
@@ -414,7 +395,7 @@ class Value:
 
     @property
     def replaceable_bytes(self) -> int:
-        """How many bytes become free if the value is replaced now."""
+        """How many bytes a replacement would free now."""
         return len(self.data) if self._users == 1 else 0
 
     def add_user(self) -> None:
@@ -422,8 +403,8 @@ class Value:
         self._users += 1
 
     def remove_user(self) -> None:
-        """Remove a user of the value: a client, or the store after a replacement. Removing the last
-        user releases the memory."""
+        """Remove a client, or the store after a replacement. Removing the last one releases the
+        memory."""
         self._users -= 1
         if not self._users:
             self._budget.release(len(self.data))
@@ -436,7 +417,7 @@ class MemoryBudget:
         self.left = size
 
     def reserve(self, size: int) -> bool:
-        """Reserve ``size`` bytes. Return False if fewer bytes are left."""
+        """Reserve ``size`` bytes. Return False if fewer are left."""
         if size > self.left:
             return False
         self.left -= size
@@ -448,16 +429,13 @@ class MemoryBudget:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is a loopback address."""
+    """Return whether the address is a loopback address."""
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
 
 def _most_connections() -> int:
-    """Return the largest number of clients.
-
-    Clients may use half of the files that this process may still open, because workers need files
-    as well.
-    """
+    """Return the largest number of clients: half of the files that may still be open, because
+    workers need files, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
@@ -466,7 +444,7 @@ def _most_connections() -> int:
 
 
 def _length(headers: list[str]) -> int | None:
-    """Return the length of the request's body. Return None if the header is not a number."""
+    """Return the length of the request's body; None if the header is no number."""
     for line in headers:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":

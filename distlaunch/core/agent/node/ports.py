@@ -1,16 +1,15 @@
-"""Reserve a TCP port for rank 0's store, so that no other process uses the port before rank 0.
+"""Reserve a TCP port for rank 0's store, so that no other process takes it before rank 0.
 
 A reserved port is bound exclusively to the dual-stack wildcard address, without listening. Just
 before rank 0 starts, SO_REUSEADDR is set on the reserving socket. Rank 0's server sets the flag
-too, so it can bind the port and listen. Servers without the flag still cannot bind it.
+too, so it can bind the port and listen; servers without the flag cannot.
 
-The reachability test needs a listener. A second socket listens on the port for the test and is
-closed afterwards. The reserving socket cannot listen itself: to stop listening it would need
-shutdown, which frees a port that the kernel has chosen.
+For the reachability test a second socket listens on the port. The reserving socket cannot: to stop
+listening it would need shutdown, which frees a port that the kernel has chosen.
 
-A lock file names the job that has reserved a port, because the kernel does not list a socket that
-is bound and does not listen. The directory of the lock files is locked while a job locks its file
-and writes its name, so that no other job reads an old name or none.
+A lock file names the job that has reserved a port, because the kernel does not list sockets that
+are bound and do not listen. The directory is locked while a job locks its file and writes its name,
+so that no other job reads an old name or none.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ _TIME_WAIT, _LISTEN, _ESTABLISHED = "06", "0A", "01"  # states in /proc/net/tcp
 _BACKLOG = 4096
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TURN_S, _STEP_S = 1.0, 0.001
-"""How long to wait for another job that is taking a lock, and the period. Taking a lock needs
-microseconds unless the job is suspended."""
+"""How long, and how often, to wait for another job that takes a lock, which needs microseconds."""
 
 
 _FIRST_LOOK_S = 0.5
@@ -54,11 +52,11 @@ class PortUse:
         self.is_used = False
 
     def deadline(self) -> float | None:
-        """Return when the next check is due. Return None after a process has used the port."""
+        """Return when the next check is due; None once a process has used the port."""
         return None if self.is_used else self._due
 
     def tick(self, now: float) -> None:
-        """Check whether the port is in use, if a check is due."""
+        """Check the port, if a check is due."""
         if not self.is_used and now >= self._due:
             self._step_s *= 2
             self._due = now + self._step_s
@@ -76,7 +74,7 @@ class PortUse:
 
 
 class HeldPort:
-    """A port on which no other process can listen until ``release`` is called."""
+    """A port on which no other process can listen until ``release``."""
 
     def __init__(self, held: socket.socket, lock: int | None) -> None:
         self._held = held
@@ -84,19 +82,16 @@ class HeldPort:
         self.number: int = held.getsockname()[1]
 
     def listener(self) -> socket.socket:
-        """Return a non-blocking socket that listens on the port. The port remains reserved when the
-        socket is closed.
-
-        Raises OSError if the socket cannot listen.
-        """
+        """Return a non-blocking socket that listens on the port. Closing it keeps the port
+        reserved. Raises OSError."""
         listening = socket.socket(self._held.family, socket.SOCK_STREAM)
         try:
             listening.setblocking(False)  # noqa: FBT003 - the standard library's signature
             if self._held.family == socket.AF_INET6:
                 with suppress(OSError):
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            # With the flag on both sockets, this one may bind the port of the other. Connections
-            # that it leaves in TIME_WAIT have the flag, too.
+            # With the flag on both sockets, this one may bind the port of the other, and
+            # connections in TIME_WAIT have the flag, too.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.share()
             try:
@@ -110,7 +105,7 @@ class HeldPort:
         return listening
 
     def share(self) -> None:
-        """Allow servers that set SO_REUSEADDR to bind the port from now on."""
+        """Allow servers that set SO_REUSEADDR to bind the port."""
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def release(self) -> None:
@@ -129,11 +124,11 @@ def hold_port(
     pause: Callable[[float], None] = time.sleep,
     bind: Callable[[int], socket.socket] | None = None,
 ) -> HeldPort:
-    """Return a reserved port. ``number`` 0 means any free port.
+    """Return a reserved port; ``number`` 0 means any free one.
 
-    ``owner`` is the id of this job, which other jobs that need the port print. ``pause`` sleeps for
-    some seconds while another job changes a lock. If the port is in use, raises ConfigError that
-    names the process or job using it.
+    ``owner`` is this job's id, which other jobs that need the port print. ``pause`` sleeps for some
+    seconds while another job changes a lock. If the port is in use, raises ConfigError that names
+    the process or job.
     """
     lock = _lock(number, owner, pause) if number else None
     try:
@@ -178,10 +173,7 @@ def _bind(number: int) -> socket.socket:
 
 
 def _lock_directory() -> str:
-    """Return the directory for lock files, to which only this user can write.
-
-    Raises OSError if it cannot be created or belongs to another user.
-    """
+    """Return the directory of lock files, to which only this user can write. Raises OSError."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not os.path.isabs(base) or not os.path.isdir(base):
         base = "/tmp"  # noqa: S108 - what is made there is checked below
@@ -195,10 +187,8 @@ def _lock_directory() -> str:
 
 
 def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
-    """Lock a port against the other jobs of this user. Return None if that fails.
-
-    Without the lock the port is still reserved, but other jobs cannot find out by whom.
-    """
+    """Lock a port against this user's other jobs; None on failure. Without the lock, other jobs
+    cannot find out who has the port."""
     try:
         directory = _lock_directory()
         path = os.path.join(directory, f"port-{number}")
@@ -237,7 +227,6 @@ def _is_at(path: str, lock: int) -> bool:
 
 
 def _remove_lock(lock: int, number: int) -> None:
-    """Remove the lock file of a port. The caller still holds the lock."""
     with suppress(OSError):
         path = os.path.join(_lock_directory(), f"port-{number}")
         if _is_at(path, lock):
@@ -262,8 +251,7 @@ def _remove_stale(directory: str, *, but: str) -> None:
 
 @contextmanager
 def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
-    """Wait until no other job is changing a lock, but at most ``_TURN_S``. Raises OSError if the
-    directory cannot be opened."""
+    """Wait until no other job changes a lock, at most ``_TURN_S``. Raises OSError."""
     turn = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(round(_TURN_S / _STEP_S)):
@@ -306,10 +294,10 @@ def _refused(number: int, exc: OSError) -> ConfigError:
 
 
 def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:
-    """Return (state, inode) of the sockets with this local port. The kernel does not list sockets
-    that are only bound.
+    """Return (state, inode) of the sockets with this local port, or with ``either_end`` also with
+    this remote port.
 
-    With ``either_end``, sockets with this remote port are returned as well.
+    The kernel does not list sockets that are only bound.
     """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -328,7 +316,7 @@ def _only_time_wait(number: int) -> bool:
 
 
 def _listener(number: int) -> str | None:
-    """Return a description of the process that listens on a port; None if no process does."""
+    """Return a description of the process that listens on a port, if any."""
     inodes = {inode for state, inode in _sockets(number) if state == _LISTEN}
     if not inodes:
         return None

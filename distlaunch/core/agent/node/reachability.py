@@ -1,5 +1,4 @@
-"""Find out which of the master's addresses this node can reach. All addresses are tried at the same
-time.
+"""Find out which of the master's addresses this node can reach, all at the same time.
 
 A connection alone proves nothing, because another machine may have the same address (as with
 container bridges). The right listener sends a token.
@@ -26,12 +25,11 @@ _MOST_ADDRESSES = 64
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EINTR)
 
 Resolved = tuple["AddressTest", list[Address], str]
-"""A name with its addresses, or with the reason why it could not be resolved."""
+"""A name with its addresses, or with the reason why it has none."""
 
 
 class AddressTest:
-    """The connections for one of the addresses in a ``Reach`` message. A name may have several
-    addresses."""
+    """The connections for one address in a ``Reach`` message. A name may have several addresses."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -53,10 +51,8 @@ class AddressTest:
 
 
 class ReachabilityTest:
-    """Handles one ``Reach`` message at a time, and passes the answer to ``send``.
-
-    ``wake`` is called from other threads.
-    """
+    """Handles one ``Reach`` message at a time, and passes the answer to ``send``. ``wake`` is
+    called from other threads."""
 
     def __init__(self, send: Callable[[m.Reached], None], wake: Callable[[], None]) -> None:
         self._send = send
@@ -67,7 +63,7 @@ class ReachabilityTest:
         self._resolved: deque[Resolved] = deque()
 
     def begin(self, order: m.Reach) -> None:
-        """Connect to all addresses. A previous test is aborted."""
+        """Connect to all addresses. A running test is aborted."""
         self.close()
         self._order = order
         self._until = time.monotonic() + order.bound_s
@@ -117,10 +113,8 @@ class ReachabilityTest:
     # --- for the loop
 
     def descriptors(self) -> dict[int, int]:
-        """Return the poll events by descriptor.
-
-        The right listener sends first, so only readability is polled.
-        """
+        """Return the poll events by descriptor, only for reading: the right listener sends
+        first."""
         return {number: select.POLLIN for test in self._tests for number in test.open}
 
     def deadline(self) -> float | None:
@@ -128,8 +122,8 @@ class ReachabilityTest:
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Read from the connections. Send the answer when every address has succeeded or failed, or
-        time is up."""
+        """Read from the connections. Send the answer when all addresses have succeeded or failed,
+        or time is up."""
         order = self._order
         if order is None:
             self._resolved.clear()

@@ -28,7 +28,7 @@ FILES_S = 15.0
 """How long to wait for a directory or file. An automounter needs some seconds."""
 GPUS_S = 8.0
 _MORE_S = 3.0
-"""Time for the rest of the survey, beside the limits for GPUs and names."""
+"""Time for the rest of the survey."""
 _READ_BYTES = 1 << 16
 
 
@@ -44,10 +44,10 @@ class BeginStep(Protocol):
     """Function that a survey calls before each step."""
 
     def __call__(self, what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
-        """Record that the next step of the survey begins.
+        """Record the next step.
 
-        ``what`` names what is examined, for errors. ``bound_s`` is the longest duration of the step
-        in seconds. ``part`` is the part of the survey that the step belongs to.
+        ``what`` names it in errors, ``bound_s`` is its longest duration, ``part`` the part of the
+        survey.
         """
 
 
@@ -55,11 +55,8 @@ SurveyFunction = Callable[[m.Survey, BeginStep], m.Surveyed]
 
 
 class NodeSurvey:
-    """Handles one ``Survey`` message at a time: checks this node's devices and software in a child
-    process.
-
-    The answer is passed to ``send``.
-    """
+    """Handles one ``Survey`` message at a time in a child process, and passes the answer to
+    ``send``."""
 
     def __init__(
         self,
@@ -67,8 +64,7 @@ class NodeSurvey:
         keep: Collection[int],
         survey: SurveyFunction | None = None,
     ) -> None:
-        """``keep`` lists descriptors that the child needs. ``survey`` is the function that the
-        child runs."""
+        """``keep`` lists descriptors that the child needs, ``survey`` is its function."""
         self._send = send
         self._survey = survey or survey_node
         self._keep = keep
@@ -83,7 +79,7 @@ class NodeSurvey:
         """Result of the last survey."""
 
     def begin(self, order: m.Survey) -> None:
-        """Start a survey. A survey that is running is aborted."""
+        """Start a survey. A running one is aborted."""
         self.close()
         self._order = order
         self._decoder = _decoder()
@@ -115,14 +111,11 @@ class NodeSurvey:
         return {} if self._pipe < 0 else {self._pipe: select.POLLIN}
 
     def deadline(self) -> float | None:
-        """Return when the current step of the survey process times out, in monotonic seconds.
-
-        Return None if no survey runs.
-        """
+        """Return when the current step times out, in monotonic seconds; None if no survey runs."""
         return None if self._pipe < 0 else self._until
 
     def on_ready(self) -> None:
-        """Process the child's messages. Kill the child if its current step has timed out."""
+        """Process the child's messages. Kill the child if its step has timed out."""
         self.reap()
         while self._pipe >= 0 and select.select([self._pipe], [], [], 0)[0]:
             data = os.read(self._pipe, _READ_BYTES)
@@ -162,7 +155,7 @@ class NodeSurvey:
             self._send(make_answer(order, cpus, problem=problem, part=part, hint=hint))
 
     def close(self) -> None:
-        """Kill the child and its process group, if a child runs."""
+        """Kill the child and its process group."""
         if self._pid:
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -176,8 +169,7 @@ class NodeSurvey:
         self.reap()
 
     def reap(self) -> None:
-        """Reap the children that have exited. A child that is stuck in a driver or file system may
-        never exit."""
+        """Reap exited children. A child that is stuck in a driver or file system may never exit."""
         for pid in list(self._ended):
             with suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -206,9 +198,9 @@ def make_answer(
 ) -> m.Surveyed:
     """Return the answer to a survey.
 
-    ``named`` are the addresses that the node's own name resolves to. ``problem`` says why the node
-    cannot take part, ``part`` which part of the survey found the problem, ``hint`` what to do. The
-    default of each argument is for a node without that resource.
+    ``named`` are the addresses of the node's own name. ``problem`` says why the node cannot take
+    part, ``part`` which part of the survey found that, ``hint`` what to do. Defaults are for a node
+    without the resource.
     """
     from distlaunch.core.probe import machine
 
@@ -268,11 +260,7 @@ def _run(
 
 
 def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
-    """Return the survey of this node.
-
-    ``begin_step`` is called before each step with what is checked and the longest duration in
-    seconds.
-    """
+    """Return the survey of this node. ``begin_step`` is called before each step."""
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
     from distlaunch.core.probe import machine
     from distlaunch.core.probe.cpus import probe_cpus

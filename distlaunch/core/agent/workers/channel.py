@@ -18,7 +18,7 @@ M = TypeVar("M")
 
 
 class Channel(Generic[M]):
-    """One end of a Unix socket pair. Descriptors passed to ``send`` are closed after they have been
+    """One end of a Unix socket pair. Descriptors passed to ``send`` are closed once they have been
     sent."""
 
     def __init__(self, end: socket.socket, decoder: Decoder[M]) -> None:
@@ -30,7 +30,7 @@ class Channel(Generic[M]):
         """Received descriptors, in the order of their messages."""
 
     def fileno(self) -> int:
-        """Return the descriptor to poll: always for reading, and for writing while ``has_unsent``."""
+        """Return the descriptor to poll for reading, and for writing while ``has_unsent``."""
         return self._socket.fileno()
 
     @property
@@ -39,10 +39,8 @@ class Channel(Generic[M]):
         return bool(self._out)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Queue a message and send as much as possible.
-
-        Raises OSError (EPIPE) if the other process has ended.
-        """
+        """Queue a message and send as much as possible. Raises OSError (EPIPE) if the other process
+        has ended."""
         self._out.append((encode(message), tuple(descriptors)))
         self.flush()
 
@@ -67,7 +65,7 @@ class Channel(Generic[M]):
                 self._out[0] = (data[sent:], ())
 
     def receive(self) -> list[M] | None:
-        """Return the messages that have arrived. Return None at the end of the stream."""
+        """Return the messages that have arrived; None at the end of the stream."""
         messages: list[M] = []
         while True:
             try:
@@ -87,7 +85,7 @@ class Channel(Generic[M]):
             messages += self._decoder.feed(data)
 
     def close(self) -> None:
-        """Close this end and the descriptors that are still queued."""
+        """Close this end and all queued descriptors."""
         for _, descriptors in self._out:
             for descriptor in descriptors:
                 os.close(descriptor)

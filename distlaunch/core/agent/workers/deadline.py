@@ -1,7 +1,6 @@
-"""Run work that may block on a file server, and wait for it only for a limited time.
+"""Run work that may block on a file server, for a limited time.
 
-The agent must not wait longer: if it sends nothing for ``SILENCE_S``, it is considered lost, with
-its node.
+An agent that sends nothing for ``SILENCE_S`` is considered lost, with its node.
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ ERROR_FILE_BYTES = 256 << 10
 
 
 def oom_kills() -> int:
-    """Return the kernel's number of out-of-memory kills up to now; 0 if it is not known."""
+    """Return the kernel's number of out-of-memory kills; 0 if unknown."""
     from distlaunch.core.probe.cpus import count_oom_kills
 
     return count_oom_kills() or 0
 
 
 def read_error_file(path: str) -> str | None:
-    """Return the content of the worker's error file; None if it is not a regular file.
+    """Return the content of the worker's error file; None if it is no regular file, which could
+    block.
 
-    Other kinds of files, such as a FIFO, could block the reader. Reading may also block if the file
-    is on a file server.
+    Reading may also block if the file is on a file server.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

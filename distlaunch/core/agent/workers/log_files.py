@@ -23,7 +23,7 @@ _File = tuple[int, int]
 
 
 def open_to_append(path: str) -> int:
-    """Open or create a log file and return its descriptor. Raises OSError if the path is no regular
+    """Open or create a log file and return its descriptor. Raises OSError if it is no regular
     file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = open_private(path, flags)
@@ -37,8 +37,8 @@ def open_to_append(path: str) -> int:
 class LogFiles:
     """The log files of one attempt. The output pump's thread opens a file when output arrives.
 
-    They use at most half of the files that this process may open. If more are needed, the file with
-    the least recent output is closed, and opened again when needed.
+    At most half of the files that this process may open are used. The file with the least recent
+    output is closed first, and opened again when needed.
 
     ``on_failure`` is called once, in that thread, with the reason if output cannot be written. With
     ``make_folders``, missing directories are created.
@@ -75,15 +75,14 @@ class LogFiles:
         self._attempt = attempt
 
     def open(self, rank: int, stream: int) -> int:
-        """Open the file of a rank's stream and return its descriptor. Raises OSError if it cannot
-        be opened."""
+        """Open the file of a rank's stream and return its descriptor. Raises OSError."""
         return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Write a chunk of output that came at the monotonic time ``now``.
 
-        If the disk does not accept the chunk, its bytes are counted, and the number is written to
-        the file later.
+        Bytes that the disk does not accept are counted, and the number is written to the file
+        later.
         """
         self._file((rank, stream if self._layout.separate else 0), data, now)
 
@@ -112,7 +111,7 @@ class LogFiles:
 
     def _mark(self, file: _File, now: float) -> None:
         """Write to the index that the next byte of a file comes now. A mark that cannot be written
-        is missing there."""
+        is missing."""
         self._mark_at[file] = now + log_times.STEP_S
         rank, stream = file
         mark = log_times.Mark(time=time.time(), rank=rank, stream=stream, offset=self._sizes[file])
@@ -167,7 +166,7 @@ class LogFiles:
         return descriptor
 
     def _leave(self, most: int) -> None:
-        """Close the files that were written least recently, until ``most`` are open."""
+        """Close the least recently written files, until ``most`` are open."""
         while len(self._files) > most:
             os.close(self._files.pop(next(iter(self._files))))
 

@@ -1,8 +1,7 @@
 """Write the workers' output to the log files after their agent was killed. Runs in the spawner.
 
-The spawner holds a copy of the read end of each pipe that a worker writes to. While the copy is
-open, a worker that prints in its TERM handler does not get EPIPE, which could end the worker before
-it has saved a checkpoint.
+The spawner holds a copy of the read end of each worker's pipe. So a worker that prints in its TERM
+handler does not get EPIPE, which could end it before it has saved a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 PROGRESS = 0
 """Stream number of a worker's progress pipe in ``read_ends``."""
 _READ_OUT_S = 0.1
-"""How long the agent may take to read an exited worker's pipe before the spawner checks it again.
-"""
+"""How long the agent may take to read an exited worker's pipe before the spawner checks it
+again."""
 
 
 class OrphanOutput:
     """Read ends of the workers' streams of one attempt. They are not read while the agent lives.
 
-    Files are read and written in a thread: a file system that hangs must not prevent the spawner
-    from killing processes.
+    A thread reads and writes: a file system that hangs must not prevent the spawner from killing
+    processes.
     """
 
     def __init__(self) -> None:
@@ -65,10 +64,10 @@ class OrphanOutput:
         return _READ_OUT_S if self._unread else None
 
     def close_finished(self) -> None:
-        """Close the read ends that are no longer needed, of pipes of exited workers.
+        """Close read ends of exited workers' pipes that no process can write to, once the agent has
+        read all bytes.
 
-        A read end is no longer needed if no process holds the write end, and the agent has read all
-        bytes. Unread bytes of a progress pipe do not count.
+        Unread bytes of a progress pipe do not count.
         """
         if not self._ended:
             return
@@ -96,10 +95,8 @@ class OrphanOutput:
         self._unread.clear()
 
     def start(self, setup: w.Setup) -> None:
-        """Start a thread that writes the workers' output to the log files.
-
-        If no thread can be started, the pipes remain open and are not read.
-        """
+        """Start a thread that writes the workers' output to the log files. If none can be started,
+        the pipes stay open unread."""
         import threading
 
         self._has_pump = threading.Event()
@@ -146,4 +143,4 @@ class OrphanOutput:
 
 
 def _discard(_: object) -> None:
-    """Discard a report, because there is no coordinator to receive it."""
+    """Discard a report: no coordinator is there to receive it."""

@@ -40,8 +40,7 @@ _PROGRESS_PIPE_BYTES = 16 << 10
 
 
 class OutputSink(Protocol):
-    """Receiver of the output. All methods are called in the pump's thread and must not block on a
-    console."""
+    """Receiver of the output. All methods run in the pump's thread and must not block."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Accept a chunk."""
@@ -56,7 +55,7 @@ class OutputSink(Protocol):
         """Return whether more output may be read."""
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function that the sink calls when it has room again."""
+        """Set the function to call when there is room again."""
 
 
 class PumpFailed(Record):
@@ -109,7 +108,7 @@ class Pump(threading.Thread):
         """Prepare for an attempt with this number of streams.
 
         ``watching`` and ``output_period_s`` set the content of ``Alive``. Few streams get larger
-        pipes. All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which the
+        pipes: all pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which the
         kernel makes pipes very small.
         """
         self._order(
@@ -122,11 +121,10 @@ class Pump(threading.Thread):
         )
 
     def add(self, rank: int, number: int, descriptor: int, *, tail_of: int | None) -> None:
-        """Start to read a stream. The pump owns the descriptor.
+        """Start to read a stream, whose descriptor the pump then owns.
 
-        ``number`` is the number of the stream: 1 stdout, 2 stderr. ``tail_of`` says as which
-        stream's tail the end of the output is kept: 1 stdout, 2 stderr, None if it is not kept. The
-        output of a pseudo-terminal is kept as the tail of stderr.
+        ``number``: 1 stdout, 2 stderr. ``tail_of``: the stream as whose tail the end of the output
+        is kept (2 for a pseudo-terminal); None if it is not kept.
         """
         os.set_blocking(descriptor, False)
         if self._pipe_bytes > _LEAST_PIPE_BYTES:
@@ -135,20 +133,19 @@ class Pump(threading.Thread):
         self._order(lambda: self._add(rank, number, descriptor, tail_of))
 
     def add_progress(self, rank: int, descriptor: int) -> None:
-        """Start to read a worker's progress. The pump owns the descriptor."""
+        """Start to read a worker's progress, whose descriptor the pump then owns."""
         os.set_blocking(descriptor, False)
         with suppress(OSError):  # smaller than the default, to leave the user's buffers to output
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
         self._order(lambda: self._activity.add(rank, descriptor))
 
     def drain(self, ended: WorkerExit, error_file: str | None = None) -> None:
-        """Read all output and the error file of an exited worker, even if the sink has no room.
-        Posts ``Drained``."""
+        """Read all output and the error file of an exited worker, even without room. Posts
+        ``Drained``."""
         self._order(lambda: self._drain(ended, error_file))
 
     def finish(self) -> None:
-        """Read all remaining output of all streams and close the streams. Then post
-        ``OutputsClosed``."""
+        """Read all remaining output and close all streams. Posts ``OutputsClosed``."""
         self._order(self._finish)
 
     def stop(self) -> None:
@@ -167,8 +164,8 @@ class Pump(threading.Thread):
     # --- the thread
 
     def run(self) -> None:
-        """Run until ``stop``. Posts an error, because the job would wait forever for a thread that
-        has ended."""
+        """Run until ``stop``. Posts an error, because the job would wait forever for a dead
+        thread."""
         try:
             self._serve()
         except Exception:  # noqa: BLE001 - the agent must learn of any error
@@ -211,7 +208,7 @@ class Pump(threading.Thread):
     def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the streams in the order in which to read them.
 
-        If the sink has no room for all streams, the next call begins with another stream.
+        If the sink has no room for all, the next call begins with another stream.
         """
         first = self._first_stream % len(ready) if ready else 0
         return ready[first:] + ready[:first]
@@ -250,8 +247,8 @@ class Pump(threading.Thread):
         self._poll.register(stream.descriptor, select.EPOLLIN)
 
     def _read(self, stream: _Stream, now: float) -> int:
-        """Read one chunk and return its size; 0 if no data is available. At the end of the stream,
-        close it."""
+        """Read one chunk and return its size; 0 if no data is available. Close the stream at its
+        end."""
         try:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -300,8 +297,8 @@ class Pump(threading.Thread):
         self._post(Drained(exit=ended))
 
     def _read_out(self, stream: _Stream, now: float) -> None:
-        """Read at most as much as a pipe can hold: a descendant that goes on writing could keep
-        this thread busy forever."""
+        """Read at most what a pipe can hold: a descendant that goes on writing could keep this
+        thread busy forever."""
         bytes_read = 0
         while bytes_read < _PIPE_BYTES and (size := self._read(stream, now)):
             bytes_read += size

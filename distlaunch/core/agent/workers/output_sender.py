@@ -1,7 +1,4 @@
-"""Send output to a coordinator on another machine.
-
-The coordinator grants credit, a number of bytes that may be sent.
-"""
+"""Send output to a coordinator on another machine, which grants credit: a number of bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ class OutputSender:
     """Sends chunks of output while credit is left, and optionally writes them to log files of the
     node.
 
-    The pump stops reading when the credit is used up. It still reads the last output of exited
-    workers, which their pipes limit. This output is counted against future credit.
+    Without credit the pump stops reading, except for the last output of exited workers. This output
+    counts against future credit.
     """
 
     def __init__(self, send: Callable[[m.FromAgent | m.Output | m.RankEnded], None]) -> None:
@@ -43,7 +40,7 @@ class OutputSender:
         """Accept all output and send nothing from now on, so that no worker waits for a lost
         coordinator.
 
-        ``logs`` are the files of the run directory, to which the lost coordinator wrote.
+        ``logs`` are the files of the run directory, to which the coordinator wrote.
         """
         with self._lock:
             self._run_dir_logs = logs
@@ -51,7 +48,7 @@ class OutputSender:
         self._wake()
 
     def begin_attempt(self, logs: LogFiles | None) -> None:
-        """Write output also to these files. All output of the previous attempt has been handled."""
+        """Write output also to these files."""
         self._logs = logs
 
     # --- called by the pump
@@ -69,7 +66,7 @@ class OutputSender:
             self._send(m.Output(rank=rank, stream=stream, data=data))
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Report that the output of a rank in this attempt is complete."""
+        """Report that the output of a rank is complete."""
         if self._logs is not None:
             self._logs.rank_ended(rank, now)
         if self._run_dir_logs is not None:

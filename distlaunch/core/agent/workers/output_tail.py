@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections import deque
 
 LEFT_OUT = b" [...] "
-"""Stands in a line whose middle is left out, and alone in a line for lines that are left out."""
+"""Replaces the middle of a line, or lines."""
 _TRACEBACK = b"Traceback (most recent call last)"
 RECENT_S = 120.0
-"""A traceback that was printed longer than this before the exit did not cause it."""
+"""A traceback older than this at the exit did not cause it."""
 _ABOVE_BYTES = 256
-"""The line above a traceback may say which thread or process has printed it."""
+"""The line above a traceback may name the thread or process."""
 _TRACEBACK_SHARE = 4
 _LINE_SHARE = 16
-"""Shares of the kept bytes: for the beginning of the last traceback, and for that of a long
-line."""
+"""Shares of the kept bytes: for the beginnings of the last traceback and of a long line."""
 
 
 class OutputTail:
     """The last ``most`` bytes of a stream.
 
-    If they do not begin with the beginning of the stream, the beginning of the last traceback and
-    that of a line whose end is kept take the place of some of these bytes.
+    The beginnings of the last traceback and of a cut line replace some of these bytes.
     """
 
     def __init__(self, most: int) -> None:
@@ -43,7 +41,7 @@ class OutputTail:
         self._line_from = 0
 
     def add(self, data: bytes, now: float) -> None:
-        """Add what was read at ``now``."""
+        """Add bytes that were read at ``now``."""
         if _TRACEBACK in data or _TRACEBACK in self._read_before + data[: len(_TRACEBACK)]:
             self.traceback_at = now
         self._read_before = (self._read_before + data[-len(_TRACEBACK) :])[1 - len(_TRACEBACK) :]
@@ -53,7 +51,7 @@ class OutputTail:
             self._drop(self._chunks.popleft())
 
     def text(self, now: float) -> bytes:
-        """Return what is kept. The worker has exited at ``now``."""
+        """Return the kept bytes. The worker has exited at ``now``."""
         data = b"".join(self._chunks)
         if not self._dropped and len(data) <= self._most:
             return data
@@ -76,7 +74,6 @@ class OutputTail:
         return self.traceback_at is not None and now - self.traceback_at <= RECENT_S
 
     def _drop(self, chunk: bytes) -> None:
-        """Keep the beginnings of the last traceback and of the last line in a dropped chunk."""
         start = self._dropped
         self._dropped += len(chunk)
         self._size -= len(chunk)

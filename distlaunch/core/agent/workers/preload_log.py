@@ -1,5 +1,4 @@
-"""Preloading as the agent sees it: write the output of the imports to a file, and report the
-result."""
+"""Preloading in the agent: write the output of the imports to a file, and report the result."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _SHOWN_LINES = 20
 _SHOWN_BYTES = 4 << 10
 _READ_BYTES = 1 << 20
 _WARNING_MARKS = ("Warning", "Error", "warning:", "error:")
-"""Output that contains one of these words is shown as a warning, even in quiet modes."""
+"""Output with one of these words is shown as a warning, even in quiet modes."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -34,10 +33,8 @@ class PreloadReport:
         self._began = 0.0
 
     def begin(self, start: m.Start) -> tuple[w.Preload, int]:
-        """Return the order for the spawner and the descriptor for the output of the imports.
-
-        Raises OSError if no descriptor is left.
-        """
+        """Return the order for the spawner, and the descriptor for the imports' output. Raises
+        OSError."""
         self._modules, self._path, self._began = start.preload, start.preload_log, self._clock()
         self._left_out = ()
         try:

@@ -1,7 +1,6 @@
 """Functions for a process just after a fork: descriptors, process names, signals and exec.
 
-``exec_worker`` turns a child of the spawner into a worker or the preload server. The other
-functions wrap kernel services that Python does not offer (prctl, close_range, signal without a
+Most of them wrap kernel services that Python does not offer (prctl, close_range, signal without a
 handler).
 """
 
@@ -21,8 +20,7 @@ from typing import NoReturn
 from distlaunch.core.protocol import spawner_messages as w
 
 NO_WORKER = 127
-"""Exit code of a child that failed before it executed its program. The child has written the reason
-to a pipe."""
+"""Exit code of a child that failed before exec. The child has written the reason to a pipe."""
 _SET_PDEATHSIG = 1
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
@@ -88,7 +86,7 @@ def exec_worker(
 def move_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Duplicate each descriptor to its number in the program that this process will execute.
 
-    A new number may be the present number of another of the descriptors.
+    A new number may be the present number of another of them.
     """
     above = max(numbers, default=0) + 1
     for descriptor, number in zip(
@@ -103,17 +101,16 @@ def move_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of orphaned descendants, instead of init, so that none can
-    escape."""
+    """Make this process, not init, the parent of orphaned descendants."""
     if _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(signum: int) -> None:
-    """Send ``signum`` to this process when the thread of the parent that forked this process ends.
+    """Send ``signum`` to this process when its parent's thread that forked it ends.
 
-    The parent may already have ended, so the caller must check getppid() afterwards. Raises OSError
-    if the kernel refuses.
+    The parent may already have ended, so the caller must check getppid() afterwards. Raises
+    OSError.
     """
     if _prctl(_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -123,8 +120,7 @@ def rename_process(name: str, title: str) -> None:
     """Set what ``ps`` shows: ``name`` (15 bytes) as the command, ``title`` instead of the
     arguments.
 
-    The arguments are in this process's memory, from arg_start to arg_end (fields 48 and 49 of
-    ``/proc/self/stat``).
+    The arguments are in memory from arg_start to arg_end (fields 48 and 49 of ``/proc/self/stat``).
     """
     _prctl_name(_SET_NAME, os.fsencode(name)[:15])
     stat = os.open(
@@ -143,8 +139,7 @@ def rename_process(name: str, title: str) -> None:
 def ignore_signals(ignored: Collection[int], *, default: Collection[int] = ()) -> None:
     """Ignore signals, or reset them to their default, without Python's signal handling.
 
-    For a process that runs no handlers, and that should write as little as possible to memory
-    shared with its parent.
+    For a process without handlers that should write little to memory shared with its parent.
     """
     for number in ignored:
         _signal(number, _IGNORE)

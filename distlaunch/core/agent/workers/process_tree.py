@@ -1,7 +1,7 @@
 """Process trees: find their processes in /proc, signal them without hitting a recycled pid, and
 reap them.
 
-Linux only. Functions that read /proc return an empty result for a process that no longer exists.
+Linux only. Functions that read /proc return an empty result for a process that is gone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import partial
 
 _MAX_PASSES = 64
 _DESCRIPTORS = 4096
-"""Largest number of open files of a process that are examined."""
+"""Largest number of open files to examine."""
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/dxg")
 _COMMAND_BYTES = 4096
 _COMMAND_CHARS = 80
 _EXEC_S = 0.25
-"""How long a process may take to execute its program on a loaded machine."""
+"""How long exec may take on a loaded machine."""
 _EXEC_STEP_S = 0.001
 _MOST_EMPTY = 4096
 _stayed_empty: dict[int, int] = {}
@@ -58,8 +58,7 @@ def _children_by_parent() -> dict[int, list[int]]:
 def descendants_of(pid: int) -> list[int]:
     """Return all descendants of a process, children before grandchildren.
 
-    If the tree changes meanwhile, some processes may be missing. Repeat the call until the result
-    is empty.
+    Some may be missing if the tree changes meanwhile. Repeat until the result is empty.
     """
     below = children_of if _KERNEL_LISTS_CHILDREN else partial(_children_in, _children_by_parent())
     found: list[int] = []
@@ -76,10 +75,8 @@ def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
 
 
 def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
-    """Return state, parent, session, start time (ticks since boot) and process group.
-
-    Return None if the process no longer exists.
-    """
+    """Return state, parent, session, start time (ticks since boot) and process group; None if it is
+    gone."""
     fields = _stat_fields(pid)
     if fields is None:
         return None
@@ -95,8 +92,7 @@ def cpu_s_of(pid: int) -> float:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process no longer
-    exists."""
+    """Return the fields of ``/proc/PID/stat`` from the state on."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -120,7 +116,7 @@ def children_cpu_s_of(pid: int) -> float:
 
 
 def holds_gpu(pid: int) -> bool:
-    """Return whether a process has the device of a GPU or another accelerator open."""
+    """Return whether a process has an accelerator's device open."""
     folder = f"/proc/{pid}/fd"
     try:
         numbers = os.listdir(folder)[:_DESCRIPTORS]
@@ -135,12 +131,12 @@ def holds_gpu(pid: int) -> bool:
 
 
 def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
-    """Signal a process. Return whether the signal was sent.
+    """Signal a process. Return whether the signal was sent: the process exists, and this user may
+    signal it.
 
-    With ``parent_or_ancestor``, the process must descend from that process at the moment of the
-    signal. This excludes an unrelated process that has got the same pid. The caller's own unreaped
-    children need no such check. A pidfd is used if the kernel grants one. Return False if the
-    process no longer exists or this user may not signal it.
+    With ``parent_or_ancestor``, the process must descend from that process at that moment, which
+    excludes a recycled pid. The caller's own unreaped children need no such check. A pidfd is used
+    if the kernel grants one.
     """
     descriptor = _pidfd(pid)
     try:
@@ -159,8 +155,7 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
 
 
 def _pidfd(pid: int) -> int:
-    """Return a pidfd; -1 if the kernel or a sandbox refuses it, or this Python lacks the function
-    (conda's)."""
+    """Return a pidfd; -1 if the kernel, a sandbox or this Python (conda's) has none."""
     opened = getattr(os, "pidfd_open", None)
     if opened is None or not hasattr(signal, "pidfd_send_signal"):
         return -1
@@ -182,7 +177,7 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 
 def send_to_group(leader: int, signum: int) -> None:
-    """Signal the process group of an unreaped child, if the group still exists."""
+    """Signal the process group of an unreaped child, if it still exists."""
     with suppress(OSError):
         os.killpg(leader, signum)
 
@@ -192,9 +187,8 @@ def signal_tree(
 ) -> None:
     """Send KILL, STOP or CONT to a tree of this process's descendants, deepest processes first.
 
-    Repeat for processes that appear meanwhile. If a parent dies before its child, the child becomes
-    a child of this process. Therefore a process is signalled if it is any descendant of this
-    process.
+    Repeat for processes that appear meanwhile. A child of a dead parent becomes a child of this
+    process, so any descendant of this process may be signalled.
     """
     sent: set[int] = set()
     for _ in range(_MAX_PASSES):
@@ -213,9 +207,9 @@ def signal_tree(
 
 
 def kill_each_tree(roots: Iterable[int]) -> None:
-    """Kill several trees. All processes of a tree are stopped first, so that none of them can fork.
+    """Kill several trees. A tree is stopped first, so that none of its processes can fork.
 
-    Cleaners (``is_cleaner``) below a root are spared. A cleaner exits by itself when its work is
+    Cleaners (``is_cleaner``) below a root are spared. They exit by themselves when their work is
     done.
     """
     for root in roots:
@@ -224,17 +218,15 @@ def kill_each_tree(roots: Iterable[int]) -> None:
 
 
 class ChildReaper:
-    """Reaps the processes that this process adopts, but not the children that it had at the start.
-
-    A script that ends in ``exec distlaunch`` leaves its children to the launcher.
-    """
+    """Reaps the processes that this process adopts, but not the children that it had at the start:
+    a script that ends in ``exec distlaunch`` leaves its children to the launcher."""
 
     def __init__(self, child: int) -> None:
         self._child = child
         self._strangers = frozenset(children_of(os.getpid())) - {child}
 
     def await_child(self, *, bound_s: float) -> int | None:
-        """Reap the child and return its wait status; None if the child has not exited within
+        """Reap the child and return its wait status; None if it has not exited within
         ``bound_s``."""
         deadline = time.monotonic() + bound_s
         with suppress(ChildProcessError):
@@ -248,10 +240,8 @@ class ChildReaper:
         return None
 
     def kill(self, *, bound_s: float) -> int | None:
-        """Kill and reap the child and all adopted processes.
-
-        Return the child's wait status; None if the child had been reaped before.
-        """
+        """Kill and reap the child and all adopted processes. Return the child's wait status, unless
+        it had been reaped."""
         deadline = time.monotonic() + bound_s
         status = None
         while True:
@@ -285,9 +275,9 @@ class ChildReaper:
 def is_cleaner(pid: int) -> bool:
     """Return whether a process removes a worker's shared memory after the worker has exited.
 
-    Such processes are Python's resource tracker (``-c "from multiprocessing.resource_tracker import
-    main;..."``) and torch's shared-memory manager. They exit by themselves. Killing one of them too
-    early would leave files in /dev/shm.
+    That is Python's resource tracker (``-c "from multiprocessing.resource_tracker import
+    main;..."``) or torch's shared-memory manager. Killing it too early would leave files in
+    /dev/shm.
     """
     arguments = _command(pid)
     return (
@@ -297,11 +287,10 @@ def is_cleaner(pid: int) -> bool:
 
 
 def is_part_of_parent(pid: int, parent: int) -> bool:
-    """Return whether a process works for its parent: a fork of the parent, or a process of Python's
+    """Return whether a process works for its parent: a fork of it, or a process of Python's
     multiprocessing.
 
-    Such a process (a data loader) is needed until its parent ends. If it ended earlier, its parent
-    would fail.
+    The parent would fail if such a process (a data loader) ended earlier.
     """
     arguments = _command(pid)
     return b"\0from multiprocessing." in arguments or (
@@ -310,9 +299,7 @@ def is_part_of_parent(pid: int, parent: int) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Return a process's command in one line of at most 80 characters, without the program's
-    directory.
-    """
+    """Return a process's command in at most 80 characters, without the program's directory."""
     first, *others = (
         _command(pid).removesuffix(b"\0").decode("utf-8", "backslashreplace").split("\0")
     )
@@ -329,11 +316,11 @@ def command_line(pid: int) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return a process's arguments, each ended by NUL; empty if the process no longer exists.
+    """Return a process's arguments, each ended by NUL.
 
-    The arguments are also empty during exec: after vfork, the parent continues before the new
-    program has begun. The function waits for that program at most ``_EXEC_S`` and once per process,
-    because some processes have no arguments.
+    They are empty during exec: after vfork, the parent continues before the new program has begun.
+    The function waits for it at most ``_EXEC_S``, once per process, because some processes have no
+    arguments.
     """
     deadline = time.monotonic() + _EXEC_S
     while True:
@@ -363,11 +350,8 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def cookie_rank(pid: int, cookie: str) -> int | None:
-    """Return the rank of the worker from which a process descends, according to its initial
-    environment.
-
-    Return None if the environment has no cookie of this agent.
-    """
+    """Return the rank of the worker from which a process descends, by its initial environment; None
+    without this agent's cookie."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")

@@ -1,10 +1,10 @@
 """Collect signs of activity of a node's workers: reported progress, and which ranks write output.
 
 Each worker has a pipe for its progress. ``docs/progress.md`` defines the lines. When the first pipe
-becomes readable, the monitor waits a moment for the other pipes. Then it reads each pipe once and
-uses the last valid heartbeat, and all lines that report a checkpoint. So it sends at most one
-message per second. If no worker reports, no process wakes up. Only the output pump's thread calls
-the monitor.
+is readable, the monitor waits a moment for the others. Then it reads each pipe once and uses the
+last valid heartbeat, and all lines that report a checkpoint. So it sends at most one message per
+second, and no process wakes up if no worker reports. Only the output pump's thread calls the
+monitor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from distlaunch.core.protocol import agent_messages as m
 
 GATHER_S = 0.2
-"""How long to wait for other workers after the first, to report all in the same message."""
+"""How long to wait for the reports of other workers after the first."""
 PERIOD_S = 1.0
 """Shortest time between two messages of an attempt."""
 LINE_BYTES = 4096
@@ -50,7 +50,7 @@ def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
 
 
 def saved_checkpoint(rank: int, line: bytes) -> m.SavedCheckpoint | None:
-    """Return the checkpoint that a line reports; None if the line does not report one."""
+    """Return the checkpoint that a line reports, if any."""
     if len(line) > LINE_BYTES or line.count(b"[") + line.count(b"{") > _BRACKETS:
         return None
     try:
@@ -87,21 +87,18 @@ def _numbers(record: dict[str, object]) -> dict[str, float]:
 
 
 class _Pipe:
-    """The read end of one worker's progress pipe."""
-
     def __init__(self, rank: int, descriptor: int) -> None:
         self.rank = rank
         self.descriptor = descriptor
         self._rest = b""
         self._overlong = False
-        """Whether the current line exceeds the limit. The rest of the line is then dropped."""
+        """Whether the current line exceeds the limit. Its rest is dropped."""
         self.checkpoints: list[m.SavedCheckpoint] = []
         """Those that were read and have not been reported."""
 
     def read(self) -> tuple[bool, dict[str, float] | None]:
         """Read once without blocking. Returns whether the pipe is still open, and the last
-        heartbeat.
-        """
+        heartbeat."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -122,7 +119,7 @@ class _Pipe:
         return True, self._heartbeat_of(lines)
 
     def _heartbeat_of(self, lines: list[bytes]) -> dict[str, float] | None:
-        """Keep the checkpoints in these lines, and return the last heartbeat in the others."""
+        """Keep the checkpoints in these lines. Return the last heartbeat in the others."""
         marked = [line for line in lines if _CHECKPOINT in line][-_MOST_CHECKPOINTS:]
         for line in marked:
             if (saved := saved_checkpoint(self.rank, line)) is not None:
@@ -134,7 +131,7 @@ class _Pipe:
 class ActivityMonitor:
     """Collects the activity of one node, and passes ``Alive`` messages to ``post``.
 
-    ``pollers`` poll ``fileno()`` and call ``tick`` when the descriptor is readable.
+    ``pollers`` poll ``fileno()`` and call ``tick`` when it is readable.
     """
 
     def __init__(self, pollers: Sequence[select.epoll], post: Callable[[m.Alive], None]) -> None:
@@ -177,8 +174,7 @@ class ActivityMonitor:
     def tick(self, now: float, *, readable: bool, held: bool) -> None:
         """Run the actions that are due.
 
-        ``readable``: ``fileno()`` was readable. ``held``: output is held back because its reader is
-        slow.
+        ``readable``: ``fileno()`` was readable. ``held``: a slow reader holds back output.
         """
         if self.due is not None and now >= self.due:
             self.due = None

@@ -38,9 +38,8 @@ def modes_that_pass_keys_on(modes: list[Any]) -> list[Any]:
 
 
 class SavedTerminal:
-    """The user's terminal with its current modes.
+    """The user's terminal with its current modes, for a process that restores them.
 
-    Used by a process that outlives the process that changes the modes, so that it can restore them.
     Raises OSError if the descriptor cannot be copied, and termios.error if it is no terminal.
     """
 
@@ -49,9 +48,8 @@ class SavedTerminal:
         self.descriptor = os.dup(descriptor)
 
     def restore(self) -> None:
-        """Restore the modes unless another program (a shell) has changed them since. Close the
-        terminal.
-        """
+        """Restore the modes, unless another program (a shell) has changed them, and close the
+        terminal."""
         with suppress(termios.error, OSError):  # the terminal is gone
             if termios.tcgetattr(self.descriptor) == modes_that_pass_keys_on(self._before):
                 termios.tcsetattr(self.descriptor, termios.TCSANOW, self._before)
@@ -89,8 +87,8 @@ class PseudoTerminal:
                 )
 
     def type(self, data: bytes) -> None:
-        """Send keys to the worker. Up to 4 MiB of keys (a pasted block) are queued until the worker
-        reads them."""
+        """Send keys to the worker. Up to 4 MiB (a pasted block) wait until the worker reads
+        them."""
         self._typed += data[: _TYPED_BYTES - len(self._typed)]
         self.flush()
 
@@ -112,9 +110,9 @@ class PseudoTerminal:
     def is_unhandled_halt(self, data: bytes, pids: Iterable[int]) -> bool:
         """Return whether these keys contain a Ctrl-Z that would have no effect.
 
-        The worker leads its session, so its process group is orphaned. In such a group SIGTSTP
-        stops no process by default (POSIX). A worker that catches SIGTSTP, or that has disabled
-        signals from keys, handles Ctrl-Z itself.
+        The worker leads its session, so its process group is orphaned: SIGTSTP stops no process of
+        it by default (POSIX). A worker that catches SIGTSTP, or has disabled signals from keys,
+        handles Ctrl-Z itself.
         """
         try:
             modes = termios.tcgetattr(self._ours)

@@ -1,8 +1,8 @@
-"""Remove files that workers have left in shared memory. Otherwise the files would remain until the
-machine restarts.
+"""Remove files that workers have left in shared memory, which would remain until the machine
+restarts.
 
 Only files with known names are removed. The names contain the master's address and port, so they
-belong to this job during its attempt. Later, another job may use the port and so the names.
+belong to this job during its attempt. Later, another job may use the port.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shm_open makes its files; we m
 
 
 def shared_memory_names(start: m.Start, *, owner: int) -> tuple[str, ...]:
-    """Return the names of the files that this node's workers may leave behind. ``owner`` is their
-    user id."""
+    """Return the names of the files that this node's workers may leave. ``owner`` is their user
+    id."""
     address, port = start.env.get("MASTER_ADDR", ""), start.env.get("MASTER_PORT", "")
     every = (
         name.format(uid=owner, address=address, port=port, rank=spec.rank)
@@ -29,8 +29,8 @@ def shared_memory_names(start: m.Start, *, owner: int) -> tuple[str, ...]:
 
 
 class SharedMemoryFiles:
-    """The files that an attempt's workers may leave behind. They are removed after the last worker
-    has exited."""
+    """The files that an attempt's workers may leave. They are removed after the last worker has
+    exited."""
 
     def __init__(self, *, owner: int, folder: str = _SHARED_MEMORY) -> None:
         self._owner = owner
@@ -38,8 +38,7 @@ class SharedMemoryFiles:
         self._names: tuple[str, ...] = ()
 
     def set_names(self, names: tuple[str, ...]) -> None:
-        """Set the names for an attempt. After the attempt, set no names, because another job may
-        then use them."""
+        """Set the names for an attempt; none after it, because another job may then use them."""
         self._names = names
 
     def remove(self) -> None:

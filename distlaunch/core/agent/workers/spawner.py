@@ -1,13 +1,13 @@
 """The spawner, a small single-threaded process that is the parent of a node's workers.
 
-The spawner is forked from the agent before the agent has threads. It starts the workers and guards
-them: it is a subreaper and every worker's ancestor, so no descendant of a worker can escape it.
-When the agent ends in any way, the socket between them closes, and the spawner ends all workers. If
-the spawner itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG), and their descendants
-become children of the agent, which is a subreaper, too.
+It is forked from the agent before the agent has threads. It is a subreaper and every worker's
+ancestor, so no descendant of a worker can escape it. When the agent ends in any way, the socket
+between them closes, and the spawner ends all workers. If the spawner itself is killed, the kernel
+kills the workers (PR_SET_PDEATHSIG), and their descendants become children of the agent, which is a
+subreaper, too.
 
-As the workers' parent, the spawner learns of exits from waitpid, without polling or pidfds. A
-signal to a child that has not been reaped cannot hit another process.
+As the parent, the spawner learns of exits from waitpid, without polling or pidfds, and a signal to
+an unreaped child cannot hit another process.
 """
 
 from __future__ import annotations
@@ -46,21 +46,18 @@ if TYPE_CHECKING:
     from distlaunch.core.agent.workers.pseudo_terminal import SavedTerminal
 
 NAME = "dl-spawner"
-"""Name and title contain neither distlaunch nor python, so that ``pkill -9 -f`` of the launcher
-does not kill the spawner as well.
-"""
+"""Without distlaunch and python in name and title, ``pkill -9 -f`` of the launcher spares the
+spawner."""
 SWEEP_S = 5.0
-"""How long a killed process (with much memory) may take to vanish before its pid is reported as
-left."""
+"""How long a killed process (with much memory) may take to vanish before its pid is reported."""
 SETTLE_S = 2.0
 """How long the preload server may take to finish its orders before a sweep."""
 RESUME_S = 3.0
-"""How long an agent may take to act after its connection has ended. The spawner then acts instead.
-"""
+"""How long an agent may take to act after its connection has ended. Then the spawner acts."""
 LOGS_S = 2.0
 """Longest time for writing the last output of orphaned workers to a slow disk."""
 CHECK_INTERVAL_S = 0.02
-"""Shortest time between two checks for leftovers, if processes end and start all the time."""
+"""Shortest time between two checks for leftovers."""
 _SWEEP_STEP_S = 0.02
 _LONGEST_POLL_S = 3600.0  # poll takes a C int of milliseconds
 _WEDGED_STEP_S = 5.0
@@ -89,14 +86,14 @@ def start_spawner(
     watcher's pid.
 
     The watcher kills the processes of a spawner that was killed. Must be called before the first
-    thread is started. If the limit of processes does not allow the watcher, the spawner is forked
+    thread starts. If the limit of processes does not allow the watcher, the spawner is forked
     directly.
 
     ``orphan_grace_s`` is the time between TERM and KILL for workers if this process vanishes,
     unless ``Setup`` sets it. ``keep`` lists descriptors that the spawner needs. ``watched`` is a
-    descriptor whose hang-up requires this process to act. If this process is stopped at that time,
-    the spawner resumes it; if it still does not act, the spawner ends the workers. ``terminal`` is
-    the user's terminal, whose modes the spawner restores if this process vanishes.
+    descriptor whose hang-up requires this process to act: if it is stopped then, the spawner
+    resumes it; if it still does not act, the spawner ends the workers. ``terminal`` is the user's
+    terminal, whose modes the spawner restores if this process vanishes.
     """
     become_subreaper()
     gc.freeze()  # a collection over existing objects would copy their memory in each process
@@ -124,7 +121,7 @@ def _run(
 ) -> NoReturn:
     """Run the watcher in this forked child, and the spawner in a child of the watcher.
 
-    As much as possible is created before the second fork, so that both processes share the memory.
+    As much as possible is created before the second fork, so that both share the memory.
     """
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.NESTED_TYPES))
@@ -190,10 +187,10 @@ def _title(job_id: str) -> str:
 
 
 def _ignore_signals() -> tuple[int, ...]:
-    """Ignore or handle every signal except KILL, so that none of them ends this process.
+    """Ignore or handle every signal except KILL. Return the signals that workers should ignore.
 
-    Return the signals that workers should ignore. Signals for the job wake the loop, which reports
-    them. HUP is not reported if it was ignored when this process started (nohup).
+    Signals for the job wake the loop, which reports them. HUP is not reported if it was ignored at
+    the start (nohup).
     """
     # A shell's ``&`` ignores INT and QUIT as well, but workers must react to them.
     ignored = tuple(
@@ -326,7 +323,7 @@ class Spawner:
         return min(max(0.0, min(times)), _LONGEST_POLL_S) * 1000 if times else None
 
     def _resume_agent(self) -> None:
-        """Resume the agent, which may be stopped, so that it notices the end of its connection."""
+        """Resume the agent if it is stopped, so that it notices the end of its connection."""
         self._unwatch()
         self._act_at = time.monotonic() + RESUME_S
         parent = process_tree.stat_of(
@@ -404,7 +401,7 @@ class Spawner:
         """Lock the agent's temporary directory until this process ends, even if the agent is
         killed.
 
-        If the locked directory has been removed, the agent has created another one; lock that one.
+        If the directory has been removed, the agent has created another one; lock that one.
         """
         if self._temporary_dir_lock >= 0:
             with suppress(OSError):
@@ -422,7 +419,7 @@ class Spawner:
     # --- starting
 
     def _spawn(self, order: w.Spawn, descriptors: Sequence[int]) -> None:
-        """Start a worker without preloading, by fork and exec."""
+        """Start a worker by fork and exec."""
         try:
             pid = self._fork(order, descriptors)
         except OSError as exc:
@@ -453,8 +450,7 @@ class Spawner:
         self._report(w.Spawned(rank=order.rank, pid=pid))
 
     def _read_exec_failures(self) -> None:
-        """Read the failures that children have reported before exec, and record the step and errno
-        of each pid."""
+        """Record the step and errno that children have reported before exec."""
         text = b""
         with suppress(BlockingIOError):
             while chunk := os.read(self._failures, 65536):
@@ -476,7 +472,7 @@ class Spawner:
                 self._report(w.SignalReceived(signum=number))
 
     def _reap(self) -> None:
-        """Reap all exited children, workers and adopted orphans, and report the workers."""
+        """Reap exited children and adopted orphans, and report the workers."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -518,8 +514,7 @@ class Spawner:
             self._check_at = 0.0 if worker_ended else self._checked_at + CHECK_INTERVAL_S
 
     def _check_leftovers(self) -> None:
-        """Send TERM to new leftover processes. If a sweep was requested and no process remains,
-        finish the sweep."""
+        """Send TERM to new leftovers. Finish a requested sweep if no process remains."""
         now = time.monotonic()
         if self._check_at is None or now < self._check_at:
             return
@@ -569,7 +564,7 @@ class Spawner:
                     process_tree.signal_tree(pid, order.signum, include_root=True)
 
     def _kill_all(self, *, spared: int = 0, bound_s: float = SWEEP_S) -> tuple[int, ...]:
-        """Kill all descendants until none remains, or for ``bound_s``. Return the pids that remain.
+        """Kill all descendants until none remains, or for ``bound_s``. Return the remaining pids.
 
         Also remove the workers' shared memory. The child ``spared`` and its descendants are not
         killed.
@@ -601,8 +596,7 @@ class Spawner:
         return [pid for pid in process_tree.children_of(os.getpid()) if pid != spared]
 
     def _orphaned(self) -> None:
-        """End all processes after the agent has vanished: send TERM, wait for the grace, then
-        kill."""
+        """End all processes after the agent has vanished: TERM, grace, KILL."""
         self._unwatch()  # otherwise the connection would stay open
         if self.terminal is not None:
             self.terminal.restore()

@@ -2,12 +2,12 @@
 
 A worker and the agent share a file in memory. distlaunch's bootstrap registers faulthandler in the
 worker: on ``SIGNAL`` it writes the worker's stacks to this file. The agent sends ``SIGNAL`` only if
-the worker has the handler, because the signal would kill the worker otherwise, and only if the
-worker still has the file at the agreed descriptor.
+the worker has the handler, because the signal would kill it otherwise, and still has the file at
+the agreed descriptor.
 
-For other workers the agent runs py-spy if it is installed; also for a worker that does not answer
-because it is stopped, or stuck where no signal is handled. All of this happens in a thread, within
-a time limit.
+For other workers the agent runs py-spy if it is installed, and also for a worker that does not
+answer because it is stopped, or stuck where no signal is handled. All of this happens in a thread,
+within a time limit.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ have 64 MiB."""
 DUMP_S = 1.5
 """How long a worker may take to write its stacks."""
 ALL_S = 2.5
-"""Longest time for a whole collection, including py-spy."""
+"""Longest time for a whole collection."""
 _STEP_S = 0.02
 _STILL_S = 0.1
-"""A dump that has not grown for this long is complete, because faulthandler writes no end."""
+"""A dump that has not grown for this long is complete: faulthandler writes no end."""
 _SPIES = 4
 """Largest number of py-spy processes at a time. Each uses a processor that the workers may need."""
 _SOURCE_S = 0.3
@@ -65,7 +65,6 @@ class _Worker:
         self.number = number
         """The descriptor's number in the worker."""
         self.most = most
-        """Largest number of bytes to read."""
         self.state = ""
         self.before = self.size = 0
         self.grew_at = 0.0
@@ -75,7 +74,7 @@ class _Worker:
         self.source = ""
 
     def open(self) -> None:
-        """Read the process's state. Request its stacks if the worker has the signal handler."""
+        """Read the process's state. Request its stacks if it has the signal handler."""
         facts = process_tree.stat_of(self.pid)
         self.state = facts[0] if facts else ""
         if facts:
@@ -98,8 +97,7 @@ class _Worker:
     def _has_our_file(self) -> bool:
         """Return whether the worker would write to the shared file.
 
-        The worker may have closed unknown descriptors, and opened another file with the same
-        number.
+        It may have closed the descriptor and opened another file with the same number.
         """
         try:
             return os.path.samestat(
@@ -110,7 +108,6 @@ class _Worker:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the worker may still answer."""
         return self.descriptor >= 0
 
     def read_if_complete(self, now: float) -> None:
@@ -121,11 +118,8 @@ class _Worker:
             self.read()
 
     def read(self) -> None:
-        """Read the stacks that have arrived.
-
-        If they have more than ``most`` bytes, read the end, where faulthandler writes the main
-        thread.
-        """
+        """Read the stacks that have arrived; of more than ``most`` bytes the end, where
+        faulthandler writes the main thread."""
         size = os.fstat(self.descriptor).st_size
         start = max(self.before, size - self.most)
         self.text = (
@@ -151,8 +145,8 @@ class StackCollector:
         self._lock = threading.Lock()
 
     def add(self, rank: int, descriptor: int, number: int) -> None:
-        """Add the stack file of a worker. The collector owns the descriptor. ``number`` is the
-        file's descriptor in the worker."""
+        """Add the stack file of a worker, which the collector then owns. ``number`` is its
+        descriptor in the worker."""
         self._files[rank] = descriptor, number
 
     def collect(self, request: m.CollectStacks, pids: Mapping[int, int]) -> None:
@@ -181,10 +175,10 @@ class StackCollector:
             self._post(_answer(request, workers))
 
     def _file_of(self, rank: int) -> tuple[int, int]:
-        """Return the rank's file in shared memory, as a new descriptor, and its number in the
-        worker. Return (-1, -1) if there is no such file.
+        """Return the rank's file as a new descriptor, and its number in the worker; (-1, -1) if
+        there is none.
 
-        The descriptor is a copy for the thread, because the original may be closed meanwhile.
+        The descriptor is a copy, because the original may be closed meanwhile.
         """
         with suppress(KeyError, OSError):
             descriptor, number = self._files[rank]
@@ -234,7 +228,7 @@ def _collect(
 
 
 def _read_sources(workers: Sequence[_Worker]) -> None:
-    """Read the line of source at which each worker is. A file system that hangs is not waited for."""
+    """Read the line of source at which each worker is. A hanging file system is not waited for."""
     places = [(worker, match) for worker in workers if (match := _INNERMOST.search(worker.text))]
     if not places:
         return
@@ -255,7 +249,6 @@ def _read_sources(workers: Sequence[_Worker]) -> None:
 
 
 def _line_of(path: str, number: int) -> str:
-    """Return a line of a file, without indentation; empty if it cannot be read."""
     with suppress(OSError, ValueError):
         if stat.S_ISREG(os.stat(path).st_mode):
             with open(path, "rb") as file:
@@ -309,7 +302,7 @@ class _PySpies:
             self._queue.append(worker)
 
     def work(self) -> bool:
-        """Start and finish processes where possible. Return whether any process is left."""
+        """Start and finish processes where possible. Return whether any is left."""
         for entry in list(self._running):
             if entry[1].poll() is not None:
                 self._running.remove(entry)
@@ -339,7 +332,7 @@ class _PySpies:
         self._running.append((worker, spy, output))
 
     def _end(self, worker: _Worker, spy: subprocess.Popen[bytes], output: int) -> None:
-        """Read py-spy's output if py-spy succeeded. The output has the main thread first."""
+        """Read the output of a successful py-spy, main thread first."""
         import subprocess
 
         with suppress(subprocess.TimeoutExpired):

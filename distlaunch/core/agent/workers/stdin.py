@@ -24,14 +24,12 @@ class StdinPipe:
         self._send = send
         self._pipe = -1
         self._rest = -1
-        """Read end of a pipe whose write end is closed, needed to count the bytes that the worker
-        has not read."""
+        """Read end of a pipe whose write end is closed, needed to count unread bytes."""
         self._waiting = bytearray()
         self._ends = False
 
     def open(self) -> int:
-        """Create a new pipe and return the worker's end. Raises OSError if no descriptor is
-        left."""
+        """Create a new pipe and return the worker's end. Raises OSError."""
         self.close()
         theirs, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
@@ -58,7 +56,7 @@ class StdinPipe:
         return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
 
     def on_ready(self) -> None:
-        """Write as many bytes as fit into the pipe, and report how many were written."""
+        """Write as many bytes as fit, and report how many were written."""
         if self._pipe < 0:
             return
         written = 0
@@ -88,7 +86,6 @@ class StdinPipe:
             self._send(m.StdinConsumed(size=written, closed=True, unread=unread))
 
     def _end(self) -> None:
-        """Close the write end, so that the worker reads the end of its input."""
         with suppress(OSError):  # without /proc, unread bytes are not counted
             self._rest = os.open(
                 f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC

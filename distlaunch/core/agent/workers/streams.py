@@ -13,12 +13,11 @@ from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
 from distlaunch.core.protocol import agent_messages as m
 
 _HIGH = 100
-"""Lowest number of distlaunch's own descriptors in a worker. Shell redirections and a program's
-first files have lower numbers."""
+"""Lowest number of distlaunch's own descriptors in a worker, above those of shell redirections and
+of a program's first files."""
 BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot")
 _FEWEST = 8
-"""Limit of open files below which Python hardly starts. With such a limit, numbers above the limit
-are used."""
+"""Limit of open files below which Python hardly starts. Then numbers above the limit are used."""
 
 
 def extra_numbers(nofile: int) -> tuple[int, int, int]:
@@ -37,20 +36,15 @@ class NodeResources:
     boot: str = BOOT
     """Directory of distlaunch's code for the workers' interpreters."""
     temporary_dir: str = ""
-    """Temporary directory of the agent, to be removed when the agent exits; empty if there is
-    none."""
+    """Temporary directory of the agent, removed when it exits; empty if there is none."""
 
     def stdin(self, start: m.Start) -> int:
-        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError if no
-        descriptor is left."""
+        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError."""
         return os.dup(0)
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
-        """Return the directory and the layout of the logs that the spawner continues if the agent
-        vanishes.
-
-        The directory is empty if the spawner is not to continue any logs.
-        """
+        """Return directory and layout of the logs that the spawner continues if the agent vanishes;
+        an empty directory for none."""
         return start.run_dir, start.layout
 
 
@@ -68,10 +62,10 @@ def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> di
 
 
 class WorkerStreams:
-    """The streams of one worker, created just before the worker starts.
+    """The streams of one worker, created just before it starts.
 
     ``theirs`` are sent to the worker, where they get ``numbers``. ``read_ends`` are sent to the
-    spawner, by stream number (0: progress). The caller closes both after sending them. This process
+    spawner, by stream number (0: progress). The caller closes both after sending. This process
     reads ``outputs`` (by stream number), ``progress``, and ``stacks`` (a memory file; -1 if not
     requested). Raises OSError if no descriptor is left.
     """

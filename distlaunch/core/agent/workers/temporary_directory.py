@@ -1,8 +1,7 @@
 """Temporary directory of an agent. Created on first use, removed when the agent exits.
 
 It has distlaunch's code for the workers' interpreters, if distlaunch runs from a zip, and the files
-of the run directory, if the node does not share the run directory. If the agent is killed, the
-spawner removes the temporary directory.
+of a run directory that the node does not share. If the agent is killed, the spawner removes it.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ class TemporaryDirectory:
 
     def boot(self) -> str:
         """Return the directory of distlaunch's code for the workers' interpreters. Create it if
-        needed.
-
-        Raises OSError if it cannot be created.
-        """
+        needed. Raises OSError."""
         if os.path.isdir(BOOT):
             return BOOT
         folder = os.path.join(self._ensure_created(), "boot")
@@ -45,8 +41,7 @@ class TemporaryDirectory:
         return folder
 
     def run_dir(self) -> str:
-        """Return the replacement for the run directory. Create it if needed. Raises OSError if it
-        cannot be created."""
+        """Return the replacement for the run directory. Create it if needed. Raises OSError."""
         folder = os.path.join(self._ensure_created(), "job")
         make_private_dirs(folder)
         return folder
@@ -123,17 +118,17 @@ def lock_folder(path: str) -> int:
 
 
 def _name_of_boot() -> str:
-    """Return the prefix of the directory names of all agents until the machine restarts.
+    """Return the prefix of all agents' directory names until the machine restarts.
 
-    Locks do not survive a restart, so the prefix tells whether a directory's lock is meaningful.
+    Locks do not survive a restart, so a lock is meaningful only with this prefix.
     """
     boot = boot_id()
     return f"distlaunch-agent-{boot[:8]}-" if boot else "distlaunch-agent-"
 
 
 def _remove_stale(base: str) -> None:
-    """Remove directories of this user and this boot that are not locked. Their agent and spawner
-    were killed."""
+    """Remove unlocked directories of this user and this boot. Their agent and spawner were
+    killed."""
     begin = _name_of_boot()
     if begin.endswith("agent-"):
         return
@@ -153,8 +148,7 @@ def _remove_stale(base: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory as far as possible. Symbolic links in the directory are removed and not
-    followed."""
+    """Remove a directory as far as possible. Symbolic links in it are not followed."""
     with suppress(OSError):
         os.chmod(path, 0o700)
     try:
@@ -175,8 +169,7 @@ def remove_tree(path: str) -> None:
 
 def has_run_dir(path: str) -> bool:
     """Return whether the run directory with the launcher's marker exists here. May block on a file
-    server.
-    """
+    server."""
     return bool(path) and os.path.isfile(os.path.join(path, MARKER))
 
 
@@ -185,9 +178,9 @@ def has_run_dir(path: str) -> bool:
 
 def adapt_start(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
     """Return an ``is_remote`` start message with this node's environment added. Variables in
-    ``start`` take precedence.
+    ``start`` win.
 
-    ``moved_to`` replaces the run directory; None if this node has the run directory.
+    ``moved_to`` replaces the run directory; None if this node has it.
     """
     from distlaunch.core.model.record import replace
     from distlaunch.core.model.variables import FLIGHT_RECORDER, without_outer_launchers

@@ -1,10 +1,9 @@
-"""Warm start as the spawner sees it: a preload server imports modules once, and forks workers.
+"""Warm start in the spawner: a preload server imports modules once, and forks workers.
 
-The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter. The spawner and the
-server exchange datagrams over a socket: the spawner sends orders with descriptors attached, the
-server sends lines of text. A forked worker becomes a child of the spawner, reports to the spawner,
-and waits for a byte on a pipe before it runs anything. If the server or a forked process fails
-before that, the worker is started without the server ("cold").
+The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter. The spawner sends it
+orders with descriptors, and it answers with lines of text, over a socket for datagrams. A forked
+worker becomes a child of the spawner and waits for a byte on a pipe before it runs anything. If the
+server or a forked process fails before that, the worker is started without the server ("cold").
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _LINE_CHARS = 80
 _CLOSED_S = 0.5
 _STEP_S = 0.005
 _SENT_AT_ONCE = 16
-"""Largest number of orders sent at a time. Further orders are queued, so that neither the socket
-nor the server is flooded."""
+"""Largest number of orders sent at a time; further ones are queued."""
 _ROOM_BYTES = 4096
 _MESSAGE_BYTES = 65536
 _LOAD_TIME = (
@@ -48,35 +46,33 @@ _LOAD_TIME = (
     "OPENBLAS_",
     "GOTO_",
 )
-"""Prefixes of variables that the interpreter and libraries read only while they are loaded. A
-worker with another value than the server is started without the server."""
+"""Prefixes of variables that are read only while a program is loaded. A worker with another value
+than the server is started cold."""
 _SETTABLE_LATER = "OMP_NUM_THREADS"
-"""The only variable with one of these prefixes that can be changed in forked workers by other
-means."""
+"""The only variable with one of these prefixes that can be changed in forked workers."""
 _NO_DEATH = frozenset({signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP})
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Makes torch ask NVML, not the CUDA runtime, whether the node has a GPU. If the server had started
-CUDA, forked workers could not use it."""
+"""Makes torch ask NVML whether the node has a GPU. Workers cannot use CUDA if the server has
+started its runtime."""
 _ARROW = "JE_ARROW_MALLOC_CONF"
 _NO_THREAD = "background_thread:false"
-"""Setting of pyarrow's allocator. Otherwise pyarrow starts a thread when it is imported. pandas,
-scikit-learn, datasets, transformers.trainer and mlflow import pyarrow. Pillow, OpenCV, SciPy,
-Numba, TensorFlow, wandb, Lightning, DeepSpeed and Ray start no thread that survives a fork."""
+"""Keeps pyarrow's allocator from starting a thread at its import, by pandas, scikit-learn,
+datasets, transformers.trainer and mlflow. Pillow, OpenCV, SciPy, Numba, TensorFlow, wandb,
+Lightning, DeepSpeed and Ray start no thread that survives a fork."""
 Fork = Callable[[w.Spawn, Sequence[int]], int]
-"""Forks a child that executes the program of an order, and returns its pid. Raises OSError if the
-fork fails."""
+"""Executes the program of an order in a child, and returns its pid. Raises OSError."""
 ANSWER_S = 10.0
 """How long the server may take to fork a worker before it is considered stuck."""
 START_S = 60.0
-"""How long the server's interpreter (perhaps behind ``--setup``'s shell) may take to load
-distlaunch's code."""
+"""How long the server's interpreter (perhaps behind ``--setup``'s shell) may take to load our
+code."""
 SLOW_IMPORT_S = 15.0
-"""A slow import is reported after this time, and again each time the duration has doubled."""
+"""A slow import is reported after this time, and whenever the duration has doubled."""
 Phase = Literal["starting", "importing", "checking", "ready"]
 
 
 class WarmStart:
-    """The preload server, from ``preload`` to its end, and the orders that are queued for it."""
+    """The preload server, from ``preload`` to its end, and its queue of orders."""
 
     def __init__(
         self,
@@ -87,25 +83,22 @@ class WarmStart:
         report: Callable[[w.FromSpawner], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cold`` starts a worker without the server, and does not close the descriptors.
-
-        ``came_up`` registers the pid of a forked worker.
-        """
+        """``cold`` starts a worker without the server, and keeps the descriptors open. ``came_up``
+        registers the pid of a forked worker."""
         self._fork = fork
         self._cold = cold
         self._came_up = came_up
         self._report = report
         self._clock = clock
         self.pid = 0
-        """Pid of the server; 0 after the server has been reaped."""
+        """Pid of the server; 0 once it has been reaped."""
         self._paused = False
         self._socket: socket.socket | None = None
         self._preload: w.Preload | None = None
         """The request, without the modules that were left out."""
         self._setup: w.Setup | None = None
         self._output = -1
-        """Descriptor for the server's output. Kept for the next server, if another one is needed
-        during the imports."""
+        """Descriptor for the server's output, also for a second server."""
         self._argv: tuple[str, ...] = ()
         self._exec_env: dict[str, str] = {}
         self._phase = ServerPhase(now=0.0, bound_s=None)
@@ -164,10 +157,8 @@ class WarmStart:
             theirs.close()
 
     def _leave_out(self, module: str, reason: str) -> None:
-        """Replace the server by a new one that imports all modules except ``module``.
-
-        The new server is free of the changes that the module has made to the process.
-        """
+        """Start a new server that imports all modules except ``module``, free of that module's
+        changes to the process."""
         preload, setup = self._preload, self._setup
         rest = () if preload is None else tuple(name for name in preload.modules if name != module)
         if preload is None or setup is None or not rest or len(rest) == len(preload.modules):
@@ -189,7 +180,7 @@ class WarmStart:
 
     @property
     def timeout_s(self) -> float | None:
-        """Return the seconds after which ``read`` is due even if nothing can be read."""
+        """Return the seconds after which ``read`` is due even without data."""
         deadline = self._phase.deadline(has_orders=bool(self._sent))
         if deadline is None or self._socket is None or self._paused:
             return None
@@ -213,15 +204,15 @@ class WarmStart:
                     self._on_fork_lost(serial, order)
 
     def _on_server_lost(self, reason: str) -> None:
-        """Continue without the module that the server was importing. If there was none, end the
-        warm start."""
+        """Continue without the module that the server was importing, if any; otherwise end the warm
+        start."""
         if self._phase.name == "importing":
             self._leave_out(self._phase.importing, reason)
         else:
             self._give_up(reason)
 
     def _on_fork_lost(self, serial: int, order: Order) -> None:
-        """End the warm start, because the process for an order has ended before it ran anything."""
+        """End the warm start: the process for an order has ended before it ran anything."""
         how = ended_how(os.waitstatus_to_exitcode(self._reaped_early.pop(order.pid)))
         self._drop(serial, order)
         self._start_cold(order)
@@ -250,7 +241,7 @@ class WarmStart:
             process_tree.kill_each_tree([self.pid])
 
     def _give_up(self, reason: str) -> None:
-        """Report the reason, and start all waiting workers without the server."""
+        """Report the reason, and start all waiting workers cold."""
         self._close()
         self._close_output()
         self._report(w.PreloadFailed(reason=reason))
@@ -265,11 +256,8 @@ class WarmStart:
         order.close()
 
     def _drop(self, serial: int, order: Order) -> None:
-        """Cancel an order that was sent.
-
-        The forked process ends by itself. The order remains recorded until the pid of the process
-        is known.
-        """
+        """Cancel an order that was sent. The forked process ends by itself; the order stays until
+        its pid is known."""
         if order.pid:
             del self._sent[serial]
         else:
@@ -278,8 +266,7 @@ class WarmStart:
     # --- the server's messages
 
     def read(self) -> None:
-        """Process the server's messages. Stop using the server if its current phase has timed
-        out."""
+        """Process the server's messages. Stop using the server if it has timed out."""
         while self._socket is not None:
             try:
                 line = self._socket.recv(_MESSAGE_BYTES)
@@ -297,7 +284,7 @@ class WarmStart:
             self._send()
 
     def _check_timeout(self) -> None:
-        """End the warm start if the server's phase has timed out. Report a slow import."""
+        """End the warm start if the server has timed out. Report a slow import."""
         if self.timeout_s != 0.0:
             return
         now = self._clock()
@@ -309,8 +296,7 @@ class WarmStart:
     def _on_hangup(self) -> None:
         """Find out how the server ended, after its socket was closed.
 
-        Normally the socket closes just before the server exits. If the server has not exited, it
-        has left its loop and would run the script; stop it.
+        A server that still runs has left its loop and would run the script; stop it.
         """
         reason = f"{self._phase.who} has closed its files, or become another program"
         process_tree.send(self.pid, signal.SIGSTOP)
@@ -449,8 +435,8 @@ class WarmStart:
             self._serial += 1
 
     def signal(self, order: w.Signal) -> None:
-        """Apply a signal to workers that do not exist yet. If the signal would end a worker, cancel
-        its order."""
+        """Apply a signal to workers that do not exist yet: cancel the order of a worker that it
+        would end."""
         if order.caught_only or order.signum in _NO_DEATH:
             return
         ranks = set(order.ranks)
@@ -489,14 +475,11 @@ class Order:
         self.go = -1
         """Write end of the pipe on which the forked process waits."""
         self.pid = 0
-        """Pid of the forked process, a child of this process. Set when the server has reported the
-        pid."""
+        """Pid of the forked process, once the server has reported it."""
         self.is_up = False
-        """The forked process is ready to run."""
 
     def close(self) -> None:
-        """Close the order's descriptors. A forked process that waits on one of the descriptors then
-        ends."""
+        """Close the order's descriptors. A forked process that waits on one of them then ends."""
         for descriptor in (*self.descriptors, self.go):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -504,10 +487,8 @@ class Order:
         self.go = -1
 
     def encoded(self, serial: int, old_env: Mapping[str, str]) -> bytes:
-        """Return the order as bytes for the server.
-
-        ``old_env`` is the environment with which the server was started.
-        """
+        """Return the order as bytes. ``old_env`` is the environment with which the server was
+        started."""
         spawn, setup = self.spawn, self.setup
         changes = changed_variables(old_env, {**setup.env, **spawn.env})
         return marshal.dumps(
@@ -516,8 +497,7 @@ class Order:
 
 
 def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the changes from the environment ``old`` to ``new``. None stands for a removed
-    variable."""
+    """Return the changes from ``old`` to ``new``. None stands for a removed variable."""
     changes: dict[str, str | None] = {name: None for name in old if name not in new}
     changes.update((name, value) for name, value in new.items() if old.get(name) != value)
     return changes
@@ -535,10 +515,7 @@ class ServerPhase:
         self._report_at = now + SLOW_IMPORT_S
 
     def restart_timeout(self, now: float) -> None:
-        """Restart the timeout.
-
-        Called when a message has arrived, and when the server has something new to do.
-        """
+        """Restart the timeout, when a message has arrived or the server has something new to do."""
         self._since = now
 
     def deadline(self, *, has_orders: bool) -> float | None:
@@ -561,7 +538,7 @@ class ServerPhase:
         assert_never(self.name)
 
     def timeout_reason(self, now: float, *, has_orders: bool) -> str | None:
-        """Return why the server has timed out; None if it has not timed out."""
+        """Return why the server has timed out, if it has."""
         due = self._due(has_orders=has_orders)
         if due is None or now < due:
             return None
@@ -580,7 +557,7 @@ class ServerPhase:
         assert_never(self.name)
 
     def slow_import(self, now: float) -> w.StillPreloading | None:
-        """Return a report about a slow import if one is due."""
+        """Return a report about a slow import, if one is due."""
         if self.name in ("checking", "ready") or now < self._report_at:
             return None
         elapsed_s = now - self._began
@@ -601,15 +578,14 @@ class ServerPhase:
 
 
 def _without_thread(settings: str) -> str:
-    """Return the allocator settings with the background thread disabled. Settings that mention the
-    thread are not changed."""
+    """Return the allocator settings with the background thread disabled, unless they mention it."""
     if not settings:
         return _NO_THREAD
     return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"
 
 
 def _pairs(text: str) -> list[tuple[int, int]] | None:
-    """Return the pairs in ``<serial>:<pid> ...``. Return None if the text has another form."""
+    """Return the pairs in ``<serial>:<pid> ...``; None for another form."""
     try:
         return [
             (int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())

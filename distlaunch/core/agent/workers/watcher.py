@@ -1,12 +1,12 @@
-"""The watcher: a process between agent and spawner. It kills the processes that the spawner leaves.
+"""The watcher: a process between agent and spawner that kills the processes left by a killed
+spawner.
 
-The watcher is needed when agent and spawner are both killed. If only the agent is killed, the
-spawner ends the workers. If only the spawner is killed, the agent ends the workers. The watcher is
-the spawner's parent and a subreaper, so it adopts all descendants of the workers. A cgroup would
-need such a process as well, since the kernel does not kill the processes of a cgroup by itself.
+It is needed when both are killed. If only the agent is killed, the spawner ends the workers; if
+only the spawner is killed, the agent does. The watcher is the spawner's parent and a subreaper, so
+it adopts all descendants of the workers. (A cgroup would need such a process, too: the kernel does
+not kill the processes of a cgroup by itself.)
 
-The watcher is forked from the agent and only waits, so it shares nearly all of its memory with the
-agent.
+It is forked from the agent and only waits, so it shares nearly all of its memory.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from distlaunch.core.agent.workers.process_setup import (
 )
 
 NAME = "dl-watcher"
-"""Contains neither distlaunch, nor python, nor the spawner's name, so that no kill pattern hits
-both.
-"""
+"""Without distlaunch, python and the spawner's name, so that no kill pattern hits both."""
 CLEANERS_S = 2.0
 """How long processes that clean up after workers (shared memory) may run before they are killed."""
 _FIRST_STEP_S = 0.002
@@ -51,20 +49,17 @@ _IGNORED = tuple(
     )
 )
 _SIGCHLD, _SIGCONT = int(signal.SIGCHLD), int(signal.SIGCONT)
-"""Plain integers, because looking up enum members takes more memory."""
+"""Plain integers: looking up enum members takes more memory."""
 
 
 def name_process(job_id: str) -> None:
-    """Set this process's name and argument list to those of a watcher."""
+    """Name this process as a watcher."""
     rename_process(NAME, f"{NAME}: of job {job_id}" if job_id else NAME)
 
 
 def watch(spawner: int) -> NoReturn:
-    """Wait until the spawner, a child of this process, has exited. Then kill the processes that the
-    spawner left.
-
-    Exits with the spawner's status.
-    """
+    """Wait for the end of the spawner, a child of this process. Kill the processes that it left,
+    and exit with its status."""
     status = 0
     try:
         gc.disable()  # a collection would copy the memory shared with the agent
@@ -82,7 +77,7 @@ def watch(spawner: int) -> NoReturn:
 
 
 def _await_end(spawner: int) -> int:
-    """Return the wait status of the spawner. If the spawner is stopped, resume it."""
+    """Return the wait status of the spawner. Resume it if it is stopped."""
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if not os.WIFSTOPPED(status) and pid == spawner:
@@ -92,10 +87,7 @@ def _await_end(spawner: int) -> int:
 
 
 def _kill_children(*, only_once: bool) -> None:
-    """Kill the processes that this process has adopted, until none remains.
-
-    With ``only_once``, a single pass is made.
-    """
+    """Kill adopted processes until none remains, or once."""
     began = time.monotonic()
     step_s = _FIRST_STEP_S
     while True:

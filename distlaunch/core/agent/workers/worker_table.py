@@ -1,7 +1,7 @@
 """The worker table of one node, a state machine without I/O: ``step(event, now) -> actions``.
 
-An action is a message for the coordinator or the spawner, or an order for the agent itself: open,
-drain or close a worker's streams.
+An action is a message for the coordinator or the spawner, or an order for the agent: open, drain or
+close a worker's streams.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
 DRAIN_S = 1.0
-"""Longest time for reading an exited worker's last output. After this time the exit is reported
-without the output."""
+"""Longest time for reading an exited worker's last output. Then the exit is reported without the
+rest."""
 SWEEP_S = 15.0
-"""How long the spawner may take to send ``Swept``. The spawner's own limit is shorter."""
+"""How long the spawner may take to send ``Swept``; its own limit is shorter."""
 CLOSE_S = 30.0
-"""Longest time for writing the last output to slow disks. After this time the attempt ends even if
-output is not written."""
+"""Longest time for writing the last output to slow disks. Then the attempt ends without the
+rest."""
 KILL_S = 5.0
-"""How long a killed worker may take to vanish before it is considered stuck in the kernel."""
+"""How long a killed worker may take to vanish before it counts as stuck in the kernel."""
 
 NAMES_S = 0.5
-"""How long after ``WaitForLeftovers`` the leftover processes are reported. Processes that end
-sooner are not."""
+"""How long after ``WaitForLeftovers`` leftover processes are reported, if they still run."""
 YOUNG_S = 0.3
 AGAIN_S = 1.0
-"""Time after which a worker younger than ``YOUNG_S`` gets TERM if INT has not ended it. Python may
+"""Time after which a worker younger than ``YOUNG_S`` gets TERM if INT has not ended it: Python may
 swallow a KeyboardInterrupt during an import."""
 
 _EXEC_EXIT = {
@@ -62,7 +61,6 @@ class Drain(Record):
 
     exit: WorkerExit
     error_file: str | None = None
-    """The path of the worker's error file."""
 
 
 class CloseOutputs(Record):
@@ -70,8 +68,8 @@ class CloseOutputs(Record):
 
 
 class GiveUpSpawner(Record):
-    """Kill the spawner and all its descendants, because the spawner does not answer (stopped by a
-    debugger, or stuck)."""
+    """Kill the spawner and all its descendants: it does not answer (stopped by a debugger, or
+    stuck)."""
 
 
 class DeadlineReached(Record):
@@ -88,7 +86,6 @@ class _Worker:
         self.started = started
         self.pid = 0
         self.exit: WorkerExit | None = None
-        """How the worker exited; None while the worker runs."""
         self.told_to_stop = False
         self.reported = False
 
@@ -109,12 +106,11 @@ class WorkerTable:
         self.linger_until: float | None = None
         """How long processes left by workers may run on."""
         self.names_at: float | None = None
-        """When to report these processes to the coordinator."""
+        """When to report these processes."""
         self._linger_grace_s = 0.0
         self._ends_leftovers = False
         self._kills = False
-        """Whether all workers were killed. Processes that they leave behind are then killed too,
-        without waiting."""
+        """All workers were killed. Processes that they leave are then killed at once."""
         self._young: set[int] = set()
         self.sweeping = False
         self._swept = w.Swept(left=())
@@ -129,7 +125,7 @@ class WorkerTable:
         return [rank for rank, worker in self.workers.items() if worker.exit is None]
 
     def deadline(self) -> float | None:
-        """Return the time at which ``DeadlineReached`` is due; None if no tick is needed."""
+        """Return when ``DeadlineReached`` is due; None if it is not."""
         times = [
             time
             for time in (
@@ -147,7 +143,7 @@ class WorkerTable:
         return min(times, default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Process an event that happened at ``now`` (seconds on any monotonic clock). Return the
+        """Process an event of the time ``now`` (seconds on any monotonic clock). Return the
         actions."""
         match event:
             case m.Start():
@@ -272,11 +268,8 @@ class WorkerTable:
     # --- processes left by workers
 
     def _end_attempt(self, now: float) -> list[Action]:
-        """Ask the spawner to report when no process of the workers remains.
-
-        If a kill was ordered, the spawner kills the remaining processes instead of waiting for
-        them.
-        """
+        """Ask the spawner to report when no process of the workers remains; after a kill, to kill
+        those that remain."""
         self.sweep_at = now + SWEEP_S
         if self._kills:
             self.kill_at = self.linger_until = self.names_at = None
@@ -292,7 +285,6 @@ class WorkerTable:
 
     @property
     def _waits_for_leftovers(self) -> bool:
-        """Return whether the attempt only waits for processes that workers have left."""
         return self.sweeping and bool(self.workers) and self.close_at is None and not self._kills
 
     def _on_leftovers_remain(self, event: w.LeftoversRemain) -> list[Action]:
@@ -360,8 +352,7 @@ class WorkerTable:
         ]
 
     def _kill(self, now: float) -> list[Action]:
-        """Kill the trees of running workers. After they have ended, kill the processes that other
-        workers have left."""
+        """Kill the trees of running workers, then the processes that other workers have left."""
         self.kill_at = None
         self._kills = True
         if self.running:

@@ -1,8 +1,7 @@
-"""The processes below the workers of one attempt, as the spawner sees them.
+"""The processes below the workers of one attempt, for the spawner.
 
-The spawner is a subreaper: when a process ends, its children become children of the spawner. If a
-worker has exited and a process below it remains, the process is either a child of the spawner
-(called the top of a tree here) or a descendant of such a child.
+The spawner is a subreaper, so a process below an exited worker is a child of the spawner (the top
+of a tree) or a descendant of one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.protocol import spawner_messages as w
 
 _SHOWN = 8
-"""Largest number of processes that a message names. All are counted."""
+"""Largest number of processes that a message names."""
 
 
 class WorkerTrees:
@@ -40,11 +39,10 @@ class WorkerTrees:
         self._ranks[pid] = rank
 
     def find_leftovers(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
-        """Return the children of this process that remain from exited workers, except cleaners.
+        """Return this process's children that remain from exited workers, except cleaners.
 
         ``running`` is pid -> rank of running workers. ``helpers`` are children that are not from
-        workers. A child whose worker is not known may belong to a running worker; it is returned
-        only if no worker runs.
+        workers. A child of an unknown worker is returned only if no worker runs.
         """
         ranks = set(running.values())
         found = []
@@ -80,10 +78,10 @@ class WorkerTrees:
     # --- asking to end
 
     def record_group_signal(self, worker: int, signum: int) -> None:
-        """Record the processes of a worker's group that are about to get a stop signal.
+        """Record the processes of a worker's group that get a stop signal now.
 
-        For INT, only processes that catch it are recorded, because shells start background
-        processes with INT ignored.
+        For INT, only those that catch it, because shells start background processes with INT
+        ignored.
         """
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
@@ -95,18 +93,18 @@ class WorkerTrees:
                 self._asked[pid] = facts[3]
 
     def record_outside_signal(self) -> None:
-        """Record that all processes have been asked to end by another program."""
+        """Record that another program has asked all processes to end."""
         for pid in process_tree.descendants_of(os.getpid()):
             facts = process_tree.stat_of(pid)
             if facts is not None:
                 self._asked[pid] = facts[3]
 
     def ask_to_end(self, tops: Iterable[int]) -> None:
-        """Send TERM to each process of these trees that has not got it before.
+        """Send TERM to each process of these trees that has not got it.
 
-        A process that works for its parent is left to the parent: a worker that saves a checkpoint
-        needs its data loaders. A process that starts after its parent got TERM is left to the
-        parent, too. Both get TERM after their parent has ended.
+        A process that works for its parent, or has started after its parent got TERM, is left to
+        the parent: a worker that saves a checkpoint needs its data loaders. It gets TERM after the
+        parent has ended.
         """
         for top in tops:
             facts = process_tree.stat_of(top)
@@ -132,8 +130,8 @@ class WorkerTrees:
     # --- counting
 
     def record_killed_with_worker(self, worker: int) -> None:
-        """Record the processes below a worker that are killed together with the worker. They do not
-        count as leftovers."""
+        """Record the processes below a worker that are killed together with it. They do not count
+        as leftovers."""
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
             if facts is not None:
@@ -141,7 +139,7 @@ class WorkerTrees:
 
     def count_killed(self, tops: Iterable[int]) -> None:
         """Count the processes of these trees as killed, except workers and processes killed
-        together with their worker."""
+        together with theirs."""
         for pid, started, rank in self._each_of(tops):
             if pid not in self._ranks and self._with_worker.get(pid) != started:
                 self._ended.add(pid, started, rank)
@@ -166,8 +164,6 @@ class WorkerTrees:
 
 
 class _Tally:
-    """Counts each process once, and keeps the first few for messages."""
-
     def __init__(self) -> None:
         self._counted: set[tuple[int, int]] = set()
         self._shown: list[w.LeftoverProcess] = []
