@@ -1,6 +1,7 @@
 """The error tree. Every error has an exit code and may carry a hint.
 
-A handled error is printed as ``distlaunch: error: <message>``, with ``hint: <hint>`` on a second line.
+A handled error is printed as ``distlaunch: error: <message>``, with ``hint: <hint>`` on a second
+line.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ EXIT_HANG = 124
 
 
 class LaunchError(Exception):
-    """Base class of the errors that are reported to the user without a traceback."""
+    """Base class of errors that are reported without a traceback."""
 
     exit_code = EXIT_SOFTWARE
 
@@ -26,7 +27,7 @@ class LaunchError(Exception):
 
 
 class ConfigError(LaunchError):
-    """The request cannot be carried out as configured. Nothing has been started."""
+    """The request cannot be carried out. Nothing has been started."""
 
     exit_code = EXIT_USAGE
 

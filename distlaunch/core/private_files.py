@@ -1,6 +1,6 @@
 """Create directories with mode 0700 and files with mode 0600, whatever the umask is.
 
-A umask may be too permissive (0 in some containers) or too strict: with 0177, a new directory
+A umask may be too permissive (0 in some containers) or too strict: under 0177, a new directory
 cannot be entered.
 """
 
@@ -12,17 +12,13 @@ import stat
 
 
 def make_private_dir(path: str) -> None:
-    """Create a directory that only its owner can enter.
-
-    Raises OSError, also if the directory exists.
-    """
+    """Create a directory that only its owner can enter. Raises OSError, also if it exists."""
     os.mkdir(path, 0o700)
     _complete(path, 0o700)
 
 
 def make_private_dirs(path: str) -> None:
-    """Create a directory and its missing parents. An existing directory is not changed. Raises
-    OSError if that fails."""
+    """Create a directory and its missing parents. Raises OSError."""
     above = os.path.dirname(path)
     if above not in ("", path) and not os.path.isdir(above):
         make_private_dirs(above)
@@ -34,9 +30,9 @@ def make_private_dirs(path: str) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file with these flags and return its descriptor.
+    """Open a file with these flags and return its descriptor. Raises OSError.
 
-    Only the owner can read and write a new file. Raises OSError if the file cannot be opened.
+    Only the owner can read and write a new file.
     """
     descriptor = os.open(path, flags, 0o600)
     try:

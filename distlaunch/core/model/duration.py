@@ -11,9 +11,10 @@ _UNITS_S = {
 
 
 def read_duration(text: str, *, unit_s: float = 1.0) -> float | None:
-    """Return the seconds of ``30``, ``2.5``, ``30s``, ``10min``, ``2 hours`` or ``1h30m``.
+    """Return the seconds of ``30``, ``2.5``, ``30s``, ``10min``, ``2 hours`` or ``1h30m``; None for
+    other text.
 
-    A number without a unit is multiplied by ``unit_s``. Return None if ``text`` is no duration.
+    A number without a unit is multiplied by ``unit_s``.
     """
     rest = text.lower()
     total_s = 0.0
@@ -32,6 +33,6 @@ def read_duration(text: str, *, unit_s: float = 1.0) -> float | None:
 
 
 def _split(text: str, letters: str) -> tuple[str, str]:
-    """Return the text split after its leading characters that are among ``letters``."""
+    """Split the text after its leading characters that are among ``letters``."""
     rest = text.lstrip(letters)
     return text[: len(text) - len(rest)], rest

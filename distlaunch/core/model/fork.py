@@ -1,7 +1,7 @@
 """Fork helper processes that a debugger does not follow.
 
-debugpy replaces ``os.fork``: the child connects to the debugger and waits until the client answers.
-Only workers should do so, each once, when they are started with exec.
+debugpy replaces ``os.fork``: the child connects to the debugger and waits for the client. Only
+workers should do so, once, when they are started with exec.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def is_debugged() -> bool:
-    """Return whether a debugger is attached that follows the programs executed by this process."""
+    """Return whether a debugger follows the programs executed by this process."""
     return "pydevd" in sys.modules
 
 
@@ -29,7 +29,7 @@ def fork_from_helper() -> int:
     """Fork a helper process again: another helper, or a child that executes a program.
 
     A helper has no debugger. If the program is Python, the debugger follows it as a child of the
-    debugged process, which is the parent of the first helper. ``os.fork`` would record the child's
-    real parent instead.
+    debugged process, the parent of the first helper. ``os.fork`` would record the child's real
+    parent.
     """
     return posix.fork()

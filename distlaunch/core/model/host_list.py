@@ -1,9 +1,9 @@
 """Expand and fold lists of hosts in Slurm's notation (``n[01-04,07],login1``).
 
-The parser does not call ``scontrol``, which containers seldom have. Its results are those of
-``scontrol show hostnames`` (22.05), with two differences: a suffix after the last bracket is
-accepted (``rack[1-2]-ib``), and input that scontrol turns into useless names is refused (``n[1``,
-``n[1-]``, ``n[ 1-2]``, ``(null)``).
+``scontrol`` is not called, because containers seldom have it. Results are those of ``scontrol show
+hostnames`` (22.05), with two differences: a suffix after the last bracket is accepted
+(``rack[1-2]-ib``), and input that scontrol turns into useless names is refused (``n[1``, ``n[1-]``,
+``n[ 1-2]``, ``(null)``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 
 MOST_IN_RANGE = 65_536
-"""Largest number of hosts in one range. scontrol has the same limit: it accepts ``n[0-65535]``, not
-``n[0-65536]``."""
+"""Largest number of hosts in one range, as in scontrol: ``n[0-65535]`` is accepted, ``n[0-65536]``
+not."""
 MOST_HOSTS = 262_144
-"""Largest number of hosts in one list. Several groups multiply, so a short text could otherwise
-fill the memory."""
+"""Largest number of hosts in one list. Several groups multiply, so a short text could fill the
+memory."""
 _LONGEST_SHOWN = 80
 _LONGEST_NAME = 253  # RFC 1035, written with dots
 _LONGEST_NUMBER = (
@@ -45,9 +45,9 @@ def expand_nodelist(text: str, *, where: str) -> list[str]:
     """Return the host names of the list ``text``, in scontrol's order, with duplicates.
 
     With three or more groups the last one varies fastest, then the first, the second, and so on:
-    ``x[1-2]y[1-2]z[1-2]`` begins x1y1z1, x1y1z2, x2y1z1. Items are separated by commas or blanks;
-    empty items are ignored. Raises ConfigError if the list is malformed or names no host. The
-    message begins with ``where`` (a variable, or a file and line).
+    ``x[1-2]y[1-2]z[1-2]`` begins x1y1z1, x1y1z2, x2y1z1. Items are separated by commas or blanks.
+    Raises ConfigError if the list is malformed or names no host; the message begins with ``where``
+    (a variable, or a file and line).
     """
     names: list[str] = []
     place = 0
@@ -83,9 +83,9 @@ def without_blanks_in_brackets(text: str) -> str:
 def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = "") -> list[str]:
     """Return the host names of one item, such as ``n[01-04]``.
 
-    ``room`` is the largest number of names allowed. ``also`` lists characters that are accepted in
-    addition to those of host names. Raises ConfigError if the item is malformed or has too many
-    names. The message begins with ``where``.
+    ``room`` is the largest number of names. ``also`` lists characters to accept beside those of
+    host names. Raises ConfigError, which begins with ``where``, if the item is malformed or has too
+    many names.
     """
     if "[" not in item and "]" not in item:
         if not _NAME.fullmatch(item):
@@ -137,16 +137,14 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
 
 
 def name_hosts(names: Iterable[str]) -> str:
-    """Return hosts in folded form for a message, shortened to fit one line."""
+    """Return folded hosts for a message, shortened to fit one line."""
     folded = fold_hosts(names)
     return folded if len(folded) <= _LONGEST_SHOWN else f"{folded[:_LONGEST_SHOWN]}..."
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Return hosts in folded form: ``n[01-04,07],login1``.
-
-    Order and duplicates are kept: expanding the result gives the same names.
-    """
+    """Return hosts in folded form: ``n[01-04,07],login1``. Expanding it gives the same names in the
+    same order."""
     parts: list[str] = []
     run: list[list[str]] = []  # names with the same literals, split into literals and numbers
     varies: int | None = None  # index of the piece that differs among them
@@ -167,8 +165,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 def parse_counts(text: str, *, where: str = "counts") -> list[int]:
     """Return one count per node from Slurm's notation: ``2(x3),1`` becomes ``[2, 2, 2, 1]``.
 
-    Raises ConfigError if ``text`` has another form, or a count below 1. The message begins with
-    ``where``.
+    Raises ConfigError, which begins with ``where``, for another form or a count below 1.
     """
     hint = "counts per node look like 4, or 2(x3),1"
     counts: list[int] = []
@@ -200,7 +197,7 @@ def fold_counts(counts: Iterable[int | None]) -> str:
 def _check_characters(name: str, item: str, where: str, also: str) -> None:
     """Raise ConfigError for a name that is no host name.
 
-    A name may become an argument of ``ssh``, where a leading hyphen would begin an option.
+    It may become an argument of ``ssh``, where a leading hyphen would begin an option.
     """
     strange = next((char for char in _STRANGE.findall(name) if char not in also), None)
     if strange is not None:
@@ -250,8 +247,7 @@ def _numbers(first: int, last: int, width: int) -> list[str]:
 
 
 def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
-    """Return all combinations of literals and values, in the order described in
-    ``expand_nodelist``."""
+    """Return all combinations of literals and values, in the order of ``expand_nodelist``."""
     *slower, last = values
     *heads, before, after = literals
     if not slower:
@@ -264,8 +260,8 @@ def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[
 
 
 def _difference(run: list[list[str]], varies: int | None, pieces: list[str]) -> int | None:
-    """Return the index of the piece in which a name differs from the names of the run; None if it
-    differs in several pieces."""
+    """Return the index of the piece in which a name differs from the names of the run; None for
+    several."""
     first = run[0]
     if len(first) != len(pieces):
         return None
@@ -275,7 +271,7 @@ def _difference(run: list[list[str]], varies: int | None, pieces: list[str]) -> 
     if len(places) != 1 or varies not in {None, places[0]}:
         return None
     (place,) = places
-    # Literals have even indexes. Numbers that are too long are treated as literals.
+    # Literals have even indexes. Too long numbers count as literals.
     fits = place % 2 == 1 and max(len(first[place]), len(pieces[place])) <= _LONGEST_NUMBER
     return place if fits else None
 

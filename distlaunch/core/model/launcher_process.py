@@ -1,4 +1,4 @@
-"""Which process is the launcher of a job, so that it can be found and signalled from outside."""
+"""Identify the launcher of a job, so that it can be found and signalled from outside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from distlaunch.core.model.record import Record
 
 
 class LauncherProcess(Record):
-    """A process that can be told from every other one, also from a later one with its pid."""
+    """A process that differs from every other one, also from a later one with its pid."""
 
     host: str
     boot_id: str
-    """Changes when the host is started again. Empty if the host does not tell."""
+    """Changes when the host restarts. Empty if unknown."""
     pid: int
     start_ticks: int
     """When it started, in clock ticks since the boot (field 22 of ``/proc/<pid>/stat``)."""
@@ -44,7 +44,7 @@ class LauncherProcess(Record):
 
 
 def this_process() -> LauncherProcess:
-    """Return the process that calls this."""
+    """Return this process."""
     pid = os.getpid()
     job, node = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"))
     return LauncherProcess(
@@ -58,10 +58,7 @@ def this_process() -> LauncherProcess:
 
 
 def process_from(fields: Mapping[str, Any]) -> LauncherProcess | None:
-    """Return the process of an event ``job_started``.
-
-    Return None if the event does not have it, as those of older versions do not.
-    """
+    """Return the process of an event ``job_started``; None if it has none, as in older versions."""
     match fields:
         case {
             "host": str(host),
@@ -91,7 +88,7 @@ def _slurm(value: object) -> tuple[str, str]:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of this machine; empty if it is not known."""
+    """Return the id of this boot of this machine; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().strip().decode()
@@ -100,10 +97,8 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since the boot.
-
-    Return 0 if there is no such process, or if it has ended and waits for its parent.
-    """
+    """Return when a process started, in clock ticks since the boot; 0 if it is gone or waits for
+    its parent."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name in parentheses may hold anything; the state follows it.

@@ -1,8 +1,8 @@
 """The index of the times in the log files of an attempt.
 
-Log files hold what the ranks wrote and nothing else. The index says when, to the second: a record
-for each file's first byte, and for the next byte that comes a second or more after the last
-record. Readers merge the files by it. Standard library only.
+Log files hold only the ranks' output. The index says when it came, to the second: a record for each
+file's first byte, and for the next byte that comes a second or more after the last record. Readers
+merge the files by it. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mark(Record):
 
 
 def unpack_marks(data: bytes) -> Iterator[Mark]:
-    """Yield the marks of an index. A record that is cut at the end is left out."""
+    """Yield the marks of an index, without a record that is cut at the end."""
     whole = len(data) - len(data) % _FORMAT.size
     for time, rank, stream, offset in _FORMAT.iter_unpack(data[:whole]):
         yield Mark(time=time, rank=rank, stream=stream, offset=offset)

@@ -2,9 +2,9 @@
 
 A message names an option by a member of ``Opt``: ``f"{Opt.NUM_NODES} is missing"``. The name is
 that of the command that this process runs: ``--num-nodes`` for ``train``, ``--nnodes`` for
-``torchrun``. Like a locale, the names belong to the process. ``use_names`` sets them before the job
-starts. A text gets its names when it is made, so a constant cannot name an option; a test checks
-this. Agents on other nodes do not know the names: the launcher gives the advice about options.
+``torchrun``. ``use_names`` sets the names before the job starts. A text gets its names when it is
+made, so a constant cannot name an option; a test checks this. Agents on other nodes do not know the
+names: the launcher gives the advice about options.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _TRAINS_OWN = {"script": "SCRIPT", "opt": "-o", "rendezvous_port": "--rendezvous
 
 
 class OptionNames(Record):
-    """The names of options in one command. Keys are fields of ``TrainOptions``. The defaults are
-    those of ``train``."""
+    """The names of options in one command. Keys are fields of ``TrainOptions``. Defaults are those
+    of ``train``."""
 
     names: Mapping[str, str] = {}
     """Names that differ from those of ``train``."""
     with_value: Mapping[str, str] = {}
-    """How an option is written with a value, which stands for ``{}``. By default ``--name value``
-    or ``VARIABLE=value``."""
+    """Options with a value, for which ``{}`` stands. By default ``--name value`` or
+    ``VARIABLE=value``."""
     with_this_value: Mapping[tuple[str, str], str] = {}
-    """How an option is written with one certain value, by field and value."""
+    """Options with one certain value, by field and value."""
     absent: frozenset[str] = frozenset()
     """Options of ``train`` that the command lacks."""
     use_cpus: str | None = None
@@ -37,13 +37,13 @@ class OptionNames(Record):
     use_cpus_of_each: str | None = None
     """The same for a job with several nodes."""
     more_cpu_workers: str | None = None
-    """How the user gets more workers if they run on CPUs because there is no GPU. By default as in
-    ``use_cpus``. Empty: no advice."""
+    """How the user gets more workers on CPUs if there is no GPU. By default as in ``use_cpus``.
+    Empty: no advice."""
     port_in_use: str | None = None
-    """What to do if the port of the rendezvous is in use. By default: use another one."""
+    """What to do if the rendezvous port is in use. By default: use another one."""
 
     def name(self, field: str) -> str:
-        """Return the name of an option. An option that the command lacks is named as train's."""
+        """Return the name of an option; train's name if the command lacks it."""
         if field in self.names:
             return self.names[field]
         name = _TRAINS_OWN.get(field) or f"--{field.replace('_', '-')}"
@@ -76,7 +76,7 @@ def name_of(field: str) -> str:
 
 @contextmanager
 def use_names(names: OptionNames) -> Iterator[None]:
-    """Use these names inside the context, in all threads of the process."""
+    """Use these names inside the context, in all threads."""
     global _names  # noqa: PLW0603 - like a locale, the names belong to the process
     before, _names = _names, names
     try:
@@ -86,7 +86,7 @@ def use_names(names: OptionNames) -> Iterator[None]:
 
 
 class Opt(Enum):
-    """An option of ``train`` that messages name. The value is its field in ``TrainOptions``.
+    """An option of ``train`` in messages. The value is its field in ``TrainOptions``.
 
     As text, the member is the option's name in the command that this process runs.
     """
@@ -123,7 +123,7 @@ class Opt(Enum):
     LOST_AFTER = "lost_after"
     RENDEZVOUS = "rendezvous"
     RENDEZVOUS_PORT = "rendezvous_port"
-    """The option that has the port of RENDEZVOUS. In ``train`` that is the same option."""
+    """The option with the port of RENDEZVOUS. In ``train`` that is the same option."""
     TOKEN_FILE = "token_file"  # noqa: S105 - the name of an option
     JOB_ID = "job_id"
     BACKEND = "backend"

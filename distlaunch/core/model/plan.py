@@ -1,7 +1,6 @@
 """The launch plan: which workers run on which nodes, with which command, variables and CPUs.
 
-At first ports and the worker counts of other nodes may be missing. They are added when the nodes
-have reported them.
+Ports and worker counts of other nodes are added when the nodes have reported them.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from distlaunch.core.model.topology import Gpu, Node, total_slots
 from distlaunch.core.model.variables import SET_FOR_NODES
 
 PLAN_SCHEMA = 1
-"""Increased when a field of a recorded plan changes its meaning or is removed. New fields do not
-count."""
+"""Increased when a field of a recorded plan changes its meaning or is removed."""
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _MASKED = "***"
 
 
 class WorkerPlan(Record):
-    """One worker of the plan. ``env`` holds the variables that only this worker gets."""
+    """One worker of the plan. ``env`` holds its own variables."""
 
     rank: int
     local_rank: int
@@ -31,12 +29,11 @@ class WorkerPlan(Record):
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     argv: tuple[str, ...] | None = None
-    """The worker's command line if it differs from the plan's; otherwise None."""
+    """The worker's command line if it differs from the plan's."""
 
 
 class OuterLauncher(Record):
-    """Another launcher that has started this launcher as one of its workers, and the worker's
-    ranks."""
+    """Another launcher of which this launcher is a worker, and the worker's ranks."""
 
     launcher: str
     """``torchrun``, ``horovodrun``, ``accelerate``, ``deepspeed`` or ``distlaunch``."""
@@ -60,10 +57,9 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     backend: str
     nodes: tuple[Node, ...]
     workers: tuple[WorkerPlan, ...]
-    """Workers in rank order, up to the first node whose number of workers is not known."""
+    """Workers in rank order, up to the first node of unknown size."""
     device: str = "auto"
-    """The device on which the workers compute: ``cuda``, ``cpu``, or ``auto`` if each node
-    decides."""
+    """The workers' device: ``cuda``, ``cpu``, or ``auto`` if each node decides."""
     argv: tuple[str, ...]
     workdir: str
     env: Mapping[str, str]
@@ -81,13 +77,12 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     attempt: int = 0
     signal_group: bool = False
     preload: tuple[str, ...] = ()
-    """Modules that each node imports once. Its workers are forked from that process."""
+    """Modules that each node imports once, before it forks its workers."""
     hang_timeout_s: float | None = None
     """How long the job may be silent before it is considered hung. None: hangs are not detected."""
     hang_action: Literal["stop", "restart", "report"] = "stop"
     hang_notice_s: float | None = None
-    """After this time without a sign of activity the user gets one notice, which says where the
-    workers are."""
+    """After this time without a sign of activity the user gets one notice about the workers."""
     max_restarts: int = 0
     restart_delay_s: tuple[float, float] | None = None
     """The delay before the first of several successive restarts, and the largest delay."""
@@ -95,36 +90,32 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """How distlaunch's code is loaded into the workers' interpreter. Empty: not at all."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Like ``notes``, for requests that are probably mistakes. ``record`` lists them among the
-    notes.
-    """
+    """Like ``notes``, for probable mistakes. ``record`` lists them among the notes."""
     layout: Layout = TRAIN
     repeated: Mapping[str, str] = {}
-    """Variables with the same value as another variable of the plan: name -> name of the other
-    variable."""
+    """Variables with the same value as another one: name -> name of the other."""
     store: bool = False
-    """Whether the workers find each other through Horovod's store, which an agent serves on the
-    master port."""
+    """Whether an agent serves Horovod's store on the master port, for the workers to find each
+    other."""
     worker_ports: int = 0
-    """Number of ports that a node reserves for each of its workers."""
+    """Number of ports that a node reserves for each worker."""
     cluster: tuple[str, ...] = ()
-    """``HOST:PORT`` of each worker's reserved port, by rank; empty until the ports are known."""
+    """``HOST:PORT`` of each worker's reserved port, by rank, once the ports are known."""
     env_starts: Mapping[str, str] = {}
-    """Beginnings of variables that describe the whole cluster and grow with the job. A worker's
-    value is this beginning, followed by the value in the worker's ``env``."""
+    """Beginnings of variables that describe the whole cluster and grow with the job. The value in
+    the worker's ``env`` follows."""
     attempt_files: Mapping[str, str] = {}
     """Variables that name a file in the attempt's directory: variable -> file name."""
     shared_memory: tuple[str, ...] = ()
-    """Names of files that a worker may leave behind in /dev/shm, with the placeholders {uid},
-    {address}, {port} and {rank}."""
+    """Names of files that a worker may leave in /dev/shm, with {uid}, {address}, {port} and
+    {rank}."""
     outer: OuterLauncher | None = None
-    """Set if another launcher started this one. The plan then has one worker. It has rank 0 in the
-    plan, and ``outer.rank`` in the job of the other launcher."""
+    """Set if another launcher started this one. The plan then has one worker, with rank 0 in the
+    plan and ``outer.rank`` in the other launcher's job."""
 
     @property
     def shown_size(self) -> int:
-        """World size for messages: that of the outer launcher's job, if this launcher has an outer
-        launcher."""
+        """World size for messages: that of the outer launcher's job, if there is one."""
         return len(self.workers) if self.outer is None else self.outer.world_size
 
     @property
@@ -147,28 +138,25 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def shared_env(self) -> dict[str, str]:
-        """The variables that all workers of this attempt have. A worker's own ``env`` overrides
-        these variables."""
+        """The variables of all workers of this attempt. A worker's own ``env`` overrides them."""
         return {**self.base_env, **self.env, **self.given_env}
 
     def record(self, *, expand: bool = False) -> dict[str, object]:
         """Return the plan as data for users and files, without values of inherited and user-set
         variables.
 
-        A worker's ``env`` holds only its own variables; with ``expand`` it also holds the shared
-        ones. For a variable in ``env_starts``, it holds only the end that differs between workers.
-        Secrets are masked.
+        A worker's ``env`` holds its own variables, with ``expand`` also the shared ones; of a
+        variable in ``env_starts``, only its own end. Secrets are masked.
         """
         return {**self._head(), "nodes": list(self._node_records(expand=expand))}
 
     def json_chunks(
         self, *, expand: bool = False, more: Mapping[str, object] | None = None
     ) -> Iterator[str]:
-        """Yield the record as pieces of JSON text, with the keys of ``more`` added. Each worker has
-        its own line.
+        """Yield the record as pieces of JSON text, with the keys of ``more``, and a line for each
+        worker.
 
-        With ``expand``, each worker's ``env`` includes the shared variables. The text is not built
-        as a whole: for 131,072 workers it might not fit in memory.
+        ``expand``: as in ``record``. The whole text for 131,072 workers might not fit in memory.
         """
         import json
 
@@ -253,7 +241,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
 
 class _Mask:
-    """Replaces values by stars where a variable's name suggests a secret."""
+    """Replaces values by stars if the name of the variable suggests a secret."""
 
     def __init__(self) -> None:
         self._harmless: set[str] = set()
@@ -271,8 +259,7 @@ class _Mask:
 def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, object]:
     """Return the record of a node.
 
-    ``settled`` are the names of the node's variables that distlaunch sets. Inherited variables are
-    left out.
+    ``settled`` are the node's variables that distlaunch sets. Inherited ones are left out.
     """
     devices = None if node.devices is None else list(node.devices)
     host = node.host if node.known else None
@@ -299,7 +286,7 @@ def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, o
 
 
 def _of_gpu(device: str, gpu: Gpu | None) -> dict[str, object] | None:
-    """Return the record of the GPU behind a device of the mask. A MIG slice has its own UUID."""
+    """Return the record of the GPU of a device of the mask. A MIG slice has its own UUID."""
     if gpu is None:
         return None
     uuid = device if device.startswith("MIG-") else gpu.uuid

@@ -1,10 +1,9 @@
 """Base class for immutable data: frozen, slotted, keyword-only, and cheap at start-up.
 
-``@dataclass`` compiles several functions for each class, about 0.8 ms a class, and imports
-``inspect``. A subclass of ``Record`` costs 0.02 ms, because all subclasses share one ``__init__``.
-Type checkers treat a record as a dataclass (PEP 681). After 500 instances a class gets its own
-compiled ``__init__``, which is three times as fast: jobs with thousands of nodes create many
-messages.
+``@dataclass`` compiles several functions for each class, about 0.8 ms, and imports ``inspect``. A
+subclass of ``Record`` costs 0.02 ms, because all share one ``__init__``. Type checkers treat a
+record as a dataclass (PEP 681). After 500 instances a class gets a compiled ``__init__``, three
+times as fast: jobs with thousands of nodes create many messages.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> Callable[[type], type]:
-        """Stand in at run time for the decorator that only type checkers need."""
+        """Replace, at run time, the decorator that only type checkers need."""
         return lambda cls: cls
 
 
@@ -63,7 +62,7 @@ class _RecordType(type):
 
 
 def _shared_init(self: Record, **values: Any) -> None:
-    """Initialise a record of any class that has no compiled ``__init__`` yet."""
+    """Initialise a record whose class has no compiled ``__init__`` yet."""
     cls = type(self)
     if len(values) != len(cls._fields) or not values.keys() <= cls._fields.keys():
         values = _completed(cls, values)
@@ -80,7 +79,7 @@ def _shared_init(self: Record, **values: Any) -> None:
 class Record(metaclass=_RecordType):
     """Base of immutable data. ``class A(Record, hide=("secret",))`` omits a field from ``repr``.
 
-    A subclass may define ``__post_init__`` to check values.
+    ``__post_init__`` of a subclass may check values.
     """
 
     def __post_init__(self) -> None:
@@ -120,7 +119,7 @@ def replace(record: R, **changes: object) -> R:
 
 
 def fields_of(cls: type[Record]) -> dict[str, str]:
-    """Return the fields in order, as name -> annotation in the form of the source."""
+    """Return the fields in order, as name -> annotation in the source."""
     return dict(cls._fields)
 
 
@@ -130,10 +129,8 @@ def defaults_of(cls: type[Record]) -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """Return the value with records, mappings and tuples replaced by dicts and lists, for JSON.
-
-    Raises TypeError for other types.
-    """
+    """Return the value with records, mappings and tuples as dicts and lists, for JSON. Raises
+    TypeError."""
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, Record):
@@ -160,7 +157,7 @@ def _completed(cls: type[Record], values: dict[str, object]) -> dict[str, object
 
 
 def _init_of(cls: type[Record]) -> Callable[..., None]:
-    """Compile an ``__init__`` for one class, with the same effect as ``_shared_init``."""
+    """Compile an ``__init__`` for one class."""
     space: dict[str, Any] = {f"_default_{field}": value for field, value in cls._defaults.items()}
     space |= {f"_write_{field}": getattr(cls, field).__set__ for field in cls._fields}
     given = "".join(

@@ -1,8 +1,7 @@
 """Names and paths of the files in a run directory.
 
-The names of an attempt's files depend on a ``Layout``. ``train`` has one, and torchrun and
-horovodrun have others, for tools that expect their names. All other files have the same name in
-every run.
+The names of an attempt's files depend on a ``Layout``. ``train`` has one; torchrun and horovodrun
+have others, for tools that expect their names.
 """
 
 from __future__ import annotations
@@ -24,23 +23,21 @@ PRELOAD = "preload.log"
 ON_EVENT_LOG = "on-event.log"
 """Output of the command of --on-event."""
 MARKER = ".distlaunch-run"
-"""File that marks a directory as a run directory. distlaunch removes no directory without this
-file."""
+"""Marks a run directory. distlaunch removes no directory without this file."""
 PID = "launcher.pid"
-"""Has the process id of the coordinator's launcher while the job runs."""
+"""Process id of the coordinator's launcher while the job runs."""
 STDOUT, STDERR = 1, 2
 
 
 class Layout(Record):
-    """The names of an attempt's files. ``{attempt}`` and ``{rank}`` are replaced by the numbers.
+    """The names of an attempt's files, with ``{attempt}`` and ``{rank}``.
 
-    If ``stdout`` and ``stderr`` are the same name, the file has the output of both streams in
-    order.
+    If ``stdout`` and ``stderr`` are equal, the file has both streams in order.
     """
 
     attempt: str
     folder: str
-    """Directory for a rank's files, within the attempt's directory. Empty: the attempt's directory
+    """Directory for a rank's files, within the attempt's directory. Empty: that directory
     itself."""
     stdout: str
     stderr: str
@@ -58,7 +55,7 @@ class Layout(Record):
         return os.path.join(run_dir, self.attempt.format(attempt=attempt))
 
     def rank_dir(self, run_dir: str, attempt: int, rank: int) -> str:
-        """Return the directory of a rank's files, which may be the attempt's directory."""
+        """Return the directory of a rank's files."""
         return os.path.join(self.attempt_dir(run_dir, attempt), self.folder.format(rank=rank))
 
     def log_path(self, run_dir: str, attempt: int, rank: int, stream: int = STDERR) -> str:
@@ -67,22 +64,22 @@ class Layout(Record):
         return os.path.join(self.rank_dir(run_dir, attempt, rank), name.format(rank=rank))
 
     def error_files(self, run_dir: str, attempt: int) -> Callable[[int], str]:
-        """Return a function that returns, for a rank, the path of the file for its exception
+        """Return a function that returns the path of a rank's file for its exception
         (``error``)."""
         folder = self.attempt_dir(run_dir, attempt).replace("{", "{{").replace("}", "}}")
         path = os.path.join(folder, self.folder, self.error)
         return lambda rank: path.format(rank=rank)
 
     def stacks_path(self, run_dir: str, attempt: int, rank: int) -> str:
-        """Return the file for a rank's stacks, which are collected when the job hangs."""
+        """Return the file for a rank's stacks in a hung job."""
         return os.path.join(self.rank_dir(run_dir, attempt, rank), self.stacks.format(rank=rank))
 
     def preload_path(self, run_dir: str, attempt: int) -> str:
-        """Return the file for the output of preloaded modules during their import."""
+        """Return the file for the output of preloaded modules' imports."""
         return os.path.join(self.attempt_dir(run_dir, attempt), PRELOAD)
 
     def filtered_path(self, run_dir: str, attempt: int, stream: int) -> str:
-        """Return the file for the output lines of all ranks that a filter selects."""
+        """Return the file for the lines of all ranks that a filter selects."""
         return os.path.join(self.attempt_dir(run_dir, attempt), FILTERED[stream])
 
 
@@ -103,8 +100,8 @@ TORCHRUN = Layout(
     error="error.json",
     stacks="stacks.txt",
 )
-"""The names of torchrun 2.13. torchrun names directories by local rank. A job on one machine has
-equal ranks and local ranks."""
+"""The names of torchrun 2.13, whose directories have local ranks. A job on one machine has equal
+ranks and local ranks."""
 _HOROVODRUN = Layout(
     attempt="attempt-{attempt}",
     folder="rank.{rank}",
@@ -117,8 +114,7 @@ _HOROVODRUN = Layout(
 
 def horovodrun_layout(workers: int) -> Layout:
     """Return the layout of ``horovodrun --output-filename``: ranks are padded to the width of the
-    last.
-    """
+    last."""
     return replace(_HOROVODRUN, folder=f"rank.{{rank:0{len(str(max(workers - 1, 0)))}}}")
 
 

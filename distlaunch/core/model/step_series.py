@@ -1,8 +1,7 @@
-"""The format of the file with the series of steps of each rank. Standard library only.
+"""The file with the series of steps of each rank. Standard library only.
 
-``docs/reference/files.md`` describes it. A block has at most one report of each rank. Files of
-ranks that report once a second for days would grow without limit, so ``merge_blocks`` halves the
-number of blocks.
+``docs/reference/files.md`` describes it. A block has at most one report of each rank.
+``merge_blocks`` halves the number of blocks, because ranks may report once a second for days.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Row = tuple[int, float, float | None, float | None, float | None]
 
 
 def pack_block(attempt: int, rows: Sequence[Row]) -> bytes:
-    """Return a block of the file. ``rows`` must not be empty, and be ordered by rank."""
+    """Return a block of the file. ``rows`` are not empty, and ordered by rank."""
     count = len(rows)
     ranks, times, steps, losses, samples = zip(*rows, strict=True)
     first: float = min(times)
@@ -62,7 +61,7 @@ def pack_block(attempt: int, rows: Sequence[Row]) -> bytes:
 
 
 def split_blocks(data: bytes) -> Iterator[bytes]:
-    """Yield the blocks of a file, up to the first that is not complete."""
+    """Yield the blocks of a file, up to the first incomplete one."""
     if not data.startswith(MAGIC):
         return
     at = len(MAGIC)

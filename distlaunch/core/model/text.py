@@ -1,8 +1,8 @@
 """Format text for messages: quoted user input, counts, exit statuses and lists of ranks.
 
-Text from outside may contain characters that end a line or move the cursor. ``quoted`` is for user
-input within a message, ``printable`` for a whole line that contains names. The console has its own
-rules for the output of workers.
+``quoted`` is for user input within a message, ``printable`` for a whole line with names: text from
+outside may contain characters that end a line or move the cursor. The console has its own rules for
+output of workers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ _LONGEST_RANKS = 160
 
 
 def quoted(text: str) -> str:
-    """Return ``text``, user input, in quotes, with unprintable characters escaped, shortened to fit
-    one line."""
+    """Return user input in quotes, unprintable characters escaped, shortened to fit one line."""
     quote = '"' if "'" in text and '"' not in text else "'"
     if len(text) <= _LONGEST:
         return f"{quote}{printable(text)}{quote}"
@@ -28,8 +27,8 @@ def quoted(text: str) -> str:
 def printable(text: str, *, keep: str = "") -> str:
     """Return ``text`` with escapes for characters that end the line or control the terminal.
 
-    Newline and escape are written as in Python strings; a byte of a path that is not UTF-8 is
-    written in hexadecimal. ``keep`` lists characters that are not escaped (mostly newlines).
+    Newline and escape are written as in Python strings, a byte of a path that is not UTF-8 in
+    hexadecimal. ``keep`` lists characters that stay (mostly newlines).
     """
     if text.isprintable():
         return text
@@ -65,7 +64,7 @@ def ended_how(returncode: int) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks with their noun: ``rank 0``, ``ranks 0,2-5``. A very long list is shortened."""
+    """Return ranks with their noun: ``rank 0``, ``ranks 0,2-5``, shortened if very long."""
     those = set(ranks)
     text = format_ranks(those)
     if len(text) > _LONGEST_RANKS:
@@ -74,7 +73,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks in compact form: ``0,2-5``. The input may be in any order."""
+    """Return ranks, in any order, in compact form: ``0,2-5``."""
     parts: list[str] = []
     ordered = sorted(set(ranks))
     start = 0

@@ -1,6 +1,6 @@
 """Records for the nodes of a job, and for the CPUs and GPUs of a node.
 
-``planning`` makes the ``Topology``; ``core/probe`` makes the inventories.
+``planning`` makes the ``Topology``, ``core/probe`` the inventories.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from distlaunch.core.model.record import Record
 
 
 class NoteKind(Enum):
-    """The condition under which a note about the nodes applies."""
+    """When a note about the nodes applies."""
 
     PLAN = "how the nodes were chosen"
     KNOWN_NODES = "what is already known about the nodes"
-    """A note about what is known before the nodes have reported. Omitted once they have
-    reported."""
+    """Only until the nodes have reported."""
     SETTLED_LATER = "what the nodes decide at the start"
 
 
@@ -35,30 +34,26 @@ def plain_notes(texts: Iterable[str]) -> tuple[Note, ...]:
 
 
 class Topology(Record):
-    """All nodes of a job, with notes for the user on how they were found."""
+    """All nodes of a job, with notes on how they were found."""
 
     nodes: tuple[Node, ...]
     device: str
-    """The device on which the workers compute: ``cuda``, ``cpu``, or ``auto`` if each node
-    decides."""
+    """The workers' device: ``cuda``, ``cpu``, or ``auto`` if each node decides."""
     notes: tuple[Note, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Like ``notes``, for requests that are probably mistakes."""
+    """Like ``notes``, for probable mistakes."""
     source: str = "local"
-    """The source that named the nodes: ``flags``, ``slurm``, ...; ``local`` if there is none and
-    the job runs on this machine."""
+    """The source that named the nodes: ``flags``, ``slurm``, ...; ``local`` if there is none."""
     here: int | None = 0
-    """Index of the node that is this machine; None if this machine is no node of the job."""
+    """Index of the node that is this machine; None if it is no node of the job."""
     cpus: int | None = None
-    """Number of CPUs of this machine that a scheduler has granted to the job. The scheduler may not
-    enforce the number."""
+    """Number of CPUs of this machine that a scheduler has granted, perhaps without enforcing it."""
     bounds: tuple[int, int] | None = None
     """Smallest and largest number of nodes of an elastic job."""
     spares: tuple[Node, ...] = ()
-    """Hosts that replace nodes that are missing."""
+    """Hosts that replace missing nodes."""
     master_addr: str | None = None
-    """Address of rank 0's node; None if the address is not known yet, or if loopback is
-    sufficient."""
+    """Address of rank 0's node; None if unknown, or if loopback is sufficient."""
     master_port: int | None = None
     """The port for rank 0, if the source of the nodes sets one."""
 
@@ -69,12 +64,12 @@ class Topology(Record):
 
 
 class Node(Record, hide=("env",)):
-    """One node, in topology order. ``masks`` holds the value of the device mask for each worker."""
+    """One node, in topology order. ``masks`` holds the device mask of each worker."""
 
     host: str
     """Name or address, or a mere label if ``known`` is false."""
     slots: int | None
-    """Number of workers; None if the node's devices decide, which its survey reports."""
+    """Number of workers; None if the node's devices decide."""
     known: bool = True
     user: str | None = None
     port: int | None = None
@@ -82,26 +77,25 @@ class Node(Record, hide=("env",)):
     mask_variable: str | None = None
     masks: tuple[tuple[str, ...], ...] = ()
     hidden: tuple[str, ...] = ()
-    """Mask variables set outside, which are set to -1 for workers on CPUs."""
+    """Mask variables set outside, which are -1 for workers on CPUs."""
     devices: tuple[str, ...] | None = ()
-    """The selected devices in LOCAL_RANK order, for display; None if they are not known before the
-    node's survey."""
+    """The selected devices in LOCAL_RANK order, for display; None until the node's survey."""
     devices_from: str = ""
-    """The source that selected the devices (such as a variable), for display. May be empty."""
+    """The source of the devices (such as a variable), for display. May be empty."""
     gpus: tuple[Gpu | None, ...] = ()
-    """The GPU behind each of ``devices``; None for a device whose GPU is not known."""
+    """The GPU of each of ``devices``, if known."""
     numa: tuple[int | None, ...] = ()
-    """The NUMA node of each of ``devices``; None for a device whose NUMA node is not known."""
+    """The NUMA node of each of ``devices``, if known."""
     chosen: tuple[int, ...] | None = None
-    """Slots that a filter selected, on a node that finds the devices of these slots itself."""
+    """Slots that a filter selected, on a node that finds their devices itself."""
     without: tuple[int, ...] = ()
     """Slots that a filter excluded, on a node that counts its slots itself."""
     isolated: bool = False
     """Each worker can use only its own device, as device 0."""
     env: Mapping[str, str] = {}
-    """Variables that only this node's workers get, or that have another value there."""
+    """Variables of this node's workers alone."""
     argv: tuple[str, ...] | None = None
-    """Command line of the node's workers if it differs from the plan's; otherwise None."""
+    """Command line of the node's workers if it differs from the plan's."""
 
 
 def total_slots(nodes: tuple[Node, ...]) -> int | None:
@@ -118,24 +112,21 @@ class CpuInventory(Record):
     """The CPUs that a process may use, by the kernel's numbers in ascending order."""
 
     allowed: tuple[int, ...]
-    """CPUs in the affinity mask of this process; never empty."""
+    """CPUs in the affinity mask; never empty."""
     online: int
-    """Number of CPUs that are online in the machine."""
+    """Number of online CPUs of the machine."""
     quota: float | None = None
-    """CPU time that the cgroups grant, in CPUs (1.5: one and a half); None without a limit."""
+    """CPU time that the cgroups grant, in CPUs (1.5: one and a half), if limited."""
     cpuset: int | None = None
-    """Number of CPUs in the cpuset of this process's cgroup; None if the cgroup has no cpuset."""
+    """Number of CPUs in the cpuset of this process's cgroup, if it has one."""
     numa: tuple[tuple[int, ...], ...] = ()
-    """CPUs of each NUMA node, indexed by node number. May have empty entries."""
+    """CPUs of each NUMA node, by its number. Entries may be empty."""
     siblings: tuple[tuple[int, ...], ...] = ()
-    """Groups of CPUs that share one physical core; empty if not probed."""
+    """Groups of CPUs that share a core; empty if not probed."""
 
 
 class GpuInventory(Record):
-    """The GPUs, and the program or library that found them.
-
-    ``problem`` says why GPUs may be missing (a broken driver); None if there is no problem.
-    """
+    """The GPUs, and what found them. ``problem`` says why GPUs may be missing (a broken driver)."""
 
     gpus: tuple[Gpu, ...] = ()
     source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"
@@ -155,7 +146,7 @@ class Gpu(Record):
 
 
 class MigDevice(Record):
-    """One MIG slice of a GPU. ``uuid`` is its name for CUDA_VISIBLE_DEVICES (``MIG-...``)."""
+    """A MIG slice of a GPU. ``uuid`` is its name in CUDA_VISIBLE_DEVICES (``MIG-...``)."""
 
     uuid: str
     profile: str

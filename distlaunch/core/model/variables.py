@@ -1,7 +1,6 @@
 """Names of environment variables that several packages use.
 
-Sources: torchrun 2.13 (variables that it sets and reads), the worker variables of Open MPI, MPICH
-and Horovod, and TF_CONFIG.
+Sources: torchrun 2.13, the worker variables of Open MPI, MPICH and Horovod, and TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PROGRESS_FD = "DISTLAUNCH_PROGRESS_FD"
-"""Number of the descriptor on which a worker may report progress, as lines of JSON."""
+"""Descriptor on which a worker may report progress, as lines of JSON."""
 BACKEND_OPTIONS = "DISTLAUNCH_BACKEND_OPTIONS"
-"""The options chosen for the backend, as JSON. The toolkit reads this variable."""
+"""The backend's options as JSON, for the toolkit."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 TENSORPIPE_INTERFACE = "TP_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -21,13 +20,12 @@ FLIGHT_RECORDER = (
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
 )
 """Variables with beginnings of paths. NCCL's flight recorder writes to the first (since torch 2.8)
-or second (before), and a write to the pipe of the third makes it write."""
+or second (before), triggered by a write to the pipe of the third."""
 STACKS_FD = "DISTLAUNCH_STACKS_FD"
-"""Number of the descriptor to which a worker writes its stacks. The bootstrap removes the variable.
-"""
+"""Descriptor to which a worker writes its stacks. The bootstrap removes the variable."""
 
 RANKS = ("RANK", "HOROVOD_RANK")
-"""Every worker of an outer launcher has one of these variables."""
+"""Every worker of an outer launcher has one of these."""
 
 SET_FOR_WORKERS = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
@@ -41,11 +39,11 @@ SET_FOR_WORKERS = frozenset({
 DEVICE_MASKS = frozenset(
     {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
 )
-"""Variables that restrict which devices a process sees, by vendor."""
+"""Variables that restrict the devices of a process, by vendor."""
 
 SET_FOR_NODES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables with the network interface to other nodes. distlaunch sets them if needed, unless the
-user has set them."""
+"""Variables with the network interface to other nodes, set if needed unless the user has set
+them."""
 
 OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
@@ -73,7 +71,7 @@ OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ELASTIC",
 }
-"""Variables that launchers set for their workers. Further variables have the prefixes below."""
+"""Variables that launchers set for their workers, beside the prefixes below."""
 _PREFIXES_OF_OUTER_LAUNCHERS = (
     "PET_",
     "OMPI_",
@@ -90,8 +88,7 @@ def without_outer_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables of an outer launcher and without distlaunch's own
     options.
 
-    These variables describe this process as a worker of that launcher. They do not apply to the
-    workers of this job.
+    They describe this process as a worker of that launcher, and do not apply to this job's workers.
     """
     return {
         name: value

@@ -1,4 +1,4 @@
-"""How a worker exited: one record, used from the spawner to the diagnosis."""
+"""How a worker exited: one record from the spawner to the diagnosis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class WorkerExit(Record):
     """How one worker exited.
 
     The spawner creates the record and sends it to the agent, which sends it to the coordinator. The
-    worker table, the agent and the coordinator each add their fields with ``replace``.
+    worker table, the agent and the coordinator each add fields with ``replace``.
     """
 
     rank: int
@@ -23,20 +23,18 @@ class WorkerExit(Record):
     ended: float = 0.0
     """Time in seconds on the agent's clock; in the coordinator, on the job's clock."""
     told_to_stop: bool = False
-    """Whether the worker had received a stop signal before it exited."""
+    """Whether the worker had received a stop signal."""
 
     # the agent, which has read what the worker left:
     stderr_tail: bytes = b""
-    """The last bytes of the worker's stderr, or of its pseudo-terminal (up to 64 KiB). The
-    coordinator stores fewer if thousands of workers have failed."""
+    """The end of the worker's stderr or pseudo-terminal (up to 64 KiB; less if thousands of workers
+    have failed)."""
     stdout_tail: str = ""
-    """The last text that a failed worker wrote to stdout (up to 8 KiB). Empty if the worker had a
-    pseudo-terminal."""
+    """The end of a failed worker's stdout (up to 8 KiB). Empty with a pseudo-terminal."""
     traceback_age_s: float | None = None
-    """Seconds from the last traceback on stderr to the exit; None if stderr has no traceback."""
+    """Seconds from the last traceback on stderr to the exit, if there is one."""
     error_file: str | None = None
-    """Content of the worker's TORCHELASTIC_ERROR_FILE (up to 256 KiB); None if the worker has not
-    written the file."""
+    """Content of the worker's TORCHELASTIC_ERROR_FILE (up to 256 KiB), if written."""
     oom_kills: int = 0
     """Number of OOM kills during the attempt, in the worker's cgroup or on the host."""
 

@@ -1,1 +1,1 @@
-"""Read the properties that a node can find out about itself: GPUs, CPUs, limits, interfaces."""
+"""What a node can find out about itself: GPUs, CPUs, limits, interfaces."""

@@ -9,20 +9,18 @@ from distlaunch.core.model.record import Record
 
 _MOST_BYTES = 1 << 16
 _MOST = 64
-"""Largest number of processes to read. A longer chain means that /proc changed during the
-reading."""
+"""Largest number of processes to read. A longer chain means that /proc changed meanwhile."""
 
 
 class Ancestor(Record):
-    """One process. ``name`` is its command name as in ``ps``, ``argv`` its command line."""
+    """One process. ``name`` is its command name as in ``ps``."""
 
     name: str
     argv: tuple[str, ...]
 
 
 def ancestors() -> Iterator[Ancestor]:
-    """Yield the parent process, its parent, and so on, up to the first process that cannot be
-    read."""
+    """Yield the parent process, its parent, and so on, as far as they can be read."""
     pid = os.getppid()
     for _ in range(_MOST):
         if pid <= 0:

@@ -1,8 +1,8 @@
 """The CPUs that this process may use, and the kernel's out-of-memory kills.
 
-Cgroups of version 1, version 2 or both are read. ``/proc/self/cgroup`` names this process's
-directory, relative to the root of the tree. ``/proc/self/mountinfo`` says where the tree is
-mounted. In a container, usually only a subtree is mounted (cgroups(7), "/proc files").
+Cgroups of version 1, 2 or both are read. ``/proc/self/cgroup`` names this process's directory
+relative to the root of the tree, ``/proc/self/mountinfo`` where the tree is mounted. A container
+usually mounts only a subtree (cgroups(7), "/proc files").
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def probe_cpus(
 ) -> CpuInventory:
     """Return the CPUs by affinity and cgroup limits and, with ``topology``, NUMA nodes and cores.
 
-    The topology requires reading one small file per core and node, so it is read only if workers
-    are bound to CPUs. ``affinity`` replaces the kernel's mask of this process.
+    The topology needs one small file per core and node, and only binding needs it. ``affinity``
+    replaces the kernel's mask of this process.
     """
     allowed = tuple(sorted(os.sched_getaffinity(0) if affinity is None else affinity))
     cgroups = OwnCgroups(root)
@@ -36,10 +36,9 @@ def probe_cpus(
 
 
 def count_oom_kills(root: str = "/") -> int | None:
-    """Return the kernel's number of out-of-memory kills up to now; None if it is not known.
+    """Return the kernel's number of out-of-memory kills, if known. Only differences are meaningful.
 
-    The number is that of this process's cgroup, or of the whole machine if the cgroup has no
-    counter. Only the difference between two calls is meaningful.
+    The number is that of this process's cgroup, or of the machine if the cgroup has no counter.
     """
     cgroups = OwnCgroups(root)
     for text in (
@@ -61,8 +60,7 @@ def _field(text: str | None, name: str) -> int | None:
 
 
 def _quota(cgroups: OwnCgroups) -> float | None:
-    """Return the lowest CPU limit of the cgroup and its parents. A limit applies to all cgroups
-    below."""
+    """Return the lowest CPU limit of the cgroup and its parents."""
     limits: list[float] = []
     for directory in cgroups.upwards(V2):
         quota, _, period = (read_text(f"{directory}/cpu.max") or "").strip().partition(" ")
@@ -75,9 +73,9 @@ def _quota(cgroups: OwnCgroups) -> float | None:
 
 
 def _limit(quota_us: int | None, period_us: int | None) -> list[float]:
-    """Return the limit in CPUs as a list of one number; an empty list without a limit.
+    """Return the limit in CPUs as a list of at most one number.
 
-    Version 1 writes -1 for no limit, version 2 writes ``max``.
+    Version 1 writes -1 for no limit, version 2 ``max``.
     """
     return (
         [quota_us / period_us] if quota_us and period_us and quota_us > 0 and period_us > 0 else []
@@ -137,9 +135,7 @@ class OwnCgroups:
         self._mounts = _mounts(read_text(under(root, "/proc/self/mountinfo")) or "")
 
     def upwards(self, controller: str) -> list[str]:
-        """Return the directory of this process in a controller's tree and its parents, nearest
-        first.
-        """
+        """Return this process's directory in a controller's tree and its parents, nearest first."""
         path, mount = self._paths.get(controller), self._mounts.get(controller)
         if path is None or mount is None:
             return []
@@ -171,8 +167,7 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Return controller -> (mounted subtree, mount point). If a tree is mounted several times, the
-    first mount is used."""
+    """Return controller -> (mounted subtree, mount point), of the first mount."""
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         before, found, after = line.partition(" - cgroup")
@@ -189,7 +184,7 @@ def _mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _relative(path: str, top: str) -> str:
-    """Return ``path`` relative to the mounted subtree ``top``; an empty string if it is outside
+    """Return ``path`` relative to the mounted subtree ``top``; empty if it is outside
     (``/../x``)."""
     if top == "/":
         return "" if path.startswith("/..") else path

@@ -1,6 +1,6 @@
 """Read small files of the kernel, and files of the user with bounds on time and size.
 
-Paths of the kernel's files are taken below a root directory that tests can replace.
+The kernel's files are below a root directory that tests can replace.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ WRITER_S = 5.0
 
 
 def read_text(path: str) -> str | None:
-    """Return the content of a small file; None if the file is missing or cannot be read."""
-    # os.read is faster than open(): with 256 CPUs, some hundred files are read before the first
+    """Return the content of a small file, if it can be read."""
+    # os.read is faster than open(): with 256 CPUs some hundred files are read before the first
     # worker starts.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -40,8 +40,8 @@ def read_bounded(path: str, *, most: int, timeout_s: float, writer_s: float = WR
     """Return the content of a user's file, which may be a pipe (``<(command)``).
 
     Raises OSError: EFBIG for more than ``most`` bytes; ETIMEDOUT if the end is not reached within
-    ``timeout_s``, or if no program opens a FIFO for writing within ``writer_s``.
-    Raises ValueError for a NUL in the name.
+    ``timeout_s``, or if no program opens a FIFO for writing within ``writer_s``. Raises ValueError
+    for a NUL in the name.
     """
     began_s = time.monotonic()
     until_s = began_s + timeout_s
@@ -76,7 +76,7 @@ def read_bounded(path: str, *, most: int, timeout_s: float, writer_s: float = WR
 
 
 def read_int(path: str) -> int | None:
-    """Return the number that is the content of a file; None if the content is no number."""
+    """Return the number that is the content of a file; None for other content."""
     return parse_int(read_text(path))
 
 
@@ -91,10 +91,8 @@ def parse_int(text: str | None) -> int | None:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs in the kernel's list format (``0-3,8``), in ascending order.
-
-    ``text`` may be empty. Items that are no ranges are ignored.
-    """
+    """Return the CPUs of the kernel's list format (``0-3,8``), in ascending order. Invalid items
+    are ignored."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

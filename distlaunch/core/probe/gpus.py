@@ -1,5 +1,5 @@
-"""Find the GPUs of this node without torch. A driver that hangs delays the search only for a
-limited time.
+"""Find the GPUs of this node without torch. A driver that hangs delays the search for a limited
+time.
 
 NVIDIA's GPUs are listed by the driver (``nvidia``), AMD's by the kernel's compute driver in sysfs.
 """
@@ -24,8 +24,8 @@ def probe_gpus(
 ) -> GpuInventory:
     """Return the GPUs. Never raises, and returns within ``deadline_s`` seconds.
 
-    Without device files the result is empty. NVIDIA's GPUs are listed by NVML; if NVML fails, by
-    nvidia-smi; if nvidia-smi fails, too, the device files are counted. ``environ`` supplies PATH.
+    NVIDIA's GPUs are listed by NVML, else by nvidia-smi, else by their device files. Without device
+    files the result is empty. ``environ`` supplies PATH.
     """
     try:
         devices = os.listdir(under(root, "/dev"))
@@ -61,15 +61,14 @@ def _device_number(name: str) -> int | None:
 
 
 def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
-    """Return one GPU for each device file. WSL has no such files, so the result is empty there."""
-    # CUDA numbers the devices that it can open from 0, whatever the files are called: a container
-    # may have only nvidia4.
+    """Return one GPU for each device file. WSL has none."""
+    # CUDA numbers the devices that it can open from 0: a container may have only nvidia4.
     gpus = tuple(Gpu(index=index) for index in range(len(files)))
     return GpuInventory(gpus=gpus, source="device files" if files else "none", problem=problem)
 
 
 def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ...]:
-    """Return the GPUs with the NUMA node of their bus. The kernel writes -1 for an unknown node."""
+    """Return the GPUs with the NUMA node of their bus. The kernel writes -1 for unknown."""
     gpus: list[Gpu] = []
     for gpu, bus_id in found:
         node = (
@@ -95,10 +94,8 @@ kfd_crat.h).
 
 
 def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
-    """Return each AMD GPU with its PCI bus id.
-
-    The GPUs are numbered as in ROCm: in the order of the driver's nodes, without CPUs.
-    """
+    """Return each AMD GPU with its PCI bus id, in ROCm's order: that of the driver's nodes, without
+    CPUs."""
     base = under(root, _NODES)
     try:
         numbers = sorted(
@@ -108,8 +105,7 @@ def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
         return []
     found: list[tuple[Gpu, str | None]] = []
     for number in numbers:
-        # If a container withholds a GPU, its properties cannot be read (EPERM), or it has no render
-        # device.
+        # A GPU that a container withholds has unreadable properties (EPERM), or no render device.
         properties = parse_properties(read_text(f"{base}/{number}/properties") or "")
         if properties.get("simd_count", 0) > 0 and _usable(root, properties):
             found.append((_gpu(f"{base}/{number}", len(found), properties), _bus_id(properties)))

@@ -1,8 +1,7 @@
-"""Call a driver that may hang or crash, so that this process neither hangs nor crashes.
+"""Call a driver that may hang or crash, in a child process.
 
 A process stuck in a driver cannot be killed, and a thread stuck there keeps its process from
-exiting. So a child process makes the call. At the deadline the child is killed; if it does not end,
-it is abandoned.
+exiting. At the deadline the child is killed, and abandoned if it does not end.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any, Literal
 
 Failure = Literal["late", "died"]
 Plain = tuple[Any, ...]
-"""Result of the child: tuples, lists, strings and numbers, as marshal can write them."""
+"""Result of the child, as marshal can write it."""
 
 _REAP_S = 0.2
-"""How long to wait for the child to end. A child stuck in a driver may never end."""
+"""How long to wait for the child's end, which may never come."""
 
 
 def is_single_threaded() -> bool:
@@ -42,7 +41,7 @@ def run_in_child(
     Requires ``is_single_threaded()``. ``deadline_s`` is monotonic time.
     """
     reader, writer = os.pipe()
-    # The child must not run our signal handlers: they would write to the parent's pipes.
+    # The child must not run our signal handlers, which write to the parent's pipes.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -89,7 +88,6 @@ def _read_all(reader: int, deadline_s: float) -> bytes | None:
 
 
 def _end(pid: int) -> None:
-    """Kill and reap the child. Wait for it at most ``_REAP_S``."""
     until = time.monotonic() + _REAP_S
     try:
         os.kill(pid, signal.SIGKILL)

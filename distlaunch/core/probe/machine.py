@@ -1,7 +1,6 @@
-"""Check on a node the resources that its workers need: directory, programs, the script, names.
+"""Check on a node what its workers need: directory, programs, the script, names.
 
-Each call may block on a file server that does not answer. The survey therefore makes these calls in
-a child process.
+Each call may block on a file server, so the survey makes them in a child process.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ DEVICE_VARIABLES = DEVICE_MASKS | {
     "NCCL_SOCKET_IFNAME",
     "TP_SOCKET_IFNAME",
 }
-"""Variables of a node that decide which devices its workers see, in which order, and which network
-interface they use.
-"""
+"""Variables that decide which devices a node's workers see, in which order, and which network
+interface they use."""
 
 
 def device_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -40,11 +38,10 @@ def device_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def machine_id() -> str:
-    """Return an id of this machine that does not depend on its name; empty if the id cannot be
-    read.
+    """Return an id of this machine that does not depend on its name; empty if unreadable.
 
-    The id consists of the boot id and the PID, network and mount namespaces: two containers on one
-    host count as two machines.
+    It consists of the boot id and the PID, network and mount namespaces: two containers on one host
+    are two machines.
     """
     try:
         spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "net", "mnt")]
@@ -55,10 +52,8 @@ def machine_id() -> str:
 
 
 def directory_problem(path: str) -> str | None:
-    """Return why workers cannot run in a directory, as a clause; None if they can.
-
-    Changes this process's working directory to test it.
-    """
+    """Return why workers cannot run in a directory, as a clause; None if they can. Changes the
+    working directory."""
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             return f"{path} is no directory"
@@ -73,9 +68,9 @@ def directory_problem(path: str) -> str | None:
 
 
 def find_program(names: Iterable[str], workdir: str, path: str | None) -> str | None:
-    """Return the first of these programs that can be executed; None if none can.
+    """Return the first of these programs that can be executed, if any.
 
-    A name with a slash is a path relative to ``workdir``; other names are searched on ``path``.
+    A name with a slash is relative to ``workdir``; others are searched on ``path``.
     """
     for name in names:
         if "/" in name:
@@ -91,10 +86,9 @@ def find_program(names: Iterable[str], workdir: str, path: str | None) -> str | 
 
 
 def script_digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]:
-    """Return the SHA-256 of a script (of a directory's ``__main__.py``), and why the script cannot
-    be read.
+    """Return the SHA-256 of a script (of a directory's ``__main__.py``), and why it cannot be read.
 
-    Both are None if the script does not exist. ``beat`` is called every 64 MiB.
+    Both are None if it does not exist. ``beat`` is called every 64 MiB.
     """
     if os.path.isdir(path):
         path = os.path.join(path, "__main__.py")
@@ -127,10 +121,8 @@ def script_digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str 
 
 
 def resolve_own_name(name: str, within_s: float = NAME_S) -> tuple[str, ...]:
-    """Return the addresses of a host name in the resolver's order.
-
-    Return an empty tuple if the resolver has not answered within this time.
-    """
+    """Return the addresses of a host name in the resolver's order; none if it does not answer in
+    time."""
     answer: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
     try:
         resolve_in_thread(name, 0, answer.put)

@@ -1,8 +1,7 @@
 """Read the interfaces and addresses of this machine from the kernel, and resolve host names.
 
-The kernel is asked through rtnetlink(7). It returns the addresses of this process's network
-namespace, so a container gets its own addresses. Names are resolved in a thread, because a lookup
-cannot be interrupted.
+rtnetlink(7) gives the addresses of this process's network namespace, so a container gets its own.
+Names are resolved in a thread, because a lookup cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ _TIMEOUT_S = 1.0
 
 
 def probe_addresses() -> tuple[str, ...]:
-    """Return the IPv4 and IPv6 addresses of all interfaces, including loopback.
-
-    Return an empty tuple if the kernel does not answer.
-    """
+    """Return the IPv4 and IPv6 addresses of all interfaces, including loopback; none if the kernel
+    does not answer."""
     found: dict[str, None] = {}
     for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         addresses, done = parse_addresses(datagram)
@@ -77,8 +74,8 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
 
 
 def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
-    """Return the (interface index, address, prefix length) entries of a datagram, and whether the
-    datagram is the last one.
+    """Return a datagram's entries (interface index, address, prefix length), and whether it is the
+    last one.
 
     Omits addresses that other machines cannot use.
     """
@@ -94,8 +91,7 @@ def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
 
 
 def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
-    """Return the addresses in a datagram of the kernel, and whether the datagram is the last
-    one."""
+    """Return a datagram's addresses, and whether it is the last one."""
     found: list[str] = []
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -106,8 +102,8 @@ def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
 
 
 def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
-    """Return the interfaces in a datagram that carry traffic, as index -> name, and whether the
-    datagram is the last one."""
+    """Return a datagram's interfaces that carry traffic, as index -> name, and whether it is the
+    last one."""
     found: dict[int, str] = {}
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -121,7 +117,7 @@ def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
 
 
 def _dump(kind: int, request: bytes) -> Iterator[bytes]:
-    """Yield the datagrams of the kernel's answer. Stop if the kernel does not answer."""
+    """Yield the datagrams of the kernel's answer, as long as it answers."""
     # Some sandboxes refuse this socket family. Hosts are then known by name only.
     try:
         with socket.socket(
@@ -139,7 +135,7 @@ def _dump(kind: int, request: bytes) -> Iterator[bytes]:
 
 
 def _messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (type, content) of each message. The end, or an error, is yielded as ``_DONE``."""
+    """Yield (type, content) of each message. The end, or an error, is ``_DONE``."""
     at = 0
     while at + _HEADER.size <= len(datagram):
         length, kind, _, _, _ = _HEADER.unpack_from(datagram, at)
@@ -162,7 +158,7 @@ def _attributes(message: bytes, at: int) -> dict[int, bytes]:
 
 
 def _address(message: bytes) -> str | None:
-    """Return the address of a message. For a point-to-point interface, return the local end."""
+    """Return the address of a message; of a point-to-point interface, the local end."""
     if len(message) < _ADDRESS.size:
         return None
     family: int = _ADDRESS.unpack_from(message)[0]
@@ -172,8 +168,7 @@ def _address(message: bytes) -> str | None:
 
 
 def _is_for_others(address: str) -> bool:
-    """Return whether an address may be reached from other machines: it is not in 127/8, ::1 or
-    fe80::/10."""
+    """Return whether other machines may reach an address: it is not in 127/8, ::1 or fe80::/10."""
     return not (
         address.startswith("127.")
         or address == "::1"
@@ -192,8 +187,8 @@ Address = tuple[int, tuple[object, ...]]
 def resolve_host(host: str, port: int, *, family: int = 0, numeric: bool = False) -> list[Address]:
     """Return the addresses of a host without duplicates.
 
-    With ``numeric``, ``host`` is an address and no name is resolved. Raises OSError if the name
-    cannot be resolved, and UnicodeError if it is no valid name.
+    With ``numeric``, ``host`` is an address. Raises OSError if the name cannot be resolved, and
+    UnicodeError if it is invalid.
     """
     name: str | bytes = (
         host.encode() if host.isascii() else host
@@ -211,11 +206,11 @@ def resolve_in_thread(
     family: int = 0,
     other_addresses: Callable[[], Sequence[str]] | None = None,
 ) -> None:
-    """Start a thread that resolves a name and calls ``done`` with the addresses or the error.
+    """Resolve a name in a thread, which calls ``done`` with the addresses or the error.
 
     The thread is abandoned if the resolver hangs. If the name is unknown, the thread calls
-    ``other_addresses``, which returns other names or addresses of the host. Raises RuntimeError if no
-    thread can be started.
+    ``other_addresses``, which returns other names or addresses of the host. Raises RuntimeError if
+    no thread can be started.
     """
     import threading
 

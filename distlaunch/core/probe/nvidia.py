@@ -1,11 +1,9 @@
 """Ask the NVIDIA driver which GPUs this node has, and which processes hold their memory.
 
-NVML is the library that nvidia-smi uses. It is called first; nvidia-smi is run only if NVML is
-missing or fails.
-
-A driver may hang or crash. NVML is therefore loaded in a child process: in a fork of this one, or
-in a new Python process if this one has threads. Functions, structures and error numbers are those
-of NVML's API reference (nvml.h); no binding package is needed.
+NVML, the library of nvidia-smi, is called first; nvidia-smi only if NVML is missing or fails. A
+driver may hang or crash, so NVML is loaded in a child process: in a fork, or in a new Python
+process if this one has threads. Functions, structures and error numbers are those of NVML's API
+reference (nvml.h).
 """
 
 from __future__ import annotations
@@ -33,14 +31,11 @@ NVML_NAME = "libnvidia-ml.so.1"
 _ASK_S = 5.0
 _STEP_S = 0.2
 _BROKEN_DRIVER = {9, 18}
-"""NVML's errors for a missing driver and for a version mismatch. nvidia-smi would fail in the same
-way.
-"""
+"""NVML's errors for a missing driver and a version mismatch. nvidia-smi would fail, too."""
 
 Question = Literal["gpus", "holders"]
 _Answer = tuple[Literal["answered", "missing", "failed"], "list[Any]", "list[str]", int]
-"""The child's answer as data that marshal can write: status, rows, problems, and NVML's error
-number."""
+"""The child's answer for marshal: status, rows, problems, and NVML's error number."""
 
 
 # --- the questions
@@ -49,8 +44,7 @@ number."""
 class GpuList(Record):
     """The GPUs in the driver's order, each with its PCI bus id.
 
-    ``source`` is None if neither NVML nor nvidia-smi could list them. ``problem`` says why some
-    GPUs are missing.
+    ``source`` is None if nothing could list them. ``problem`` says why some are missing.
     """
 
     gpus: tuple[tuple[Gpu, str | None], ...] = ()
@@ -102,8 +96,8 @@ def await_release(
 ) -> tuple[int, ...]:
     """Wait until the driver has released the GPU memory of these ended processes.
 
-    Return the pids that still hold memory after ``bound_s``, as far as the driver has reported by
-    then. Return an empty tuple at once if the driver does not report pids.
+    Return the pids that still hold memory after ``bound_s``, as far as the driver has reported;
+    none at once if it does not report pids.
     """
     deadline = time.monotonic() + bound_s
     left: tuple[int, ...] = ()
@@ -190,7 +184,7 @@ def package_path() -> str:
 
 
 def answer_by_nvml(question: Question, libraries: Iterable[str]) -> _Answer:
-    """Return the answer to a question as plain data, from the first library that can be loaded."""
+    """Return the answer to a question from the first library that can be loaded."""
     lib = load_nvml(libraries)
     if lib is None:
         return ("missing", [], [], 0)
@@ -289,7 +283,7 @@ class _ProcessV2(ctypes.Structure):
 
 
 def load_nvml(names: Iterable[str]) -> NvmlLibrary | None:
-    """Return the first of these libraries that can be loaded; None if none can."""
+    """Return the first of these libraries that can be loaded, if any."""
     return next(filter(None, map(_load, names)), None)
 
 
@@ -301,7 +295,7 @@ def _load(name: str) -> NvmlLibrary | None:
 
 
 def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
-    """Return each GPU with its PCI bus id, and a line for each GPU that cannot be used.
+    """Return each GPU with its PCI bus id, and a line for each unusable one.
 
     Raises NvmlError if the driver does not answer, AttributeError if the library lacks a function.
     """
@@ -312,8 +306,7 @@ def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
         for number in range(_count(lib)):
             device, code = _device(lib, number)
             if code == _NO_PERMISSION:
-                # NVML counts it, but a cgroup withholds it: CUDA numbers only the GPUs that it may
-                # open.
+                # NVML counts a GPU that a cgroup withholds, but CUDA does not.
                 hidden += 1
             elif code:
                 problems.append(f"GPU {number - hidden}: {NvmlError(code)}")
@@ -464,8 +457,7 @@ def compute_processes(
     """Return NVML's error number, and (pid, bytes of memory) of processes that compute on a device.
 
     Calls version 2 of nvmlDeviceGetComputeRunningProcesses, which all drivers since 450 have, or
-    version 1 in older drivers. Version 3 is not used, because its structure had another length in
-    some releases of driver 535.
+    version 1. Version 3 had a structure of another length in some releases of driver 535.
     """
     kind: type[_ProcessV1 | _ProcessV2] = _ProcessV2
     try:
@@ -500,15 +492,14 @@ class SmiError(Exception):
 
 
 class _Ran(Record):
-    """Output (both streams) and exit code of a finished command."""
+    """Output (both streams) and exit code of a command."""
 
     text: str
     code: int
 
 
 def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``; None if nvidia-smi is not
-    installed."""
+    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``, if installed."""
     places = [
         *environ.get("PATH", "").split(os.pathsep),
         *(under(root, place) for place in _SMI_PATHS),
@@ -523,7 +514,7 @@ def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
 def read_smi(
     path: str, environ: Mapping[str, str], *, until_s: float
 ) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
-    """Return each GPU with its PCI bus id, and a line for each GPU that cannot be used.
+    """Return each GPU with its PCI bus id, and a line for each unusable one.
 
     ``until_s`` is monotonic time. Raises SmiError if nvidia-smi fails, TimeoutError if it does not
     end in time.
@@ -541,8 +532,8 @@ def read_smi(
 def _parse_list(ran: _Ran) -> tuple[list[Gpu], list[str]]:
     """Return the GPUs in the output of ``nvidia-smi -L``, and its other lines.
 
-    The output has a line for each GPU, followed by a line for each MIG slice. Raises SmiError if
-    the output lists no GPU and has an error other than "no devices".
+    A GPU's line is followed by one for each MIG slice. Raises SmiError if no GPU is listed and the
+    error is another than "no devices".
     """
     gpus: list[Gpu] = []
     others: list[str] = []
@@ -565,10 +556,8 @@ def _parse_list(ran: _Ran) -> tuple[list[Gpu], list[str]]:
 
 
 def _parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
-    """Return index -> (memory in MiB, bus id) from ``--query-gpu`` rows.
-
-    The memory is None if the tool prints ``[N/A]``.
-    """
+    """Return index -> (memory in MiB, bus id) from ``--query-gpu`` rows. The memory may be
+    ``[N/A]``."""
     rows: dict[int, tuple[int | None, str | None]] = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -579,10 +568,7 @@ def _parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
 
 
 def _run_both(path: str, environ: Mapping[str, str], until_s: float) -> tuple[_Ran, _Ran]:
-    """Run both commands at the same time, because each takes long to start the driver.
-
-    Return their outputs.
-    """
+    """Run both commands at the same time, because each takes long to start the driver."""
     import subprocess
 
     processes: list[subprocess.Popen[bytes]] = []

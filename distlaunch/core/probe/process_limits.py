@@ -9,14 +9,13 @@ from distlaunch.core.probe.cpus import V2, OwnCgroups
 from distlaunch.core.probe.files import read_text
 
 _STACK_BYTES = 8 << 20
-"""Size of a thread's stack if ``ulimit -s`` is unlimited."""
+"""Size of a thread's stack under ``ulimit -s unlimited``."""
 _NEAR = 4
 """A limit counts as reached if so few remain: other processes may just have ended."""
 
 
 def explain_refusal(root: str = "/") -> str:
-    """Return a clause that names the limit that is reached. If none is known to be, name the limits
-    to check.
+    """Return a clause that names the limit that was reached, or the limits to check.
 
     Called after the kernel has refused a thread or a process (EAGAIN, ENOMEM).
     """

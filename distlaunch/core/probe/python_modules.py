@@ -16,7 +16,7 @@ def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bo
     """Return whether a top-level module exists: built in, on ``path``, on this process's path, or
     by an import hook.
 
-    With ``folders``, a directory without ``__init__.py`` counts as well, as in Python.
+    With ``folders``, a directory without ``__init__.py`` counts, as in Python.
     """
     if name in sys.builtin_module_names or name in sys.stdlib_module_names:
         return True
@@ -42,8 +42,7 @@ def environment_has(name: str, prefix: str) -> bool:
 
 
 def nearest_module(name: str, path: Sequence[str]) -> str | None:
-    """Return the existing module whose name is most similar. Return None if none is similar
-    enough."""
+    """Return the module with the most similar name, if any is similar enough."""
     from difflib import get_close_matches
     from pkgutil import iter_modules
 

@@ -2,8 +2,8 @@
 
 An agent that is a separate process sends ``Hello`` first. Then the coordinator sends, in this
 order: ``Survey``; for each attempt ``Prepare`` (the master's node then listens), ``Reach`` to the
-other nodes, and ``Start``; at the end ``ExitAgent``. It sends ``Ping`` at regular intervals. An
-agent in the launcher's own process gets only the messages of ``TO_AGENT``.
+other nodes, and ``Start``; at the end ``ExitAgent``. It sends ``Ping`` regularly. An agent in the
+launcher's own process gets only the messages of ``TO_AGENT``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 LATE_S = 2.0
-"""After this process was suspended, others have this long to send a message before they are
-considered lost."""
+"""After this process was suspended, others have this long to send a message before they count as
+lost."""
 GREETING = b"\ndistlaunch-agent "
-"""Precedes an agent's first frame, followed by the launcher's random token and a newline. Bytes
-before the greeting (banners, output of a shell's start-up files) are ignored."""
+"""Precedes an agent's first frame, followed by the launcher's random token and a newline. Earlier
+bytes (banners, output of a shell's start-up files) are ignored."""
 PING_S = 2.0
 """How often the coordinator sends ``Ping``."""
 SILENCE_S = 10.0
@@ -37,7 +37,7 @@ SurveyPart = Literal["agent", "directory", "python", "script", "devices"]
 
 
 class WorkerSpec(Record):
-    """One worker of a node. ``argv`` is None if it is the same as in ``Start``."""
+    """One worker of a node. ``argv`` is None if it is that of ``Start``."""
 
     rank: int
     local_rank: int
@@ -48,20 +48,18 @@ class WorkerSpec(Record):
 
 
 class Heartbeat(Record):
-    """The latest numbers (step, loss, samples, ...) that a worker has written to its progress
-    descriptor.
-    """
+    """The latest numbers (step, loss, samples, ...) on a worker's progress descriptor."""
 
     rank: int
     values: Mapping[str, float]
 
 
 class SavedCheckpoint(Record):
-    """A checkpoint that a worker has reported on its progress descriptor as complete."""
+    """A checkpoint that a worker has reported as complete on its progress descriptor."""
 
     rank: int
     step: float
-    """How many steps are done in it: the index of the step with which a resumed job continues."""
+    """The number of done steps, with which a resumed job continues."""
     seconds: float
     """How long it took to write it."""
     bytes: float
@@ -73,23 +71,22 @@ class Stack(Record):
     rank: int
     pid: int
     state: str
-    """Letter of the process state in ``/proc`` (R, S, D, T, t, Z); empty if the process has ended.
-    """
+    """Letter of the process state in ``/proc`` (R, S, D, T, t, Z); empty after its end."""
     text: str
-    """Python stacks of the worker's threads as faulthandler prints them, most recent call first,
-    limited in size. Empty if the worker wrote none."""
+    """Python stacks of the worker's threads by faulthandler, most recent call first, limited in
+    size. Empty if the worker wrote none."""
     taken_s: float = 0.0
     """Time of the request, in seconds on the node's clock."""
     cpu_s: float = 0.0
-    """Processor time in seconds that all threads of the worker have used until then."""
+    """Processor time in seconds of all threads of the worker."""
     children_cpu_s: float = 0.0
-    """Processor time of the worker's descendants. A descendant that holds a GPU counts only if it
-    is a fork of the worker. Other processes on a GPU may be ranks, which use processor time while
-    they wait for each other."""
+    """Processor time of the worker's descendants. One that holds a GPU counts only if it is a fork
+    of the worker: other processes on a GPU may be ranks, which use processor time while they
+    wait."""
     source: str = ""
-    """The line of the file at the innermost frame of the main thread, if it was read in time."""
+    """The line of source at the innermost frame of the main thread, if read in time."""
     holds_gpu: bool = False
-    """The worker has opened a GPU. Its processor time may then be spent waiting for the GPU."""
+    """The worker has opened a GPU, so its processor time may be spent waiting for it."""
 
 
 class WorkerUsage(Record):
@@ -139,28 +136,26 @@ class Route(Record):
     local: str
     """Address of the local end."""
     interface: str
-    """Interface of the local end; empty if not known."""
+    """Interface of the local end; empty if unknown."""
 
 
 # --- coordinator to any agent
 
 
 class Prepare(Record):
-    """Reserve ports for an attempt. The answer is ``Prepared``.
+    """Reserve ports for an attempt. Answered with ``Prepared``.
 
-    On the master's node, ``port`` is the port for rank 0, or 0 for any free port. On other nodes it
-    is None.
+    ``port`` is the port for rank 0 on the master's node, 0 for any free port, and None on other
+    nodes.
     """
 
     attempt: int
     port: int | None
     token: str = ""
     """Until ``Start``, the node listens on the port and sends this token and a newline to each
-    client. If the token is empty, the node only reserves the port."""
+    client. Empty: it does not listen."""
     ports: int = 0
-    """Number of further ports to reserve, for workers that listen themselves. Any free ports will
-    do.
-    """
+    """Number of further ports to reserve, for workers that listen themselves."""
 
 
 class Start(Record):
@@ -172,57 +167,55 @@ class Start(Record):
     cwd: str
     workers: tuple[WorkerSpec, ...]
     uses_gpus: bool
-    """Before the next attempt is prepared, the agent waits until the driver has released the GPU
-    memory of these workers.
-    """
+    """Before the next attempt, the agent waits until the driver has released these workers' GPU
+    memory."""
     signal_group: bool
-    """Signals go to each worker's process group (``--no-python``), not only to its own process."""
+    """Signals go to each worker's process group (``--no-python``), not only to its process."""
     terminal: bool
     """The node's one worker gets a pseudo-terminal."""
     rows: int
     columns: int
     stdin_rank: int | None
-    """The rank that inherits the agent's stdin, or gets ``StdinData``; None if no rank does."""
+    """The rank that inherits the agent's stdin, or gets ``StdinData``."""
     preload: tuple[str, ...] = ()
-    """Modules that a preload server imports once. The server then forks the workers."""
+    """Modules that a preload server imports once before it forks the workers."""
     preload_log: str = ""
     """File for the output of these imports."""
     preload_bound_s: float | None = None
-    """Longest time for the import of one module. After this time, workers start without
-    preloading."""
+    """Longest time for the import of one module. Then workers start without preloading."""
     watch: bool = False
-    """Whether the coordinator detects hangs. The agent then sends ``Alive``, and starts workers so
-    that they can write their stacks."""
+    """Whether the coordinator detects hangs. The agent then sends ``Alive``, and workers can write
+    their stacks."""
     output_period_s: float = 1.0
-    """Shortest time between two ``Alive`` that report nothing but output."""
+    """Shortest time between two ``Alive`` that report only output."""
     bootstrap: str = ""
     """How distlaunch's code is loaded into the workers' interpreter: ``direct``, ``setup`` (by a
     shell), or not at all (empty)."""
     is_remote: bool = False
-    """Whether ``env`` is from another machine. The node's own values (HOME, USER, ...) are used for
-    variables that ``env`` lacks. If the node does not share the run directory, files for it go to
-    the agent's temporary directory."""
+    """Whether ``env`` is from another machine. The node's own values (HOME, USER, ...) complete it,
+    and files for a run directory that the node does not share go to the agent's temporary
+    directory."""
     node_logs: str = ""
     """Directory on the node for an additional log of each rank; empty: none."""
     stdin_from_launcher: bool = False
     """``stdin_rank`` reads the ``StdinData`` of the coordinator, not the agent's own stdin."""
     store: bool = False
-    """Whether the master's node serves Horovod's store on the port that it has reserved."""
+    """Whether the master's node serves Horovod's store on the reserved port."""
     orphan_grace_s: float | None = None
     """Time between TERM and KILL if agent or coordinator vanish. None: the agent's default."""
     shared_memory: tuple[str, ...] = ()
-    """Names of files that a worker may leave behind in /dev/shm, with the placeholders {uid},
-    {address}, {port} and {rank}."""
+    """Names of files that a worker may leave in /dev/shm, with {uid}, {address}, {port} and
+    {rank}."""
     env_starts: Mapping[str, str] = {}
     """Beginnings of variables whose length grows with the job. A worker's own value is appended."""
     run_dir: str = ""
-    """Run directory of the job. If the node has the directory and the launcher dies, the spawner
-    continues the logs there."""
+    """Run directory of the job. If the node has it and the launcher dies, the spawner continues the
+    logs there."""
     layout: Layout = TRAIN
     """Names of the files in ``run_dir``."""
 
     def env_of(self, spec: WorkerSpec) -> Mapping[str, str]:
-        """Return the variables that a worker has in addition to ``env``."""
+        """Return the variables of a worker beside ``env``."""
         return {
             **spec.env,
             **{name: start + spec.env.get(name, "") for name, start in self.env_starts.items()},
@@ -230,10 +223,10 @@ class Start(Record):
 
 
 class Stop(Record):
-    """Send ``signum`` to all workers. After ``grace_s``, kill their process trees.
+    """Send ``signum`` to all workers, and kill their process trees after ``grace_s``, which may be
+    0.
 
-    With a grace of 0 they are killed at once. ``signum`` is 0 if the workers have already got the
-    signal from another program.
+    ``signum`` is 0 if another program has already sent the signal.
     """
 
     attempt: int
@@ -242,10 +235,9 @@ class Stop(Record):
 
 
 class WaitForLeftovers(Record):
-    """Wait for the processes that workers have left running. All workers of the job have exited
-    with 0.
+    """All workers of the job have exited with 0: wait for the processes that they have left.
 
-    After ``linger_s`` the processes get TERM, and after another ``grace_s`` KILL.
+    They get TERM after ``linger_s``, and KILL after another ``grace_s``.
     """
 
     attempt: int
@@ -270,8 +262,7 @@ class CollectStacks(Record):
 
     attempt: int
     serial: int
-    """Number repeated in the answer, by which the coordinator recognises a late answer to an
-    earlier request."""
+    """Repeated in the answer, to recognise a late one."""
 
 
 class ReadUsage(Record):
@@ -299,30 +290,27 @@ class Resize(Record):
 
 
 class Survey(Record):
-    """Report the properties and resources of this node. Answered with ``Surveyed``; may be sent
-    repeatedly."""
+    """Report the properties and resources of this node. Answered with ``Surveyed``; may be
+    repeated."""
 
     serial: int
     workdir: str
     pythons: tuple[str, ...]
-    """Interpreters for the workers; the first that can be executed is used. Empty if the workers
-    are not Python.
-    """
+    """Interpreters for the workers; the first that can be executed is used. Empty if workers are
+    not Python."""
     script: str
-    """Path, relative to ``workdir``; empty if no file is named (``-m``)."""
+    """Path, relative to ``workdir``; empty for ``-m``."""
     program: str
-    """The program of the workers under ``--no-python``; otherwise empty."""
+    """The program of the workers under ``--no-python``."""
     run_dir: str
-    """Run directory of the job. The node may share it with the launcher."""
+    """Run directory of the job. The node may share it."""
     gpus: bool
     topology: bool
     """Read NUMA nodes and cores of the CPUs, for ``--bind``."""
 
 
 class Reach(Record):
-    """Connect to the port on the master's node at each of these addresses. Answered with
-    ``Reached``.
-    """
+    """Connect to the master's port at each of these addresses. Answered with ``Reached``."""
 
     attempt: int
     addresses: tuple[str, ...]
@@ -330,8 +318,7 @@ class Reach(Record):
     port: int
     token: str
     """ASCII text that the right listener sends at once, followed by a newline: another machine may
-    have the same address.
-    """
+    have the same address."""
     bound_s: float
 
 
@@ -342,7 +329,7 @@ class Ping(Record):
 
     serial: int
     silence_s: float | None = None
-    """The user's value to use instead of ``SILENCE_S``."""
+    """The user's value for ``SILENCE_S``."""
 
 
 class Credit(Record):
@@ -352,9 +339,9 @@ class Credit(Record):
 
 
 class StdinData(Record):
-    """Bytes for the rank that reads the launcher's stdin. Empty bytes mean the end of the input.
+    """Bytes for the rank that reads the launcher's stdin; empty bytes are the end.
 
-    The agent answers with ``StdinConsumed`` when it has written bytes to the worker's stdin.
+    The agent answers with ``StdinConsumed`` when the worker's stdin has taken bytes.
     """
 
     data: bytes
@@ -368,7 +355,7 @@ class ExitAgent(Record):
 
 
 class Prepared(Record):
-    """Answer to ``Prepare``: the port reserved for rank 0's store, or why there is none."""
+    """Answer to ``Prepare``: the port for rank 0's store, or why there is none."""
 
     attempt: int
     port: int | None
@@ -377,7 +364,6 @@ class Prepared(Record):
     """None if the only advice is to choose no port; the launcher gives it."""
     warning: str | None
     ports: tuple[int, ...] = ()
-    """The further ports that are reserved."""
 
 
 class Started(Record):
@@ -394,7 +380,7 @@ class WorkerHalted(Record):
 
 
 class Alive(Record):
-    """Activity of workers since the previous message. Sent at most once a second."""
+    """Activity of workers since the previous message, at most once a second."""
 
     attempt: int
     heartbeats: tuple[Heartbeat, ...]
@@ -402,8 +388,7 @@ class Alive(Record):
     wrote: tuple[int, ...]
     """Ranks that wrote output (only if the coordinator detects hangs)."""
     held: bool = False
-    """Output was held back because the reader is slow. Workers may be silent only because of that.
-    """
+    """A slow reader held back output. Workers may be silent only because of that."""
     checkpoints: tuple[SavedCheckpoint, ...] = ()
 
 
@@ -445,8 +430,7 @@ class AgentNotice(Record):
 
 
 class PreloadEnded(Record):
-    """Preloading has ended after ``elapsed_s``. If ``problem`` is set, workers start without
-    preloading."""
+    """Preloading has ended. With ``problem``, workers start without it."""
 
     modules: tuple[str, ...]
     problem: str | None
@@ -466,10 +450,7 @@ class PreloadEnded(Record):
 
 
 class LeftoversRunning(Record):
-    """The node waits for these processes, which its workers have left running.
-
-    Sent some time after ``WaitForLeftovers``.
-    """
+    """Sent some time after ``WaitForLeftovers``: the node waits for these processes."""
 
     attempt: int
     processes: Leftovers
@@ -483,18 +464,16 @@ class SpawnerSignalled(Record):
 
 class AttemptEnded(Record):
     """No process of this attempt is left on the node, except the pids in ``left``, which KILL did
-    not end.
-    """
+    not end."""
 
     attempt: int
     left: tuple[int, ...]
     ended: Leftovers = Leftovers()
-    """Processes left by exited workers that the node ended by TERM or KILL."""
+    """Processes left by exited workers that TERM or KILL ended."""
     killed: Leftovers = Leftovers()
-    """The processes of ``ended`` that needed KILL."""
+    """Those of ``ended`` that needed KILL."""
     port_used: bool | None = None
-    """Whether a process has used rank 0's port; None if no port was reserved for workers of this
-    node."""
+    """Whether a process has used rank 0's port; None if none was reserved on this node."""
 
 
 class AgentFailed(Record):
@@ -507,10 +486,8 @@ class AgentFailed(Record):
 
 
 class Hello(Record):
-    """First message of an agent.
-
-    ``clock`` is its time in seconds. ``Pong`` and ``WorkerExit`` use the same clock.
-    """
+    """First message of an agent. ``clock`` is its time in seconds, also used by ``Pong`` and
+    ``WorkerExit``."""
 
     hostname: str
     python: str
@@ -525,34 +502,31 @@ class Surveyed(Record):
     serial: int
     hostname: str
     environ: Mapping[str, str]
-    """Device masks and other variables of the node's environment that affect devices."""
+    """Device masks and other variables of the node that affect devices."""
     interfaces: tuple[Interface, ...]
     named: tuple[str, ...]
     """The addresses of the node's host name in the resolver's order; empty if the lookup took too
-    long.
-    """
+    long."""
     gpus: GpuInventory
     cpus: CpuInventory
     granted_cpus: int | None
     python: str | None
     """The first of the requested interpreters that exists."""
     script_sha256: str | None
-    """Hash of the script (of a directory's ``__main__.py``); None if the script does not exist."""
+    """Hash of the script (of a directory's ``__main__.py``); None if it does not exist."""
     problem: str | None
     """Why workers cannot run here, as a clause: ``there is no directory /work``."""
     hint: str | None
     shares_run_dir: bool
-    """Whether the node sees the run directory with the launcher's marker file."""
+    """Whether the node sees the run directory with the launcher's marker."""
     problem_part: Literal["agent", "directory", "python", "script", "devices"] = "agent"
-    """The part of the survey that has the problem. ``directory`` is the working directory or the
-    run directory."""
+    """The part of the survey with the problem. ``directory``: the working or the run directory."""
     machine: str = ""
-    """Id of this machine or container, independent of its name; empty if not known."""
+    """Id of this machine or container, independent of its name; empty if unknown."""
 
 
 class Reached(Record):
-    """Answer to ``Reach``: the addresses that this node can connect to, or why it cannot connect to
-    any."""
+    """Answer to ``Reach``: the addresses that this node can connect to, or why there are none."""
 
     attempt: int
     routes: tuple[Route, ...]
@@ -560,7 +534,7 @@ class Reached(Record):
 
 
 class Pong(Record):
-    """Answer to ``Ping``. ``clock`` is the agent's time at which the ping arrived."""
+    """Answer to ``Ping``. ``clock`` is the agent's time at the arrival of the ping."""
 
     serial: int
     clock: float
@@ -581,10 +555,9 @@ class RankEnded(Record):
 
 
 class StdinConsumed(Record):
-    """The agent has written ``size`` bytes to the worker's stdin, so the coordinator may send more.
+    """The worker's stdin has taken ``size`` bytes, so the coordinator may send more.
 
-    ``closed``: the worker has closed its stdin. ``unread`` counts bytes that were sent and will
-    never be read.
+    ``closed``: the worker has closed its stdin. ``unread`` counts bytes that will never be read.
     """
 
     size: int
@@ -595,19 +568,18 @@ class StdinConsumed(Record):
 class AgentEnding(Record):
     """The agent was stopped on its node, or has failed. It ends its workers and exits.
 
-    This is the agent's last message. The connection may remain open meanwhile, because the shell
-    that started the agent holds it.
+    This is its last message. The connection may stay open, because the shell that started the agent
+    holds it.
     """
 
     why: str
     """The reason as a clause: ``the agent was ended by signal 15``."""
     coordinator_silent: bool = False
-    """Whether the reason is that the coordinator has sent no message for too long."""
+    """Whether the coordinator has sent no message for too long."""
 
 
 class AgentSignalled(Record):
-    """An agent started by a scheduler's step received a signal that is meant for the job. The agent
-    only reports the signal."""
+    """An agent of a scheduler's step received a signal for the job, which it only reports."""
 
     signum: int
 

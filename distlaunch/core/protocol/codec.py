@@ -1,9 +1,9 @@
 """Encode messages as frames, and decode and check frames. No I/O.
 
-A frame consists of one byte with the protocol's version, two big-endian 32-bit lengths, a JSON
-object, and raw bytes. The object's ``t`` is the name of the message; its other keys are the
-message's fields. A field annotated ``bytes`` is the raw section. Every received field is checked
-for its type, and every frame for its size. A frame can carry numbers and text, never code.
+A frame is one byte with the protocol's version, two big-endian 32-bit lengths, a JSON object, and
+raw bytes. The object's ``t`` names the message; its other keys are the fields. A field annotated
+``bytes`` is the raw section. Types of fields and sizes of frames are checked. A frame can carry
+numbers and text, never code.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ VERSION = 1
 MAX_OBJECT_BYTES = 64 << 20
 MAX_RAW_BYTES = 1 << 20
 LEAST_BYTES = 4 << 10
-"""Objects up to this size are accepted for every type. A larger object must begin with its type."""
+"""Objects up to this size are accepted for every type. A larger one must begin with its type."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-"""Range of integers. Integers outside of it fit neither in a float nor in arguments of the
-kernel."""
+"""Range of integers. Others fit neither in a float nor in arguments of the kernel."""
 
 _HEADER = struct.Struct(">BII")
 _NAME = re.compile(rb'\{"t":"([A-Za-z]{1,64})"')
@@ -50,7 +49,7 @@ def encode(message: Record) -> bytes:
 
 
 class FrameSize(Record):
-    """Largest size of a frame, as the sizes of its object and of its raw bytes."""
+    """Largest sizes of a frame's object and raw bytes."""
 
     object_bytes: int = MAX_OBJECT_BYTES
     raw_bytes: int = MAX_RAW_BYTES
@@ -60,16 +59,15 @@ _LARGEST = FrameSize()
 
 
 def any_size(_: str) -> FrameSize:
-    """Return the largest size for every message, for frames between a process and its own child."""
+    """Return the largest size for every message, between a process and its own child."""
     return _LARGEST
 
 
 class Decoder(Generic[M]):
-    """Reassembles messages from a byte stream. Only the types passed to the constructor are
-    accepted.
+    """Reassembles messages of the given types from a byte stream.
 
-    ``size_of`` returns the largest allowed size of a frame of a type at this moment. A larger frame
-    is refused before all of it has arrived.
+    ``size_of`` returns the largest size of a frame of a type at this moment. A larger frame is
+    refused before all of it has arrived.
     """
 
     def __init__(
@@ -97,10 +95,8 @@ class Decoder(Generic[M]):
         self._buffer += data
 
     def next(self) -> M | None:
-        """Return the next complete message; None if none has arrived completely.
-
-        Raises ProtocolError if the data is no valid frame, or the frame is too large.
-        """
+        """Return the next complete message, if any. Raises ProtocolError for an invalid or too
+        large frame."""
         if len(self._buffer) < _HEADER.size:
             return None
         version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
@@ -185,8 +181,7 @@ class Decoder(Generic[M]):
 
 
 def _literal_value(kind: str, value: object) -> object:
-    """Return the value if it is one of the words in the text ``Literal['a', 'b']``. Raises
-    TypeError if it is not."""
+    """Return the value if it is one of the words in ``Literal['a', 'b']``. Raises TypeError."""
     if value not in kind[len("Literal[") : -1].replace("'", "").split(", "):
         raise TypeError
     return value

@@ -1,7 +1,6 @@
 """Requests to the launcher of a running job, and its answers: one line of JSON each.
 
-The launcher listens at a Unix socket. The path of the socket follows from the path of the run
-directory, so that a client finds it without a file of the job.
+The launcher listens at a Unix socket, whose path follows from that of the run directory.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import Record
 
 SCHEMA = 1
-"""Increased when a field changes its meaning or is removed. New fields do not count."""
+"""Increased when a field changes its meaning or is removed."""
 LONGEST_REQUEST = 64 << 10
 """Bytes of a request, with its newline."""
 _BASES = ("/tmp", "/var/tmp")  # noqa: S108 - the directory in it is checked
-"""TMPDIR is not used: the launcher and the clients may have different ones, and the path of a Unix
-socket may have 107 bytes only."""
+"""Not TMPDIR: launcher and clients may have different ones, and the path of a Unix socket has at
+most 107 bytes."""
 _NAME_BYTES = 12
 
 
@@ -30,7 +29,7 @@ class ControlRefusal(Enum):
     """Why a launcher does not answer a request."""
 
     MALFORMED = "malformed"
-    """The request is no JSON object with a schema number that the launcher knows, or too long."""
+    """The request is no JSON object with a known schema number, or too long."""
     UNKNOWN = "unknown"
     """The launcher does not know such requests."""
     BUSY = "busy"
@@ -82,7 +81,7 @@ def refusal_line(refusal: ControlRefusal, text: str) -> bytes:
 
 
 def read_result(line: bytes) -> Any:
-    """Return the result in an answer. Raises ControlError if the answer is a refusal, or none."""
+    """Return the result in an answer. Raises ControlError for a refusal or an invalid answer."""
     match _object(line):
         case {"schema": 1, "result": result}:
             return result

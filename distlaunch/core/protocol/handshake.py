@@ -1,13 +1,13 @@
 """The handshake by which a launcher joins a job. Input and output are bytes.
 
 The caller is a launcher, or an agent started by srun, that connects to the rendezvous port. The
-listener is the coordinator. The messages are, in this order, ``Call``, ``Challenge``, ``Proof``,
-and ``Welcome`` or ``Rejected``. The listener may reject the caller at any step.
+listener is the coordinator. The messages are ``Call``, ``Challenge``, ``Proof``, and ``Welcome`` or
+``Rejected``. The listener may reject the caller at any step.
 
-The caller proves first that it knows the secret. So a stranger who reaches the port gets neither
-the listener's proof nor the job's id. The listener sends its proof with ``Welcome``. A proof is
-HMAC-SHA256 over the name of the side (caller or listener) and both nonces, so a replayed or
-reflected proof is wrong. ``token_keys`` makes the key. Without a secret both proofs are empty.
+The caller proves first that it knows the secret. So a stranger gets neither the listener's proof,
+which comes with ``Welcome``, nor the job's id. A proof is HMAC-SHA256 over the name of the side
+(caller or listener) and both nonces, so a replayed or reflected proof is wrong. ``token_keys``
+makes the key. Without a secret both proofs are empty.
 
 Security: without a secret, anybody who reaches the port can join. With a secret, an attacker who
 can change packets on the network can still join.
@@ -40,16 +40,15 @@ from distlaunch.core.protocol.token_keys import (
 )
 
 MOST_FROM_CALLER = 8 << 10
-"""Largest number of bytes that a caller may send before it is admitted."""
+"""Largest number of bytes from a caller before its admission."""
 NONCE_BYTES = 32
 
 _MOST_FROM_LISTENER = 64 << 10
 _HEADER = struct.Struct(">BII")  # of a frame, see ``codec``
 _LINE_ENDS = b"\r\n\r\n"
-"""White space in JSON, added so that a web server sees the end of a request."""
+"""White space in JSON that ends a request for a web server."""
 _NEWEST_FRAMES = 15
-"""If the first byte is at most this, the data may be a frame of another release; otherwise it is
-another protocol."""
+"""A larger first byte is no frame of any release."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
 """Characters that are refused in text for the terminal, in path components, and in environment
@@ -58,12 +57,12 @@ _LONGEST_FIELD = 300
 _LONGEST_NAME = 200
 """Largest number of bytes of a directory's name."""
 _NO_NAMES = ("", "latest")
-"""Names that a run directory may not have: ``latest`` is the link to the newest run directory."""
+"""Names that a run directory may not have: ``latest`` links to the newest one."""
 _LONGEST_TEXT = 4000
 _MOST_RANKS = 1 << 24
 _LONGEST_KEY = 128
 _UNPROVEN = "unproven"
-"""Sent instead of a proof by a caller that cannot make the key."""
+"""Sent in place of a proof by a caller that cannot make the key."""
 _OTHERS = "the port belongs to another "
 _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 
@@ -110,7 +109,7 @@ class RefusalReason(Enum):
 
 
 class HandshakeError(Exception):
-    """The other side is no launcher of this job. ``text`` describes the other side as a clause."""
+    """The other side is no launcher of this job. ``text`` describes it as a clause."""
 
     def __init__(self, reason: RefusalReason, text: str) -> None:
         super().__init__(text)
@@ -133,12 +132,12 @@ class ListenerHandshake:
         admit: Callable[[p.Call], p.Welcome | p.Rejected],
     ) -> None:
         self.call: p.Call | None = None
-        """The caller's request. The caller has proved itself once ``outcome`` is a ``Welcome``."""
+        """The caller's request, proved once ``outcome`` is a ``Welcome``."""
         self.outcome: p.Welcome | p.Rejected | None = None
         self.rejected_for: RefusalReason | None = None
-        """Why the handshake rejected the caller; None if the function ``admit`` rejected it."""
+        """Why the handshake rejected the caller; None if ``admit`` did."""
         self.rejection = ""
-        """The reason as text for the user of this launcher, who may learn more than the caller."""
+        """The reason for this launcher's user, who may learn more than the caller."""
         self._job_identity = job_identity
         self._secret = secret
         self._key_method = ""
@@ -150,8 +149,8 @@ class ListenerHandshake:
     def feed(self, data: bytes) -> bytes:
         """Process received bytes and return the bytes to send.
 
-        Raises HandshakeError if the caller is no launcher of this job. The connection must then be
-        closed without an answer.
+        Raises HandshakeError if the caller is no launcher of this job. Then close the connection
+        without an answer.
         """
         self._received += len(data)
         if self._received > MOST_FROM_CALLER:
@@ -246,12 +245,12 @@ class CallerHandshake:
     ) -> None:
         self.outcome: p.Welcome | p.Rejected | None = None
         self.is_final = False
-        """Whether the outcome is from a listener of this job. With a secret, the listener has
-        proved that it knows the secret."""
+        """Whether the outcome is from a listener of this job, which has proved that it knows the
+        secret, if there is one."""
         self._job_identity = job_identity
         self._secret = secret
         self._expected: str | None = None
-        """The proof that the listener must send; None until ``Proof`` is sent."""
+        """The proof that the listener must send, once ``Proof`` is sent."""
         self._call = p.Call(
             version=p.PROTOCOL_VERSION,
             release=job_identity.release,
@@ -267,8 +266,7 @@ class CallerHandshake:
     def begin(self) -> bytes:
         """Return the first bytes to send.
 
-        The bytes end with an empty line: a web server then answers, and its answer shows that it is
-        no launcher.
+        They end with an empty line, so that a web server answers and can be recognised.
         """
         frame = encode(self._call)
         version, body, raw = _HEADER.unpack_from(frame)
@@ -278,15 +276,12 @@ class CallerHandshake:
 
     @property
     def missing(self) -> int:
-        """Return the largest number of bytes to read.
-
-        Bytes after the last message do not belong to the handshake.
-        """
+        """Return the largest number of bytes to read. Later bytes do not belong to the
+        handshake."""
         return self._reader.missing
 
     def feed(self, data: bytes) -> bytes:
-        """Process received bytes and return the bytes to send, which may be needed even if
-        ``outcome`` is set.
+        """Process received bytes and return the bytes to send, even if ``outcome`` is set.
 
         Raises HandshakeError if the listener is no launcher of this job.
         """
@@ -350,10 +345,8 @@ class CallerHandshake:
 
 
 class _OtherRelease(Exception):  # noqa: N818 - an outcome
-    """The other side is a launcher of another release, and perhaps of another job.
-
-    ``release`` is empty if not known.
-    """
+    """The other side is of another release, and perhaps of another job. ``release`` may be
+    empty."""
 
     def __init__(self, release: str, job_key: str | None = None) -> None:
         super().__init__(release)
@@ -372,7 +365,7 @@ class _Reader:
 
     @property
     def missing(self) -> int:
-        """Return how many bytes the current frame lacks, as far as its length is known."""
+        """Return how many bytes the current frame lacks, as far as known."""
         return self._size - len(self._buffer)
 
     @property
@@ -445,10 +438,8 @@ _KNOWN = (
 
 
 def _other_release_of(body: bytes, names: set[str]) -> _OtherRelease | None:
-    """Return release and job of a message whose fields differ from those in this release.
-
-    Return None if the data is no message.
-    """
+    """Return release and job of a message with other fields than in this release; None for other
+    data."""
     try:
         record = json.loads(body)
     except (ValueError, RecursionError):
@@ -478,7 +469,6 @@ def _check_call(call: p.Call) -> None:
 
 
 def _is_valid(welcome: p.Welcome) -> bool:
-    """Return whether the run directory's name is a single path component, and the rank is possible."""
     name = welcome.folder or welcome.job_id
     one_name = name not in _NO_NAMES and name[0] not in ".-" and "/" not in name
     one_name = one_name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
@@ -492,8 +482,7 @@ def _is_valid(welcome: p.Welcome) -> bool:
 
 
 def _sanitized(rejection: p.Rejected) -> p.Rejected:
-    """Return the listener's rejection with printable, shortened text and an exit code between 1 and
-    255."""
+    """Return the rejection with printable, shortened text and an exit code between 1 and 255."""
     code = rejection.exit_code if 0 < rejection.exit_code < 256 else EXIT_USAGE
     hint = None if rejection.hint is None else printable(rejection.hint[:_LONGEST_TEXT], keep="\n")
     text = printable(rejection.text[:_LONGEST_TEXT], keep="\n")
@@ -501,10 +490,8 @@ def _sanitized(rejection: p.Rejected) -> p.Rejected:
 
 
 def _short_key(job_key: str) -> str:
-    """Return the job key in the form in which it is sent.
-
-    A long key (such as a long --job-id) is abbreviated to its beginning and its hash.
-    """
+    """Return the job key as it is sent: a long one (such as a long --job-id) as its beginning and
+    hash."""
     if len(job_key) <= _LONGEST_KEY:
         return job_key
     import hashlib

@@ -1,11 +1,10 @@
-"""Messages between the launchers of one job over TCP. There is one launcher per node or per worker.
+"""Messages between the launchers of one job over TCP, one launcher per node or per worker.
 
 A launcher never executes a command that another launcher sends: its own command line decides what
 runs. Messages contain numbers, addresses, host names, and text for users.
 
-The connection begins with the handshake (``handshake``). After ``Welcome``, the messages are those
-of ``agent_messages`` except those with commands: ``SurveyNode`` replaces ``Survey``, and
-``StartWorkers`` replaces ``Start``.
+After the handshake, the messages are those of ``agent_messages`` except those with commands:
+``SurveyNode`` replaces ``Survey``, and ``StartWorkers`` replaces ``Start``.
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ from distlaunch.core.protocol import agent_messages as m
 
 PROTOCOL_VERSION = 3
 MOST_ATTEMPTS = 1 << 20
-"""Largest number of attempts. At one attempt per second this takes twelve days."""
+"""Largest number of attempts: twelve days of one attempt per second."""
 
 
 def is_possible_last_attempt(attempt: int, restarts: int) -> bool:
-    """Return whether a launcher's report of its last attempt and its number of restarts is
-    plausible.
+    """Return whether a launcher's last attempt (-1: none) and its number of restarts are plausible.
 
-    ``attempt`` is the number of the last attempt, -1 if there was none. It must be below
-    MOST_ATTEMPTS, and ``restarts`` cannot exceed ``attempt``.
+    ``attempt`` must be below MOST_ATTEMPTS, and ``restarts`` cannot exceed it.
     """
     return -1 <= attempt < MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
 
@@ -40,19 +37,17 @@ class Call(Record):
 
     version: int
     release: str
-    """Release of distlaunch, such as 0.1.0. All launchers of a job must have the same."""
+    """Release of distlaunch, such as 0.1.0, the same in all launchers."""
     job_key: str
-    """The scheduler's job id or --job-id; may be empty. All launchers of a job must have the same.
-    """
+    """The scheduler's job id or --job-id, the same in all launchers; may be empty."""
     rank: int | None
-    """The launcher's node rank; if each worker has a launcher, the worker's rank. None: the
-    coordinator assigns a rank."""
+    """The node rank, or the worker's rank with a launcher per worker. None: the coordinator assigns
+    one."""
     host: str
     instance: str
-    """Random id of this launcher, by which the coordinator recognises a launcher that
-    reconnects."""
+    """Random id by which the coordinator recognises a launcher that reconnects."""
     nonce: str
-    """Random value in hexadecimal, on which the listener's proof is computed."""
+    """Random hexadecimal value for the listener's proof."""
     scrypt: bool = True
     """The caller's Python has ``hashlib.scrypt``."""
 
@@ -65,7 +60,7 @@ class Challenge(Record):
     key_method: str
     """How the key of both proofs is made: a constant of ``token_keys``."""
     salt: str
-    """Hexadecimal salt, or a credential of munge; empty if the method needs none."""
+    """Hexadecimal salt, or a credential of munge; may be empty."""
 
 
 class Proof(Record):
@@ -90,47 +85,45 @@ class Welcome(Record):
 
     job_id: str
     rank: int
-    """The launcher's node rank (with a launcher per worker: its rank)."""
+    """The node rank, or the rank with a launcher per worker."""
     folder: str = ""
-    """Name of the run directory if it differs from the job's id."""
+    """Name of the run directory if it is not the job's id."""
     proof: str = ""
     """HMAC-SHA256(key, "listener" nonce-of-the-call nonce-of-the-challenge), hexadecimal; empty
-    without a secret.
-    """
+    without a secret."""
 
 
 class LauncherInfo(Record):
-    """Settings of a launcher, sent right after ``Welcome``. The coordinator checks that the
-    settings of all launchers agree."""
+    """Settings of a launcher, sent right after ``Welcome``. The coordinator checks that those of
+    all launchers agree."""
 
     num_nodes: tuple[int, ...]
     """Smallest and largest number of nodes."""
     slots: int | None
-    """Number of workers; None if the launcher's devices decide."""
+    """Number of workers; None if the devices decide."""
     command: str
     """SHA-256 of the workers' argv without paths of interpreters, for comparison."""
     backend: str
     choices: str
-    """SHA-256 of the backend options that the user has set, for comparison."""
+    """SHA-256 of the user's backend options, for comparison."""
     clock: float
-    """The launcher's time in seconds. ``Pong`` and ``WorkerExit`` use this clock."""
+    """The launcher's time in seconds, also used by ``Pong`` and ``WorkerExit``."""
     wall: float
     """Seconds since the epoch, to find clocks that are far off."""
     attempt: int
-    """The highest attempt that the launcher knows; -1: none. A coordinator that was restarted
-    continues from there."""
+    """The highest attempt that the launcher knows; -1: none. A restarted coordinator continues from
+    there."""
     restarts: int
 
     def __post_init__(self) -> None:
-        """Raise ProtocolError for impossible numbers. A new coordinator would continue from these
-        numbers."""
+        """Raise ProtocolError for impossible numbers, from which a new coordinator would
+        continue."""
         if len(self.num_nodes) != 2 or not is_possible_last_attempt(self.attempt, self.restarts):
             raise ProtocolError("it reports impossible numbers of nodes, attempts or restarts")
 
 
 class SurveyNode(Record):
-    """Like ``Survey``, but the launcher's own command line determines directory, programs and
-    script."""
+    """Like ``Survey``, but the launcher's own command line has directory, programs and script."""
 
     serial: int
 
@@ -142,8 +135,7 @@ class StartWorkers(Record):
     restarts: int
     node_rank: int
     local_ranks: tuple[int, ...]
-    """The workers of the node that this launcher runs: all of them, or one if each worker has a
-    launcher."""
+    """The workers that this launcher runs: all of the node, or one with a launcher per worker."""
     hosts: tuple[str, ...]
     """Hosts by node rank."""
     slots: tuple[int, ...]
@@ -151,12 +143,11 @@ class StartWorkers(Record):
     master_addr: str
     master_port: int
     interface: str
-    """Interface to the other nodes (GLOO_SOCKET_IFNAME); empty if the variable need not be set."""
+    """Interface to the other nodes (GLOO_SOCKET_IFNAME), if it must be set."""
     nccl_interface: str = ""
     """The interface for NCCL_SOCKET_IFNAME."""
     cluster: tuple[str, ...] = ()
-    """``HOST:PORT`` by rank, the same number for each rank, if the backend's workers need each
-    other's ports."""
+    """``HOST:PORT`` by rank, equally many for each, if workers need each other's ports."""
 
 
 class LauncherSignalled(Record):
@@ -166,15 +157,14 @@ class LauncherSignalled(Record):
 
 
 class ExitLauncher(Record):
-    """The job has ended. Exit with this code; ``text`` is printed at the end for the user."""
+    """The job has ended. Exit with this code; ``text`` is printed for the user."""
 
     exit_code: int
     text: str
     summary: str = ""
-    """Why the job has failed, in one sentence, for the error file; empty if it has not failed."""
+    """Why the job has failed, in one sentence, for the error file."""
     is_error: bool = False
-    """Whether ``text`` reports an error. Otherwise it is the last line of a job that was
-    stopped."""
+    """Whether ``text`` is an error. Otherwise it is the last line of a stopped job."""
 
 
 class Notice(Record):

@@ -17,11 +17,10 @@ class LeftoverProcess(Record):
     """A process that an exited worker has left running."""
 
     rank: int | None
-    """The rank of the worker from which the process descends; None if neither the process's session
-    nor its environment shows the rank."""
+    """The rank of the worker from which it descends, if its session or environment shows it."""
     pid: int
     command: str
-    """The process's argument list on one line, shortened."""
+    """The argument list on one line, shortened."""
 
 
 class Leftovers(Record):
@@ -33,50 +32,48 @@ class Leftovers(Record):
 
 
 class Setup(Record):
-    """The values that all workers of an attempt share."""
+    """Common values of an attempt's workers."""
 
     env: Mapping[str, str]
     cwd: str
     cookie: str
     nofile: int
-    """The workers' soft limit of open files: the limit with which the launcher was started."""
+    """The workers' soft limit of open files: that with which the launcher was started."""
     signal_group: bool
     """Stop signals go to the workers' process groups, even if the agent has vanished."""
     job_id: str = ""
-    """Job id for the spawner's process title, if the id was not known when the spawner started."""
+    """Job id for the spawner's process title, if unknown when it started."""
     orphan_grace_s: float | None = None
     """Time between TERM and KILL if the agent vanishes. None: the spawner's default."""
     temporary_dir: str = ""
-    """The agent's temporary directory. The spawner removes it if the agent vanishes."""
+    """The agent's temporary directory, which the spawner removes if the agent vanishes."""
     shared_memory: tuple[str, ...] = ()
-    """Names of files that the workers may leave behind in /dev/shm. The spawner removes them after
-    the last worker has exited."""
+    """Names of files that workers may leave in /dev/shm, which the spawner removes after the last
+    worker."""
     attempt: int = 0
     log_dir: str = ""
-    """Run directory in which the spawner continues the logs if the agent vanishes; empty: no logs.
-    """
+    """Run directory in which the spawner continues the logs if the agent vanishes; empty: no
+    logs."""
     layout: Layout = TRAIN
     """Names of the files in ``log_dir``."""
 
 
 class Preload(Record):
-    """Start a preload server, which imports modules once. All further workers are forked from the
-    server.
+    """Start a preload server, which imports modules once. Later workers are forked from it.
 
-    The spawner sends ``Preloaded`` or ``PreloadFailed``. ``PreloadFailed`` may also follow
-    ``Preloaded`` at any time, if the server has ended. ``StillPreloading`` reports slow imports,
-    and ``ModuleLeftOut`` a module that cannot be preloaded. One descriptor accompanies the frame,
-    for the server's output. The server has the environment of the last ``Setup``.
+    The answer is ``Preloaded`` or ``PreloadFailed``, which may also follow later if the server has
+    ended. ``StillPreloading`` reports slow imports, ``ModuleLeftOut`` a module that cannot be
+    preloaded. One descriptor accompanies the frame, for the server's output. The server has the
+    environment of the last ``Setup``.
     """
 
     modules: tuple[str, ...]
     argv: tuple[str, ...]
-    """The workers' common command, with which the server itself is started."""
+    """The workers' common command, with which the server is started."""
     env: Mapping[str, str]
-    """Variables in addition to the common environment: variables of workers that libraries read
-    during their import."""
+    """Variables that libraries read during their import, beside the common environment."""
     bound_s: float | None
-    """Longest time for the import of one module. After this time the server is killed."""
+    """Longest time for the import of one module. Then the server is killed."""
 
 
 class Spawn(Record):
@@ -84,51 +81,48 @@ class Spawn(Record):
 
     rank: int
     descriptors: tuple[int, ...]
-    """The descriptors' numbers in the worker, in the same order, each below ``nofile``."""
+    """The descriptors' numbers in the worker, each below ``nofile``."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     terminal: bool
-    """The worker's descriptors are a terminal, which becomes its controlling terminal."""
+    """The worker's descriptors are a terminal, which becomes its controlling one."""
     read_ends: tuple[int, ...] = ()
-    """Streams whose read ends follow the worker's descriptors. The spawner keeps them open. 1:
-    stdout, 2: stderr, 0: progress."""
+    """Streams whose read ends follow, to be kept open. 1: stdout, 2: stderr, 0: progress."""
 
 
 class Signal(Record):
-    """Send a signal to workers: to their process, their process group, or their whole tree.
-
-    The last is possible with KILL, STOP and CONT.
-    """
+    """Send a signal to workers: to their process, their group, or (KILL, STOP and CONT) their
+    tree."""
 
     ranks: tuple[int, ...]
     signum: int
     scope: str
     caught_only: bool
-    """Send the signal only to processes that catch it. USR1, for example, kills a process that does
-    not catch it."""
+    """Send the signal only to processes that catch it, because USR1, for example, would kill
+    others."""
 
 
 class EndLeftovers(Record):
-    """Send TERM once to every process that exited workers have left behind, now and later."""
+    """Send TERM once to every process that exited workers have left, now and later."""
 
     asked: bool = False
     """A scheduler has already sent TERM to all processes that run now."""
 
 
 class Sweep(Record):
-    """Send ``Swept`` when no process of any worker remains. Before that, send ``LeftoversRemain``
+    """Send ``Swept`` when no process of any worker remains, and before that ``LeftoversRemain``
     once.
 
-    With ``kill``, kill the remaining processes instead of waiting for them.
+    With ``kill``, kill the remaining processes.
     """
 
     kill: bool = False
 
 
 class CoordinatorLost(Record):
-    """The agent has lost the coordinator and is ending the workers. If they have not ended after
-    ``bound_s``, the spawner ends them."""
+    """The agent has lost the coordinator and ends the workers; after ``bound_s`` the spawner
+    does."""
 
     bound_s: float
 
@@ -153,7 +147,7 @@ class Spawned(Record):
 class SpawnFailed(Record):
     """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``.
 
-    The spawner sends no ``WorkerExit`` for the worker; the worker table makes one.
+    No ``WorkerExit`` follows; the worker table makes one.
     """
 
     rank: int
@@ -173,16 +167,14 @@ class Preloaded(Record):
 
 
 class StillPreloading(Record):
-    """The import of ``module`` has taken ``elapsed_s`` so far. An empty name means that no import
-    has begun."""
+    """The import of ``module`` has taken ``elapsed_s`` so far. Empty: no import has begun."""
 
     module: str
     elapsed_s: float
 
 
 class ModuleLeftOut(Record):
-    """A module cannot be preloaded, so workers import it themselves. The other modules are
-    preloaded."""
+    """A module cannot be preloaded, so workers import it themselves."""
 
     module: str
     reason: str
@@ -208,15 +200,13 @@ class SpawnerFailed(Record):
 
 
 class LeftoversRemain(Record):
-    """These processes of exited workers still run. ``Swept`` follows when all of them have
-    ended."""
+    """These processes of exited workers still run. ``Swept`` follows when they have ended."""
 
     processes: Leftovers
 
 
 class Swept(Record):
-    """No process of the workers remains, except these pids. KILL did not end them, because they are
-    stuck in the kernel."""
+    """No process of the workers remains, except these pids, which are stuck in the kernel."""
 
     left: tuple[int, ...]
     ended: Leftovers = Leftovers()

@@ -1,8 +1,8 @@
 """Make the key by which launchers prove in the handshake that they belong to one job.
 
-A token with 128 bits is used as the key. From any other token the key is derived slowly, with the
+A token with 128 bits is the key. From any other token the key is derived slowly, with the
 listener's salt, so that a recorded proof does not help in guessing the token. Without a token,
-munge can transport a random key to processes of the same user on the nodes of a cluster.
+munge can carry a random key to processes of the same user on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -20,29 +20,26 @@ _SALT_BYTES = 16
 _SALT = re.compile(r"[0-9a-f]{16,128}")
 _STRONG = re.compile(rb"[0-9a-fA-F]{32,}")
 _LEAST_VARIED = 8
-"""Least number of different digits. A token with fewer is treated as weak; of ten million random
-tokens of 32 digits, one has fewer."""
+"""Least number of different digits. A token with fewer counts as weak; of ten million random tokens
+of 32 digits, one has fewer."""
 _SCRYPT = {"n": 1 << 14, "r": 8, "p": 1, "maxmem": 64 << 20, "dklen": 32}
 """Parameters that need 16 MB and about 50 ms (RFC 7914)."""
 _PBKDF2_ROUNDS = 600_000
-"""Rounds for HMAC-SHA256, as OWASP's cheat sheet on password storage recommends."""
+"""Rounds for HMAC-SHA256, by OWASP's cheat sheet on password storage."""
 
 
 class Munge(Protocol):
     """Carries a key to processes of the same user on other nodes."""
 
     def seal(self, key: str) -> str:
-        """Return a credential with the key, which only the same user can open. Raises OSError if
-        munge fails."""
+        """Return a credential with the key that only the same user can open. Raises OSError."""
 
     def open(self, credential: str) -> str:
-        """Return the key in a credential that the same user has made. Raises OSError if munge
-        refuses the credential."""
+        """Return the key in a credential of the same user. Raises OSError."""
 
 
 class NoKeyError(Exception):
-    """No key can be made, because the other side has another secret or none. ``text`` is a
-    clause."""
+    """No key can be made: the other side has another secret or none. ``text`` is a clause."""
 
     def __init__(self, text: str, hint: str) -> None:
         super().__init__(text)
@@ -74,10 +71,8 @@ class ListenerSecret:
             self._credential = munge.seal(key)
 
     def offer(self, *, scrypt: bool) -> tuple[str, str]:
-        """Return the method and the salt for a caller.
-
-        ``scrypt``: the caller's Python can compute scrypt.
-        """
+        """Return method and salt for a caller. ``scrypt``: the caller's Python can compute
+        scrypt."""
         if self._credential:
             return MUNGE, self._credential
         if self._token is None:
@@ -89,14 +84,14 @@ class ListenerSecret:
         return PBKDF2, self._salt
 
     def key(self, key_method: str) -> bytes | None:
-        """Return the key for a method that was offered; None without a secret."""
+        """Return the key for an offered method; None without a secret."""
         if key_method not in self._keys:
             self._keys[key_method] = _derive_key(self._token or b"", key_method, self._salt)
         return self._keys[key_method]
 
 
 class CallerSecret:
-    """Makes the keys of a caller. A key is not derived again for a repeated offer."""
+    """Makes the keys of a caller. A repeated offer costs no second derivation."""
 
     def __init__(
         self, token: bytes | None, munge: Munge | None, *, scrypt: bool | None = None
@@ -171,10 +166,8 @@ _MUNGE_HINT = "to do without munge, set the same DISTLAUNCH_TOKEN for all launch
 
 @cache
 def has_scrypt() -> bool:
-    """Return whether this Python can compute scrypt.
-
-    OpenSSL may lack the function, or refuse it when called, as in FIPS mode.
-    """
+    """Return whether this Python can compute scrypt. OpenSSL may lack it, or refuse it, as in FIPS
+    mode."""
     import hashlib
 
     try:
@@ -200,7 +193,7 @@ def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
     """Return the proof of one side in hexadecimal; empty without a key.
 
     ``side`` is "caller" or "listener". ``other`` is this side's random value, ``nonce`` that of the
-    side that verifies the proof.
+    verifying side.
     """
     if key is None:
         return ""
@@ -210,8 +203,7 @@ def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
 
 
 def is_same_proof(given: str, expected: str) -> bool:
-    """Return whether the received proof ``given`` equals the ``expected`` one, compared in constant
-    time."""
+    """Return whether the received proof equals the expected one, in constant time."""
     if not expected:
         return not given
     import hmac
