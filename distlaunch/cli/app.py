@@ -69,9 +69,8 @@ def run_app(
 ) -> int:
     """Run the typer application and return the exit code.
 
-    Errors of typer are raised as LaunchError. A known command is called directly, not through the
-    root command: newer typer versions load pydantic (100 ms) to check the options of the root
-    command, which has none.
+    Errors of typer are raised as LaunchError. A known command is called directly: for the root
+    command, newer typer versions load pydantic (100 ms).
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
@@ -98,10 +97,7 @@ def run_app(
 
 
 def _refuse_options_of_train(word: str) -> None:
-    """Raise UsageError if the first word is not a command but an option of train or torchrun.
-
-    The hint names the command, or our option that replaces torchrun's.
-    """
+    """Raise UsageError. The hint names the command, or our option that replaces torchrun's."""
     flag = word.partition("=")[0].replace("_", "-")
     if flag == "--local-rank":
         raise UsageError(
@@ -127,8 +123,7 @@ def _refuse_options_of_train(word: str) -> None:
 def build_app(
     environ: Mapping[str, str], *, train: Train, plan: Plan, render: Render
 ) -> typer.Typer:
-    """Return the typer application. Its commands call ``train``, ``plan`` and ``render`` with
-    parsed options."""
+    """Return the typer application."""
     app = typer.Typer(
         name="distlaunch",
         cls=_Commands,
@@ -174,27 +169,22 @@ def build_app(
 
 
 def _help_of(ctx: Any) -> str:
-    """Return the help of the command that a click context belongs to. Replaces typer's own help."""
     words = ctx.command_path.split()[1:]
     return help_text(words, terminal_columns(os.environ)).rstrip("\n")
 
 
 class _Command(TyperCommand):
-    """A command whose help has distlaunch's own layout."""
-
     def get_help(self, ctx: Any) -> str:
         return _help_of(ctx)
 
 
 class _Group(TyperGroup):
-    """A group of commands whose help has distlaunch's own layout."""
-
     def get_help(self, ctx: Any) -> str:
         return _help_of(ctx)
 
 
 class _Commands(_Group):
-    """The root command. For an unknown command, the error names the most similar command."""
+    """For an unknown command, the error names the most similar one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
@@ -206,8 +196,6 @@ class _Commands(_Group):
 
 
 class _TableCommand(_Command):
-    """A command with an option table. Its arguments are parsed by ``cli/parser``."""
-
     run: Callable[[Sequence[str]], int]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -219,7 +207,6 @@ class _TableCommand(_Command):
 
 
 def _settings() -> dict[str, Any]:
-    """Make the context settings of the root and its commands."""
     return {
         "help_option_names": [*reversed(HELP_FLAGS)],
     }
@@ -232,11 +219,6 @@ def _add(
     name: str,
     path: tuple[str, ...] = (),
 ) -> None:
-    """Add a command to the application. The command calls ``run`` with its arguments.
-
-    ``path`` has the words of the command if there are several, such as ``accelerate launch``.
-    """
-
     def nothing() -> None:
         """Has no parameters, which typer reads. The function is never called."""
 
@@ -250,8 +232,6 @@ def _add(
 
 
 def _add_torchrun(app: typer.Typer, environ: Mapping[str, str], name: str) -> None:
-    """Add ``torchrun`` or ``torch.distributed.launch``."""
-
     def run_torchrun(words: Sequence[str]) -> int:
         from distlaunch.cli.compat.torchrun.command import torchrun
 
@@ -263,7 +243,6 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str], name: str) -> No
 def _add_drop_in(
     app: typer.Typer, environ: Mapping[str, str], name: str, *, command: str = ""
 ) -> None:
-    """Add a command, called as its launcher or ``command``, that takes the launcher's words."""
     before = [command] if command else []
 
     def run_drop_in(words: Sequence[str]) -> int:
@@ -312,8 +291,6 @@ def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
 
 
 def _add_help(app: typer.Typer, environ: Mapping[str, str]) -> None:
-    """Add the commands ``help`` and ``version``."""
-
     @app.command(
         "help",
         cls=_Command,
@@ -344,8 +321,6 @@ def _add_completion(app: typer.Typer, environ: Mapping[str, str]) -> None:
 
 
 class _Files(_Group):
-    """The command ``render``. Its help lists the file formats."""
-
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             raise UsageError(
@@ -356,7 +331,6 @@ class _Files(_Group):
 
 
 def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) -> None:
-    """Add ``render`` with a command for each file format."""
     files = typer.Typer(
         cls=_Files,
         help="Print a file that runs a training job on a cluster.",

@@ -238,7 +238,7 @@ def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> 
 
 
 def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
-    """Read ``4`` or ``2:4``. Return one number, or both ends if they differ."""
+    """Read ``4`` or ``2:4``. Equal ends give one number."""
     least, colon, most = text.partition(":")
     if not colon:
         return _whole(text, source, least=1, most=MOST_COUNTED, also=" or MIN:MAX")
@@ -252,7 +252,7 @@ def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
 
 
 def _delay(text: str, source: str) -> tuple[float, float]:
-    """Return the first and the longest delay in seconds, from ``8:60``. A single number is both."""
+    """Read ``8:60``: the first and the longest delay in seconds."""
     first, colon, most = text.partition(":")
     first_s = _seconds(first, source, also=" or S:MAX")
     if not colon:
@@ -271,7 +271,6 @@ def _seconds(
     default_s: float | None = None,
     also: str = "",
 ) -> float:
-    """Return the seconds of a time. A number without a unit is in seconds."""
     from distlaunch.core.model.duration import read_duration
 
     value_s = read_duration(text)

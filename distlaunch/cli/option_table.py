@@ -1,13 +1,10 @@
-"""The option table of train. The parser, the completion and the help are made from it.
+"""The option table of train, from which parser, completion and help are made.
 
-A row describes an option, except for its default, which is the default of the field in
-``TrainOptions``. A default may also come from the environment (``Option.variable``). distlaunch
-sets none of these variables for workers, so a launcher started by a worker does not inherit options
-of its parent.
+An option's default is that of the field in ``TrainOptions``, or comes from its variable. Workers
+get none of these variables, so a launcher started by a worker inherits no options.
 
-``absent`` lists the commands and file formats to which an option does not apply, with the reason.
-In all others it applies: ``render`` writes it into the file's command line, ``torchrun`` reads its
-variable, and the other drop-in commands accept it as an option.
+``absent`` lists the commands and file formats to which an option does not apply. In all others it
+applies: ``render`` writes it, ``torchrun`` reads its variable, the other drop-ins accept it.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ GROUP_TITLES: dict[Group, str] = {
 _DEFAULTS = defaults_of(TrainOptions)
 HELP_FLAGS = ("--help", "-h")
 LEAST_LOST_S = 5.0
-"""Least value of --lost-after. Nodes are pinged every 2 s."""
+"""Nodes are pinged every 2 s."""
 LEAST_JOIN_S = 0.1
 """Within a shorter time no launcher can connect."""
 LEAST_SILENCE_S = 1.5
@@ -61,8 +58,7 @@ def _row(
     absent: Mapping[Place, Absence] | None = None,
     unset_at: Mapping[Place, str] | None = None,
 ) -> Option:
-    """Return the row of a field of ``TrainOptions``. By default, field and variable are derived
-    from the long flag."""
+    """By default, field and variable are derived from the long flag."""
     words = tuple(flags.split())
     stem = words[-1][2:].replace("-", "_")
     field = field or stem
@@ -91,14 +87,10 @@ _DROP_INS: tuple[Place, ...] = ("torchrun", "accelerate", "deepspeed", "horovodr
 
 
 def _not_in(*places: Place, why: str, hint: str = "", instead: str = "") -> dict[Place, Absence]:
-    """Return the entries of ``absent`` for commands and file formats that share the reason
-    ``why``."""
     return dict.fromkeys(places, Absence(why=why, hint=hint, instead=instead))
 
 
 def _of_torchrun(name: str) -> dict[Place, Absence]:
-    """Return the entry of ``absent`` for an option of train that torchrun's own option or variable
-    ``name`` replaces."""
     return _not_in("torchrun", why="torchrun has an option or a variable of its own", instead=name)
 
 
@@ -771,7 +763,6 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         | _not_in("torchrun", why="torchrun has no such option"),
     ),
 )
-"""Every option of ``train``."""
 
 PLAN_OPTIONS: tuple[Option, ...] = (
     *(option for option in TRAIN_OPTIONS if option.field != "format"),
@@ -796,4 +787,3 @@ PLAN_OPTIONS: tuple[Option, ...] = (
         variable=None,
     ),
 )
-"""The options of ``plan``: those of ``train``, but with ``plan``'s own ``--format``."""

@@ -12,7 +12,7 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 _FOLDERS = ("", "reference", "contributing")
-"""Folders of ``docs/`` with pages, in the order in which their topics are listed."""
+"""In the order in which their topics are listed."""
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(`[^`]*`)")
@@ -26,7 +26,7 @@ below it."""
 
 
 class Block(Record):
-    """One block of a page: a heading, a paragraph, a list item, code or a table."""
+    """One block of a page."""
 
     kind: Literal["heading", "paragraph", "item", "code", "table"]
     text: str = ""
@@ -40,7 +40,7 @@ class Block(Record):
 
 
 def topics() -> tuple[str, ...]:
-    """Return the topics: the names of the pages, without folder and suffix."""
+    """Return the names of the pages, without folder and suffix."""
     return tuple(_files())
 
 
@@ -89,8 +89,7 @@ def show_page(topic: str, columns: int) -> None:
 
 
 def _has_pager(environ: Mapping[str, str]) -> bool:
-    """Return whether the pager that the user has chosen exists. A shell would run a missing pager,
-    and the page would not be shown."""
+    """Check first, because a shell would run a missing pager and show nothing."""
     import shlex
     import shutil
 
@@ -105,8 +104,7 @@ def _has_pager(environ: Mapping[str, str]) -> bool:
 
 
 def page_blocks(text: str) -> Iterator[Block]:
-    """Yield the blocks of a page. ``text`` is Markdown, of which only the features used in our
-    pages are known."""
+    """Yield the blocks of a page. Only the Markdown that our pages use is known."""
     lines = text.splitlines()
     at = 0
     while at < len(lines):
@@ -139,8 +137,7 @@ def page_blocks(text: str) -> Iterator[Block]:
 
 
 def without_marks(text: str) -> str:
-    """Return a line of Markdown (``text``) without links and bold marks. Backticks of code are
-    kept."""
+    """Return a line of Markdown without links and bold marks. Backticks are kept."""
     text = _LINK.sub(r"\1", text)
     parts = _CODE.split(text)
     return "".join(
@@ -150,15 +147,12 @@ def without_marks(text: str) -> str:
 
 
 def file_topics() -> dict[str, str]:
-    """Return the topic of each page by the name of its file."""
+    """Return the topic of each page by file name."""
     return {os.path.basename(path): topic for topic, path in _files().items()}
 
 
 def with_topics(text: str, names: Mapping[str, str]) -> str:
-    """Return a line of Markdown without marks, with the topic after each link to another page.
-
-    ``names`` is the result of ``file_topics``.
-    """
+    """Return a line of Markdown without marks, with the topic after each link to another page."""
 
     def named(link: re.Match[str]) -> str:
         target = link[2].partition("#")[0]
@@ -171,7 +165,7 @@ def with_topics(text: str, names: Mapping[str, str]) -> str:
 
 
 def plain_page(text: str, columns: int) -> str:
-    """Return a page for a terminal with ``columns`` columns. ``text`` is the page in Markdown."""
+    """Return a page for a terminal."""
     width = max(_NARROWEST, min(columns, _WIDEST))
     names = file_topics()
     shown: list[str] = []
@@ -203,8 +197,6 @@ def _plain_block(block: Block, width: int, names: Mapping[str, str]) -> list[str
 
 
 def _plain_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the lines of a table: columns side by side if they fit, else the other cells below the
-    first one."""
     head, *body = rows
     body = [[*row, *[""] * (len(head) - len(row))] for row in body]
     first = max((len(row[0]) for row in body), default=0) + 2

@@ -1,9 +1,7 @@
 """The parser of command lines, driven by option tables.
 
-``scan`` splits a command line into options and other words, for all commands with an option table.
-``build`` converts the texts to values. The parser is our own because typer takes longer to load
-than a worker takes to start; it does not import re or argparse either. ``cli/help.py`` prints the
-help, and ``cli/completion.py`` completes words.
+It is our own because typer takes longer to load than a worker takes to start. It imports neither re
+nor argparse.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from distlaunch.planning.train_options import TrainOptions
 
 PlanFormat = Literal["table", "json"]
 Given = dict[str, list[str]]
-"""Texts of the options on the command line, by field, in their order. A switch has the text ``1``
-or ``0``."""
+"""Texts by field, in the order of the command line. A switch has the text ``1`` or ``0``."""
 
 _GPU_SIZES = ("num_gpus", "gpus_per_node")
 _PROC_SIZES = ("num_procs", "procs_per_node")
@@ -29,7 +26,7 @@ _HOST_LISTS = ("hosts", "hostfile", "discover")
 _OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST", "DISTLAUNCH_RENDER")
 """Prefixes of variables that belong neither to options nor to workers."""
 _ATTEMPT = "DISTLAUNCH_ATTEMPT"
-"""A variable that every worker has, and every launcher started by a worker."""
+"""Every worker has it, and so has a launcher started by a worker."""
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
@@ -39,8 +36,7 @@ class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for
 def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions:
     """Parse the arguments of ``train``.
 
-    Raises UsageError for an invalid command line, ConfigError for an invalid variable, and
-    HelpRequested if the user asks for help.
+    Raises UsageError for the command line, ConfigError for a variable, and HelpRequested.
     """
     given, rest = scan(argv, TRAIN_OPTIONS)
     return TrainOptions(**build(given, rest, environ, TRAIN_OPTIONS))
@@ -49,10 +45,10 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions
 def parse_plan(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[TrainOptions, PlanFormat, bool]:
-    """Parse the arguments of ``plan``: the options of ``train``, but with plan's own ``--format``.
+    """Parse the arguments of ``plan``. Return the options, the format, and whether ``--expand`` was
+    given.
 
-    Return the options, the format, and whether ``--expand`` was given. Raises UsageError or
-    ConfigError like ``parse_train``.
+    Raises as ``parse_train``.
     """
     given, rest = scan(argv, PLAN_OPTIONS)
     values = build(given, rest, environ, PLAN_OPTIONS)
@@ -62,8 +58,8 @@ def parse_plan(
 
 
 Unknown = Callable[[str, str, Mapping[str, Spelling], Given, Sequence[str]], NoReturn]
-"""Raises UsageError for an unknown flag. The arguments are the flag, the word that contains it, the
-options of the command by flag, the options before the flag, and the words after it."""
+"""Raises UsageError for an unknown flag. Gets the flag, the word that contains it, the command's
+options by flag, the options before it, and the words after it."""
 
 
 def scan(
@@ -78,14 +74,12 @@ def scan(
     """Split ``argv`` into the options before the first positional word or ``--``, and the words
     after.
 
-    Return the texts by field, and the other words. A word that looks like an option is never the
-    value of the option before it: ``--log-dir --quiet`` is an error, ``--log-dir=--quiet`` is not.
-    The other parameters follow the rules of other launchers:
+    A word that looks like an option is never the value of the option before it: ``--log-dir
+    --quiet`` is an error, ``--log-dir=--quiet`` is not. Other launchers' rules:
 
-    * ``abbreviated``: options whose long names may be abbreviated.
-    * ``drops_dashes``: one ``--`` directly after the script is dropped.
-    * ``dashed_values``: words with one dash are values, unless they are an option of this command.
-    * ``unknown``: raises the error for an unknown option; by default ``refuse_unknown``.
+    ``abbreviated``: options whose long names may be abbreviated. ``drops_dashes``: one ``--``
+    directly after the script is dropped. ``dashed_values``: words with one dash are values, unless
+    they are an option. ``unknown``: raises the error for an unknown option.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
     long = {flag: option for option in abbreviated for flag in option.flags if flag[1] == "-"}
@@ -136,7 +130,6 @@ def scan(
 
 
 def _shown(flag: str, option: Spelling) -> str:
-    """Return the flag as messages name it."""
     return option.name if flag == option.flags[-1] else flag
 
 
@@ -155,10 +148,9 @@ def _long_step(
 
 
 def whole_name(flag: str, options: Mapping[str, Spelling]) -> str:
-    """Return the long name, with dashes, that ``flag`` abbreviates; ``flag`` itself if there is
-    none.
+    """Return the long name that ``flag`` abbreviates, or ``flag`` itself.
 
-    ``options`` are by long name. Raises UsageError if several options have this beginning.
+    Raises UsageError if several options have this beginning.
     """
     dashed = _dashed(flag)
     if dashed in options or dashed == HELP_FLAGS[0]:
@@ -171,13 +163,11 @@ def whole_name(flag: str, options: Mapping[str, Spelling]) -> str:
 
 
 def _dashed(flag: str) -> str:
-    """Return a long option with dashes instead of underscores."""
     return "--" + flag[2:].replace("_", "-")
 
 
 def _short_steps(word: str, by_flag: Mapping[str, Spelling]) -> list[Step]:
-    """Split a word of short options, such as ``-m``, ``-xNAME=1``, ``-mxNAME=1`` or ``-H=a:2``,
-    into flags and values."""
+    """Split ``-m``, ``-xNAME=1``, ``-mxNAME=1`` or ``-H=a:2`` into flags and values."""
     name = _one_dash_name(word, by_flag)
     if name is not None:
         return [name]
@@ -195,8 +185,7 @@ def _short_steps(word: str, by_flag: Mapping[str, Spelling]) -> list[Step]:
 
 
 def _one_dash_name(word: str, by_flag: Mapping[str, Spelling]) -> Step | None:
-    """Return the option for a name with one dash, such as ``-np``. The name may be abbreviated, or
-    end with a number.
+    """Read a name with one dash, such as ``-np``, abbreviated, or with a number attached.
 
     If the first letter is itself an option, only the complete name is accepted.
     """
@@ -227,8 +216,7 @@ def _next_value(
     *,
     dashed_values: bool,
 ) -> str:
-    """Return ``word`` as the value of ``flag``. Raises UsageError if it is missing or looks like an
-    option."""
+    """Raise UsageError if the value is missing or looks like an option."""
     name = _shown(flag, option)
     if word is None or word == "--":
         raise UsageError(f"{name} needs a value: {name} {option.metavar}")
@@ -253,9 +241,8 @@ def refuse_unknown(
 ) -> NoReturn:
     """Raise UsageError for an unknown option.
 
-    If it is another program's option, or one of the backend, the hint names what to use instead.
-    Otherwise it names the most similar option. ``given`` has the options before it, ``rest`` the
-    words after it.
+    The hint names the replacement of another program's option, an option of the backend, or else
+    the most similar option.
     """
     from difflib import get_close_matches
 
@@ -299,8 +286,7 @@ def refuse_unknown(
 
 
 def _backend_in(words: Sequence[str]) -> str | None:
-    """Return the value of ``--backend`` in words that have not been parsed. They may include words
-    of the script."""
+    """Search words that may include words of the script."""
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--backend":
@@ -313,11 +299,9 @@ def build(
 ) -> dict[str, Any]:
     """Convert and check the options, add defaults from the environment, and classify SCRIPT.
 
-    ``given`` and ``rest`` are the results of ``scan``. Return values by field, without fields that
-    are not set. The key ``given`` has the flag or variable that set each field. A size on the
-    command line overrides all sizes in the environment, and a host list overrides all other host
-    lists; otherwise they would contradict each other. Raises UsageError or ConfigError for invalid
-    values.
+    Fields that are not set are left out. The key ``given`` has the flag or variable that set each
+    field. A size on the command line overrides all sizes in the environment, and a host list all
+    other host lists: they would contradict each other. Raises UsageError or ConfigError.
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
@@ -359,7 +343,7 @@ def build(
 
 
 def _dropped(given: Given) -> set[str]:
-    """Return the fields whose variables are ignored because of options on the command line."""
+    """Return the fields whose variables are ignored because of the command line."""
     dropped: set[str] = set()
     if any(field in given for field in (*_GPU_SIZES, *_PROC_SIZES)):
         dropped.update(_GPU_SIZES, _PROC_SIZES)
@@ -371,7 +355,7 @@ def _dropped(given: Given) -> set[str]:
 
 
 def _split_variable(text: str, variable: str) -> tuple[str, ...]:
-    """Split the variable of a repeatable option at white space. Quotes are those of a shell."""
+    """Quotes are those of a shell."""
     import shlex
 
     try:
@@ -381,7 +365,6 @@ def _split_variable(text: str, variable: str) -> tuple[str, ...]:
 
 
 def _check_sizes(source: Mapping[str, str]) -> None:
-    """Raise the error if both a number of GPUs and a number of processes are set."""
     gpu = next((source[field] for field in _GPU_SIZES if field in source), None)
     proc = next((source[field] for field in _PROC_SIZES if field in source), None)
     if gpu is not None and proc is not None:
@@ -394,8 +377,7 @@ def _check_sizes(source: Mapping[str, str]) -> None:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each DISTLAUNCH_ variable that distlaunch does not know. Most are
-    misspelt."""
+    """Return a warning for each unknown DISTLAUNCH_ variable; most are misspelt."""
     known = {option.variable for option in TRAIN_OPTIONS if option.variable is not None}
     ours = [
         name

@@ -1,7 +1,7 @@
 """Search all options and pages for a word, for ``distlaunch help WORD``.
 
-Results are ordered by where the word occurs: in the name of a page, in the first cell of a table
-row, in a title, in a heading, in the text. Pages for contributors come last.
+Matches in a page's name come first, then in a table's first cell, a title, a heading, the text.
+Pages for contributors come last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_PAGES = 7
 _MOST_OPTIONS = 3
 _LONGEST_LINE = 160
 _OPTIONS_PAGE = "options"
-"""A page with the same options as the tables. It is skipped if the tables have matches."""
+"""Has the same options as the tables, so it is skipped if they match."""
 _SENTENCE_END = re.compile(r"(?<=[.:;]) +(?=[A-Z`*\"])")
 _NAME, _TITLE, _HEADING, _SUBJECT_OF_REFERENCE, _SUBJECT, _WHOLE_WORD = 60, 55, 50, 45, 30, 10
 _LATE_FOR_DEVELOPERS, _LATE_FOR_NUMBERS = 100, 50
@@ -43,8 +43,6 @@ _DROP_INS: tuple[Place, ...] = ("accelerate", "deepspeed", "horovodrun")
 
 
 class _Hit(Record):
-    """The best match in one page."""
-
     topic: str
     heading: str
     line: str
@@ -52,7 +50,7 @@ class _Hit(Record):
 
 
 def find_option(word: str) -> HelpPage | None:
-    """Return the help of the option with a flag or variable; None if no command has one."""
+    """Return the help of the option with this flag or variable."""
     flag = word.replace("_", "-") if word.startswith("-") else word
     commands: dict[tuple[Row, ...], list[str]] = {}
     for command, place, options in _tables():
@@ -78,7 +76,7 @@ def find_option(word: str) -> HelpPage | None:
 
 
 def find_word(word: str) -> HelpPage | None:
-    """Return the options and the passages of pages that mention a word; None if there are none."""
+    """Return the options and passages that mention a word."""
     pattern = _pattern(word)
     if pattern is None:
         return None
@@ -119,7 +117,6 @@ def find_word(word: str) -> HelpPage | None:
 
 
 def _of_others(flag: str) -> tuple[str, ...]:
-    """Return hints with our replacements for an option of torchrun and for one of sbatch."""
     texts = (
         (f"Instead of torchrun's {flag}", replace_torchrun_option(flag)),
         (f"Instead of sbatch's {flag}, for render slurm", replace_sbatch_option(flag)),
@@ -128,8 +125,7 @@ def _of_others(flag: str) -> tuple[str, ...]:
 
 
 def _tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:
-    """Yield each command with an option table. The second value is the command's key in
-    ``Option.absent``, if it has one."""
+    """Yield as second value the command's key in ``Option.absent``."""
     from distlaunch.cli.commands.render import TARGETS, options_of
 
     yield "train", None, TRAIN_OPTIONS
@@ -147,8 +143,8 @@ def _tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:
 
 
 def _pattern(word: str) -> re.Pattern[str] | None:
-    """Return a pattern for words that begin with ``word``. Dash, underscore and space are equal. A
-    number must match as a whole."""
+    """Match words that begin with ``word``. Dash, underscore and space are equal. A number must
+    match as a whole."""
     stem = word.lower().lstrip("-").rstrip("-")
     if len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
         stem = stem[:-1]
@@ -160,7 +156,7 @@ def _pattern(word: str) -> re.Pattern[str] | None:
 
 
 def _option_rows(pattern: re.Pattern[str]) -> list[Row]:
-    """Return the options that mention the word. Options with the word in their name come first."""
+    """Options with the word in their name come first."""
     found: dict[str, tuple[bool, Row]] = {}
     for command, place, options in _tables():
         if place in _DROP_INS:
@@ -214,7 +210,6 @@ def _score(
 
 
 def _first_line(block: Block) -> str:
-    """Return the first sentence of a block, or the first row of a table."""
     if block.kind == "table":
         return without_marks(": ".join(block.rows[1][:2]))
     text = block.text.partition("\n")[0] if block.kind == "code" else block.text
@@ -224,8 +219,7 @@ def _first_line(block: Block) -> str:
 
 
 def _lines(block: Block, pattern: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the table rows or sentences of a block that contain the word. The second value is
-    whether the word is the first cell of the row."""
+    """Yield as second value whether the word is the first cell of a table row."""
     if block.kind == "table":
         for row in block.rows[1:]:
             if any(pattern.search(cell) for cell in row):
@@ -241,7 +235,7 @@ def _lines(block: Block, pattern: re.Pattern[str]) -> Iterator[tuple[str, bool]]
 
 
 def _whole(pattern: re.Pattern[str], text: str) -> bool:
-    """Return whether the text contains the word as a whole word, or its plural with s."""
+    """Return whether the text contains the word, or its plural with s."""
     return any(
         not re.match(r"(?!s\b)\w", text[found.end() :], re.IGNORECASE)
         for found in pattern.finditer(text.replace("-", " "))
@@ -249,7 +243,6 @@ def _whole(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def _shortened(text: str, pattern: re.Pattern[str]) -> str:
-    """Return an excerpt of a line around the word."""
     if len(text) <= _LONGEST_LINE:
         return text
     found = pattern.search(text)

@@ -1,9 +1,8 @@
 """Suggest distlaunch's option or command to a user who typed one of another launcher.
 
-Used only after a command line was rejected. Covers options of torchrun 2.2 to 2.13,
-``torch.distributed.launch`` and ``mpirun -n``, options of sbatch and others, and words such as
-``torchrun`` or ``train.py`` in place of a command. Options that distlaunch spells as torchrun does
-are not listed.
+Used only after a command line was rejected. Covers torchrun 2.2 to 2.13,
+``torch.distributed.launch``, ``mpirun -n``, sbatch and others. Options that distlaunch spells as
+torchrun does are not listed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _OTHER_COMMANDS = {
     ("list", "ls", "jobs"): "distlaunch ps --all lists the jobs",
     ("log", "tail", "attach"): "distlaunch logs JOB --follow shows the output of a job",
 }
-"""Hints by name of a command that other programs have and distlaunch has not."""
+"""Hints by name of another program's command."""
 
 _ARGUMENTS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
 _NOT_TORCHRUNS = ("-n",)
@@ -56,7 +55,6 @@ def _workers() -> str:
 
 
 def _torchrun_options() -> dict[str, str]:
-    """Return what to use instead, by option of torchrun."""
     workers = of_node = _workers()
     if Opt.GPUS_PER_NODE.exists:
         gpus, procs = Opt.GPUS_PER_NODE("N"), Opt.PROCS_PER_NODE("N")
@@ -111,8 +109,7 @@ def _torchrun_options() -> dict[str, str]:
 
 
 def _similar_options() -> dict[str, str]:
-    """Return hints for options of other programs that resemble an option of distlaunch but mean
-    something else, by option."""
+    """Return hints for options that resemble ours but mean something else."""
     workers = _workers()
     each = workers
     if Opt.GPUS_PER_NODE.exists:
@@ -128,39 +125,28 @@ def _similar_options() -> dict[str, str]:
 
 
 def replace_torchrun_option(flag: str) -> str | None:
-    """Return distlaunch's replacement for an option of torchrun, written ``--with-dashes``.
-
-    Return None if torchrun has no such option.
-    """
+    """Return distlaunch's replacement for an option of torchrun, written ``--with-dashes``."""
     return _torchrun_options().get(flag)
 
 
 def replace_similar_option(flag: str) -> str | None:
-    """Return distlaunch's replacement for an option of another program that resembles an option of
-    distlaunch. Return None for any other option."""
+    """Return distlaunch's replacement for a similar option of another program."""
     return _similar_options().get(flag)
 
 
 def replace_sbatch_option(flag: str) -> str | None:
-    """Return the option of ``render`` that replaces an option of sbatch; None for all other
-    options."""
+    """Return the option of ``render`` that replaces an option of sbatch."""
     return _SBATCH_OPTIONS.get(flag)
 
 
 def drop_in_note(flag: str) -> str:
-    """Return a note that ``distlaunch torchrun`` accepts the option; an empty string if it does
-    not.
-
-    The note is appended to the text that ``replace_torchrun_option`` returns.
-    """
+    """Return a note that ``distlaunch torchrun`` accepts the option, to append to its replacement;
+    empty if it does not."""
     return "" if flag in _NOT_TORCHRUNS else "; or distlaunch torchrun, which takes it as it is"
 
 
 def suggest_command(args: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint for a command line that begins with no command of distlaunch.
-
-    ``args`` is the command line, ``names`` are the commands.
-    """
+    """Return a hint for a command line that begins with no command of distlaunch."""
     from difflib import get_close_matches
 
     from distlaunch.backends.registry import backend_name_for

@@ -1,5 +1,4 @@
-"""``distlaunch backends``: print the backends, the versions of their packages, and their
-options."""
+"""``distlaunch backends``: print the backends, their packages and their options."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from distlaunch.core.model.text import printable
 
 _INDENT = 2
 _NAMES, _OPTIONS = 14, 44
-"""Width of the column with the names of backends, and largest width of the column with options."""
+"""Width of the column of names, and largest width of the column of options."""
 _LEAST_COLUMNS = 40
 
 
@@ -47,11 +46,10 @@ class _Broken(Record):
 def backends(
     name: str | None, fmt: Literal["table", "json"], *, python: tuple[str, str] | None = None
 ) -> int:
-    """Print all backends, or the one called ``name`` with its options. Return the exit code.
+    """Print all backends, or one with its options. Return the exit code.
 
-    ``python`` has two texts: the option that names an interpreter (``--python``), and the
-    interpreter. Its packages are listed instead of those of this process. Raises ConfigError if
-    ``name`` is unknown or the interpreter cannot be run.
+    ``python``: the option that names an interpreter, and the interpreter whose packages are listed.
+    Raises ConfigError if ``name`` is unknown or the interpreter cannot be run.
     """
     found = [find_backend(spelled_backend(name))] if name is not None else list(_all())
     kinds = [each for each in found if not isinstance(each, _Broken)]
@@ -75,8 +73,7 @@ def backends(
 
 
 def _columns() -> int | None:
-    """Return the width at which to wrap lines. Return None if stdout is no terminal, so that
-    programs read whole lines."""
+    """None if stdout is no terminal, so that programs read whole lines."""
     try:
         return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):
@@ -84,10 +81,7 @@ def _columns() -> int | None:
 
 
 def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installed:
-    """Return the packages that an interpreter has. ``who`` names the option for errors.
-
-    Raises ConfigError if the interpreter does not exist or does not answer.
-    """
+    """Raise ConfigError if the interpreter does not exist or does not answer."""
     if shutil.which(python) is None:
         raise ConfigError(f"{who} {printable(python)}: no such executable")
     installed = installed_for(python, requirements, (), environ=os.environ, cwd=os.curdir)
@@ -97,8 +91,7 @@ def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installe
 
 
 def _all() -> Iterator[type[Backend] | _Broken]:
-    """Yield distlaunch's own backends, then those of other packages, even if one cannot be
-    loaded."""
+    """Yield distlaunch's own backends, then those of other packages, broken ones too."""
     yield from map(find_backend, backend_names())
     for name, points in sorted(other_backends().items()):
         if name in backend_names():
@@ -116,7 +109,6 @@ def _all() -> Iterator[type[Backend] | _Broken]:
 def _any_record(
     found: type[Backend] | _Broken, python: str, installed: Installed | None
 ) -> dict[str, Any]:
-    """Return the record of a backend, even if the backend raises an error while it is described."""
     try:
         return _record(found, python, installed)
     except ConfigError as exc:
@@ -158,7 +150,7 @@ def _requirement(found: Found, python: str) -> dict[str, Any]:
 
 
 def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Iterator[str]:
-    """Yield the lines about one backend. A command is never wrapped, so that it can be copied."""
+    """Leave commands unwrapped, so that they can be copied."""
     name, about = printable(record["name"]), printable(record["about"] or record["problem"])
     first, *more = _folded(about, _NAMES, width)
     yield f"{name:<{_NAMES - 1}} {first}"
@@ -206,7 +198,6 @@ def _options(options: Sequence[dict[str, str]], width: int | None) -> Iterator[s
 
 
 def _folded(text: str, margin: int, width: int | None) -> list[str]:
-    """Wrap a text to the width that remains beside a margin. Words are not split."""
     if width is None:
         return [text]
     return textwrap.wrap(text, width - margin, break_long_words=False, break_on_hyphens=False) or [

@@ -32,31 +32,26 @@ EXIT_KILLED = 137
 """Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
 _MOST_RANKS = 1_000_000
 """Limit for ranks of a job whose number of workers is not known."""
-"""Limit for ranks of a job whose number of workers is not known."""
 
 
 class _Request(Record):
-    """A parsed command line."""
-
     values: Mapping[str, Any]
     word: str
     """The job, as the user wrote it; empty for ``ps``."""
     environ: Mapping[str, str]
 
     def job(self) -> Job:
-        """Return the job. Raises UsageError if there is none."""
         return find_job(self.word, self.values.get("log_dir"), self.environ)
 
     @property
     def is_json(self) -> bool:
-        """Return whether --format json was given."""
         return self.values.get("format") == "json"
 
 
 def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run one of the commands of ``JOB_OPTIONS`` and return its exit code.
 
-    Raises LaunchError for what the user can put right, and HelpRequested.
+    Raises LaunchError and HelpRequested.
     """
     command, *words = argv
     request = parse_job_command(command, words, environ)
@@ -180,7 +175,6 @@ def _lines(
     values: Mapping[str, Any],
     keep: Callable[[bytes], bool],
 ) -> Iterator[Line]:
-    """Yield the lines that the options select."""
     attempt, follow = values["attempt"], values["follow"]
     known = attempts_of(job)
     if attempt is not None and attempt not in known and not follow:
@@ -205,10 +199,7 @@ def _written(
     keep: Callable[[bytes], bool],
     ends: Mapping[str, int] | None,
 ) -> Iterable[Line]:
-    """Return the lines that the options select of what has been written so far.
-
-    ``ends``: where a follower begins to read each file. Only lines before that are returned.
-    """
+    """Return the selected lines up to ``ends``, where a follower begins to read each file."""
     tail, since_s = values["tail"], values["since"]
     if tail is None and since_s is None and values["follow"]:
         return ()
@@ -223,7 +214,6 @@ def _written(
 
 
 def _keep(pattern: str | None) -> Callable[[bytes], bool]:
-    """Return the function that chooses lines. Raises UsageError for a wrong pattern."""
     if pattern is None:
         return lambda _: True
     try:
@@ -286,7 +276,6 @@ def _rm(request: _Request) -> int:
 
 
 def _report_end(job: Job) -> int:
-    """Print how a job ended if it was killed, and return the exit code for it."""
     if job.exit_code is not None:
         return job.exit_code
     print_notice(f"job {printable(job.job_id)}: {_how(job)}")
@@ -320,7 +309,6 @@ def _refuse_unknown(
     given: Mapping[str, Sequence[str]],
     rest: Sequence[str],
 ) -> NoReturn:
-    """Raise UsageError for an option that the command does not have, naming the nearest one."""
     del word, given, rest
     from difflib import get_close_matches
 

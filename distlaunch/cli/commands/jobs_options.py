@@ -119,4 +119,3 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
     ),
     "rm": (_LOG_DIR,),
 }
-"""Options by command."""

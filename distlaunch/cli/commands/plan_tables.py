@@ -1,9 +1,8 @@
-"""Print a plan as tables. ``plan --format json`` prints the same record as data.
+"""Print a plan as tables, from the content of ``plan-<attempt>.json``.
 
-The record is the content of ``plan-<attempt>.json``. Nodes that are alike share a row, and so do
-workers that differ only in their numbers, so that a plan of 16,384 nodes fits on one screen. If the
-value of a variable follows from the worker's numbers, it is printed once as a pattern:
-``rank-{rank}``.
+Nodes that are alike share a row, and so do workers that differ only in their numbers, so that a
+plan of 16,384 nodes fits on one screen. A value that follows from the worker's numbers is printed
+once as a pattern: ``rank-{rank}``.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _Data = Mapping[str, Any]
 
 
 class _Worker(NamedTuple):
-    """A worker of the record, with its node's number."""
-
     rank: int
     local_rank: int
     node_rank: int
@@ -57,9 +54,8 @@ class _Group(NamedTuple):
 def plan_table(plan_record: _Data, *, argv: Sequence[str] = ()) -> None:
     """Print a plan to stdout.
 
-    ``argv`` is the workers' command; it is printed if the number of workers is not known yet. If
-    the reader of stdout has gone, raises BrokenPipeError, or SystemExit with newer versions of
-    rich.
+    ``argv`` is printed if the number of workers is not known yet. If the reader of stdout has gone,
+    raises BrokenPipeError, or SystemExit with newer versions of rich.
     """
     from rich.console import Console
 
@@ -146,7 +142,6 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
 
 
 def _restarts(record: _Data) -> str | None:
-    """Return the number of allowed restarts and the delay before each; None if restarts are off."""
     if not record.get("max_restarts"):
         return None
     text = str(record["max_restarts"])
@@ -158,7 +153,6 @@ def _restarts(record: _Data) -> str | None:
 
 
 def _master(record: _Data) -> str | None:
-    """Return rank 0's address and port; None if the record has none."""
     if "master_addr" not in record:
         return None
     return f"{_value(record['master_addr'])}, port {_value(record.get('master_port'))}"
@@ -194,10 +188,7 @@ def _hosts(nodes: Sequence[_Data]) -> str:
 
 
 def _devices(node: _Data, device: object) -> str:
-    """Return the GPUs that a node's workers use.
-
-    If the GPUs are not known before the node is surveyed, return the indices that will be used.
-    """
+    """GPUs that are not known before the survey are shown by the indices that will be used."""
     devices = node.get("devices")
     if devices is not None:
         return _listed(devices)
@@ -212,7 +203,6 @@ def _devices(node: _Data, device: object) -> str:
 
 
 def _listed(devices: Sequence[object]) -> str:
-    """Return devices as text. Indices are folded to ranges."""
     texts = list(map(str, devices))
     indices = [int(text) for text in texts if text.isascii() and text.isdecimal()]
     in_order = len(indices) == len(texts) and sorted(set(indices)) == indices
@@ -220,8 +210,7 @@ def _listed(devices: Sequence[object]) -> str:
 
 
 def _gpus(console: Console, groups: Sequence[_Group]) -> None:
-    """Print the physical GPU of each worker's device, if known. Behind a device mask, device 0 may
-    be GPU 4."""
+    """Behind a device mask, device 0 may be GPU 4."""
     for group in groups:
         gpus = [gpu for gpu in group.nodes[0].get("gpus") or () if gpu]
         if not gpus:
@@ -249,7 +238,6 @@ def _gpus(console: Console, groups: Sequence[_Group]) -> None:
 
 
 def _workers(console: Console, groups: Sequence[_Group]) -> None:
-    """Print a row for each set of workers that are alike but for their numbers."""
     rows: dict[tuple[int, str, tuple[int, ...]], list[_Worker]] = {}
     for place, group in enumerate(groups[:_MOST_NODES]):
         for worker in group.workers:
@@ -275,7 +263,6 @@ def _ranks(workers: Sequence[_Worker]) -> str:
 
 
 def _numbers(numbers: Iterable[int]) -> str:
-    """Return numbers as the text of one cell, however many there are."""
     text = format_ranks(numbers)
     return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
 
@@ -328,13 +315,11 @@ def _environment(
         _line(console, " ".join(yours))
 
 
-class _Missing:
-    """Represents a variable that a worker does not have."""
+class _Missing: ...
 
 
 def _varying(name: str, workers: Sequence[_Worker], values: Sequence[object]) -> str:
-    """Return the text for a variable that differs between workers: a pattern, or else each value
-    with its ranks."""
+    """Return a pattern, or else each value with its ranks."""
     numbers = sorted(_NUMBERS, key=lambda number: not name.startswith(number.upper()))
     pattern = _pattern(numbers, workers, values)
     if pattern is not None:
@@ -358,8 +343,7 @@ def _named(ranks: Sequence[int]) -> str:
 def _pattern(
     numbers: Sequence[str], workers: Sequence[_Worker], values: Sequence[object]
 ) -> str | None:
-    """Return the value as a pattern of one of the worker's numbers, such as ``rank-{rank}``; None
-    if no pattern gives the value of every worker."""
+    """Return None if no number of a worker gives the value of every worker."""
     first = values[0]
     if not isinstance(first, str):
         return None
@@ -397,7 +381,6 @@ def _heading(console: Console, text: str) -> None:
 
 
 def _line(console: Console, text: str) -> None:
-    """Print one indented line. It is not wrapped, so that it can be copied."""
     console.print("  " + printable(text), soft_wrap=True)
 
 

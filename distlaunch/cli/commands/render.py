@@ -1,7 +1,4 @@
-"""The command ``render``: its options, and writing the file or printing it.
-
-The file contains a command line. ``spell`` turns the options of train into its words.
-"""
+"""The command ``render``: its options, and writing the file or printing it."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ def _row(
     repeatable: bool = False,
     variable: bool = True,
 ) -> Option:
-    """Return the row of an option that only these file formats (``targets``) have."""
     words = tuple(flags.split())
     field = words[-1][2:].replace("-", "_")
     elsewhere = Absence(
@@ -199,11 +195,10 @@ _ROWS = (
 )
 
 ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *_ROWS)
-"""The options of ``render`` for all file formats together."""
 
 
 def options_of(target: Target) -> tuple[Option, ...]:
-    """Return the options of one file format: those of ``train``, and the format's own."""
+    """Return the options of one file format."""
     return (*TRAIN_OPTIONS, *(option for option in _ROWS if target not in option.absent))
 
 
@@ -212,8 +207,8 @@ def parse_render(
 ) -> tuple[TrainOptions, RenderOptions]:
     """Parse the arguments of ``distlaunch render TARGET``.
 
-    Raises UsageError like ``parse_train``, and ConfigError for an option of train that does not
-    apply to this file format.
+    Raises UsageError, and ConfigError for an option of train that does not apply to this file
+    format.
     """
     given, rest = parser.scan(
         argv, ALL_OPTIONS, unknown=_refuse_option_of_sbatch if target == "slurm" else None
@@ -227,8 +222,6 @@ def parse_render(
 def _refuse_option_of_sbatch(
     flag: str, word: str, by_flag: Mapping[str, Spelling], given: parser.Given, rest: Sequence[str]
 ) -> NoReturn:
-    """Raise UsageError for an unknown option. If it is an option of sbatch, the hint names our
-    option for it."""
     from distlaunch.cli.suggestions import replace_sbatch_option
 
     if (instead := replace_sbatch_option(flag)) is None:
@@ -240,14 +233,12 @@ def _refuse_option_of_sbatch(
 
 
 def _refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
-    """Raise UsageError for an option of another file format."""
     for option in _ROWS:
         if option.field in fields and (absence := option.absent.get(target)) is not None:
             raise UsageError(f"{option.name} has no meaning in render {target}", hint=absence.hint)
 
 
 def _refuse_absent(target: Target, options: TrainOptions) -> None:
-    """Raise ConfigError if an option of train is set that does not apply to this file format."""
     for option in TRAIN_OPTIONS:
         if (absence := option.absent.get(target)) is not None and _is_set(option, options):
             raise ConfigError(
@@ -257,11 +248,8 @@ def _refuse_absent(target: Target, options: TrainOptions) -> None:
 
 
 def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
-    """Divide the values that ``build`` returned into options of train and options of render.
-
-    A value of ``-o`` without ``=`` is the name of the file, unless the backend has an option of
-    that name. Raises UsageError if two files are named.
-    """
+    """Take a value of ``-o`` without ``=`` as the name of the file, unless the backend has such an
+    option."""
     own = fields_of(RenderOptions)
     backend = values.get("backend", TrainOptions().backend)
     more = {field: value for field, value in values.items() if field in own}
@@ -294,13 +282,11 @@ def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
 
 
 def _is_file_name(word: str) -> bool:
-    """Return whether a word with ``=`` looks like the name of a file, rather than like
-    NAME=VALUE."""
     return "/" in word.partition("=")[0] or word.endswith(_SUFFIXES)
 
 
 def _backend_names(backend: object) -> set[str]:
-    """Return the names of a backend's own options; empty for an unknown backend."""
+    """Return no names for an unknown backend."""
     if backend not in backend_names():
         return set()
     return {option.name for option in find_backend(str(backend)).options()}
@@ -309,8 +295,7 @@ def _backend_names(backend: object) -> set[str]:
 def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> int:
     """Print the file, or write it to ``--out``. Return the exit code.
 
-    ``more`` has render's own options. Raises ConfigError if the options cannot be rendered or the
-    file cannot be written.
+    Raises ConfigError if the options cannot be rendered or the file cannot be written.
     """
     from distlaunch.render.targets import render
 
@@ -329,11 +314,7 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
 
 
 def _write(path: str, data: bytes, *, replace: bool) -> None:
-    """Write the file. Raises ConfigError if it cannot be written.
-
-    A regular file with other content is only overwritten if ``replace``; otherwise raises
-    ConfigError.
-    """
+    """Overwrite a regular file with other content only if ``replace``."""
     try:
         if not replace and os.path.isfile(path) and not _has(path, data):
             raise ConfigError(
@@ -353,10 +334,7 @@ def _has(path: str, data: bytes) -> bool:
 
 
 def _missing_script(options: TrainOptions) -> str | None:
-    """Return a notice if the training script is not on this machine; otherwise None.
-
-    A batch script is mostly submitted on the machine where it was rendered.
-    """
+    """Return a notice: a batch script is mostly submitted on the machine where it was rendered."""
     from distlaunch.launch.script_source import missing_script
 
     missing = missing_script(options, os.getcwd())
@@ -364,14 +342,14 @@ def _missing_script(options: TrainOptions) -> str | None:
 
 
 Spelled = tuple[str, tuple[str, ...]]
-"""The field of an option, and the command-line words that set it."""
+"""The field of an option, and the words that set it."""
 
 
 def spell(options: TrainOptions) -> tuple[Spelled, ...]:
-    """Return the field and the command-line words of each option that is set.
+    """Return each option that is set, in the order of the table.
 
-    The order is that of the option table. Options set by environment variables are included. SCRIPT
-    and its arguments are not. Parsing the words gives the same options again.
+    Includes options set by variables; excludes SCRIPT and its arguments. Parsing the words gives
+    the same options again.
     """
     chosen = [option for option in TRAIN_OPTIONS if option.field != "script"]
     return tuple(

@@ -1,4 +1,4 @@
-"""Run ``train`` and ``plan`` after their options have been parsed."""
+"""Run ``train`` and ``plan``."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def train(options: TrainOptions) -> int:
 
 
 class Front:
-    """Chooses how output is shown: by a console, or by passing the user's terminal to the only
-    worker.
+    """Chooses how output is shown: by a console, or by passing the terminal to the only worker.
 
     ``open_terminal`` and ``open_sink`` may be called in any order and agree on the choice.
     """
@@ -48,12 +47,11 @@ class Front:
         self._terminal: Terminal | None = None
 
     def wants_terminal(self) -> bool:
-        """Return whether the only worker may have the terminal: the user has set neither --format
-        nor --output."""
+        """Return whether the user has set neither --format nor --output."""
         return self._options.format is None and self._options.output == "all"
 
     def open_terminal(self) -> Terminal | None:
-        """Return the user's terminal if the only worker may have it; None otherwise."""
+        """Return the terminal if the only worker may have it."""
         if self._terminal is None and self.wants_terminal():
             from distlaunch.console.passthrough import user_terminal
 
@@ -61,11 +59,7 @@ class Front:
         return self._terminal
 
     def open_sink(self, world_size: int) -> Sink:
-        """Open the sink for the output of the workers.
-
-        If the only worker has the terminal, the sink passes its output on unchanged. Otherwise it
-        is a console.
-        """
+        """If the only worker has the terminal, the sink passes its output on unchanged."""
         if world_size == 1 and self.open_terminal() is not None:
             from distlaunch.console.passthrough import Passthrough
 
@@ -75,8 +69,8 @@ class Front:
     def open_worker_sink(self, outer: OuterLauncher) -> Sink:
         """Open the sink of a launcher that is a worker of another launcher (``outer``).
 
-        Lines have no rank prefix, because the outer launcher adds one. If the user has set --format
-        or --output, the sink is a normal console.
+        Lines have no rank prefix, because the outer launcher adds one, unless the user has set
+        --format or --output.
         """
         if self._options.format is not None or self._options.output != "all":
             return self.open_console(outer.world_size)
@@ -104,8 +98,8 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
     """Print the plan of a job. Start nothing and write no file.
 
     With ``expand``, JSON repeats the variables that all workers share in each worker's ``env``.
-    Unless the plan is the dry run of a job (``train --dry-run``), it may be for another machine: if
-    this machine lacks the GPUs, the plan assumes a machine that has them.
+    Unless the plan is the dry run of a job, it may be for another machine: if this machine lacks
+    the GPUs, the plan assumes a machine that has them.
     """
     from distlaunch.launch.make_plan import make_plan
 

@@ -1,8 +1,4 @@
-"""Code shared by the commands that accept the options of another launcher (drop-in commands).
-
-It builds the rows of a drop-in command's option table and the names of options in its messages, and
-runs the job.
-"""
+"""Code shared by the commands that accept another launcher's options (drop-in commands)."""
 
 from __future__ import annotations
 
@@ -19,24 +15,20 @@ _TRAIN = {option.field: option for option in TRAIN_OPTIONS}
 
 
 class Translation(Record):
-    """A translated command: options of train, and notices to print before the job."""
+    """Options of train, and notices to print before the job."""
 
     options: DropInOptions
     notices: tuple[str, ...]
 
 
 def train_option(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 - named as the field that it fills
-    """Return the row of an option that train has too, with another launcher's spelling."""
+    """Return train's row of an option, with another launcher's spelling."""
     option = _TRAIN[field]
     return replace(option, flags=tuple(flags.split()) or option.flags, help=help or option.help)
 
 
 def with_train_options(command_options: Sequence[Option], place: Place) -> tuple[Option, ...]:
-    """Return the options of a drop-in command: its own rows (``command_options``), then those of train that
-    apply to it.
-
-    ``place`` is the command.
-    """
+    """Return a command's own rows, then those of train that apply to it."""
     fields = {option.field for option in command_options}
     return (
         *command_options,
@@ -59,7 +51,7 @@ def underscored(options: Iterable[Option]) -> tuple[Option, ...]:
 
 
 def option_names(place: Place, options: Iterable[Option]) -> OptionNames:
-    """Return the names of train's options in the command ``place``, whose table is ``options``."""
+    """Return the names of train's options in a drop-in command."""
     own = {option.field: option.name for option in options if option.field in _TRAIN}
     absences = {
         option.field: option.absent[place] for option in TRAIN_OPTIONS if place in option.absent
@@ -89,7 +81,7 @@ def own_option(
     repeatable: bool = False,
     shown: str = "",
 ) -> Option:
-    """Return the row of an option that train does not have. ``kind`` is the type of its value."""
+    """Return the row of an option that train does not have."""
     words = tuple(flags.split())
     return Option(
         flags=words,
@@ -114,10 +106,7 @@ def run_drop_in(
     table: Iterable[Option],
     around: AbstractContextManager[None] | None = None,
 ) -> int:
-    """Print the notices, then run the job inside the context ``around``. Return the exit code.
-
-    ``table`` has the options of this command.
-    """
+    """Print the notices, then run the job inside the context ``around``. Return the exit code."""
     from distlaunch.cli.commands.train import train
     from distlaunch.cli.error_output import print_warnings
     from distlaunch.cli.misplaced_options import misplaced_options

@@ -1,4 +1,4 @@
-"""The command ``distlaunch accelerate launch``: parse, read the configuration, translate, run."""
+"""The command ``distlaunch accelerate launch``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from distlaunch.core.model.text import printable, quoted
 
 
 def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command whose arguments follow ``accelerate``. Return the exit code.
+    """Run the command and return the exit code.
 
-    Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
-    job starts.
+    Raises HelpRequested, and LaunchError for an error before the job starts.
     """
     if not argv:
         raise UsageError(
@@ -56,7 +55,7 @@ def configuration(
 
     ``--cpu`` and ``-o config=none`` skip the default file. The second value has the text of the
     file by its path. Raises LaunchError if the file cannot be read, and UsageError for ``-o
-    config`` or ``-o settings``, which the command line replaces.
+    config`` and ``-o settings``, which the command line replaces.
     """
     without_usual = "cpu" in given
     for word in given.get("opt", ()):

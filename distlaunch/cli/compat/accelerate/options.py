@@ -1,8 +1,8 @@
-"""The option table of ``distlaunch accelerate launch``: Accelerate's options, then those of train.
+"""The option table of ``distlaunch accelerate launch``.
 
-Accelerate's options are those of release 1.15. Many are keys of its configuration file; their table
-is in ``backends``. An option that train has as well is train's row with Accelerate's spelling. All
-other options of train are accepted too.
+The options are those of Accelerate 1.15, then those of train. Many are keys of its configuration
+file; their table is in ``backends``. An option that both have is train's row with Accelerate's
+spelling.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ TYPE_BY_OPTION = {
     "use_fsdp": "FSDP",
     "use_megatron_lm": "MEGATRON_LM",
 }
-"""Value of ``distributed_type`` in a configuration file, by option with the same effect."""
+"""Values of ``distributed_type`` by option."""
 TYPE_OF_SECTION = {
     "fsdp_config": ("FSDP", "--use_fsdp"),
     "deepspeed_config": ("DEEPSPEED", "--use_deepspeed"),
     "megatron_lm_config": ("MEGATRON_LM", "--use_megatron_lm"),
 }
-"""Sections of the configuration that Accelerate uses with only one ``distributed_type``: this type,
-and the option that selects it."""
+"""Sections that Accelerate uses with only one ``distributed_type``, and the option that selects it.
+"""
 _NO_OPTIONS = {
     "fsdp_config": ("ignored_modules",),
     "fp8_config": ("amax_compute_algorithm", "amax_history_length", "optimization_level"),
 }
-"""Keys that a configuration file may have, but for which Accelerate has no option."""
+"""Keys of a configuration file for which Accelerate has no option."""
 _SWITCHES = ("use_fullgraph", "use_dynamic", "use_regional_compilation", "use_autocast_during_eval")
 _CHOICES = {"dynamo_backend": DYNAMO_BACKENDS, "dynamo_mode": DYNAMO_MODES}
 FLOATS = (
@@ -46,12 +46,11 @@ FLOATS = (
     "megatron_lm_attention_dropout",
     "megatron_lm_hidden_dropout",
 )
-"""Fields whose text Accelerate converts to a float, and writes as a float."""
+"""Fields that Accelerate writes as a float."""
 
 
 class AccelerateSetting(Record):
-    """An option that is a key in a section of the configuration, and the variable that Accelerate
-    sets from it."""
+    """An option that is a key of the configuration, and the variable that Accelerate sets from it."""
 
     section: str
     key: str
@@ -161,8 +160,7 @@ IGNORED_OPTIONS: tuple[Option, ...] = (
     own_option("--downcast-bf16", "flag", "no effect", "TPUs are not supported."),
     own_option("--no-tpu-cluster", "flag", "no effect", "TPUs are not supported."),
 )
-"""Options of Accelerate that have no effect in distlaunch. If one is used, a notice tells the user
-once."""
+"""A notice says once that they have no effect."""
 
 OWN_OPTIONS: tuple[Option, ...] = (
     own_option(
@@ -279,7 +277,6 @@ OWN_OPTIONS: tuple[Option, ...] = (
     *IGNORED_OPTIONS,
     *(setting.option for setting in SETTINGS),
 )
-"""Options of Accelerate that train does not have."""
 
 COMMAND_OPTIONS: tuple[Option, ...] = underscored(
     (

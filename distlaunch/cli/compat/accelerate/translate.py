@@ -27,10 +27,10 @@ from distlaunch.planning.train_options import Dialect, DropInOptions
 _RENDEZVOUS_PORT = 29500
 _LISTS = ("hosts", "hostfile", "discover")
 _JOIN_S = 600.0
-"""How long torchrun's rendezvous, which Accelerate uses, waits for machines."""
+"""Timeout of torchrun's rendezvous, which Accelerate uses."""
 _LAUNCHER_PER_MACHINE = ("standard", "nossh")
-"""Values of ``deepspeed_multinode_launcher`` for which the user starts a launcher on each
-machine."""
+"""Values of ``deepspeed_multinode_launcher`` for which the user starts a launcher on each machine.
+"""
 _RENDEZVOUS_HINT = (
     "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all "
     "from here, by SSH"
@@ -48,33 +48,28 @@ NAMES = replace(
     use_cpus=_USE_CPUS,
     use_cpus_of_each=_USE_CPUS,
 )
-"""The names of options in messages of this command."""
+"""The names of options in messages."""
 
 
 class _Settings(Record):
-    """The settings that decide how workers start: from the command line, or else from the
-    configuration."""
+    """Settings of the command line, or else of the configuration."""
 
     own: Mapping[str, Any]
     config: Config | None
 
     def number(self, field: str) -> int | None:
-        """Return a setting that is a number. A number that the configuration lacks, or has as
-        ``-1``, is None."""
+        """Return a number; None if it is missing or ``-1``."""
         if self.own[field] is not None:
             return int(self.own[field])
         return None if self.config is None else self.config.number(field)
 
     def text(self, field: str) -> str | None:
-        """Return a setting that is a text; None if it is not set."""
         if self.own[field] is not None:
             return str(self.own[field])
         return None if self.config is None else self.config.text(field)
 
     @property
     def distributed_type(self) -> str:
-        """The ``distributed_type``: set by an option, or by the configuration, or that of a single
-        process."""
         if self.own["cpu"]:
             return "MULTI_CPU"
         chosen = next((kind for field, kind in TYPE_BY_OPTION.items() if self.own[field]), None)
@@ -82,18 +77,15 @@ class _Settings(Record):
 
     @property
     def on_cpus(self) -> bool:
-        """Whether the workers use no GPU."""
         return bool(self.own["cpu"] or (self.config is not None and self.config.uses_cpu))
 
 
 def translate(
     given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None
 ) -> Translation:
-    """Translate a parsed command line. Its options take precedence over the configuration.
+    """Translate a parsed command line, which takes precedence over the configuration.
 
-    ``given`` and ``rest`` are the results of ``scan``. ``config`` is the configuration from the
-    named file or the default file; None if there is none. Raises UsageError or ConfigError for
-    options that distlaunch does not support.
+    Raises UsageError or ConfigError for options that distlaunch does not support.
     """
     values = build(given, rest, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN_OPTIONS}
@@ -124,8 +116,6 @@ def translate(
 
 
 def _refuse(own: Mapping[str, Any]) -> None:
-    """Raise UsageError for an unsupported option, with the replacement as hint, and for
-    contradictory options."""
     refused = next(
         (option.field for option in REFUSED_OPTIONS if own[option.field] is not None), None
     )
@@ -151,7 +141,7 @@ def _refuse(own: Mapping[str, Any]) -> None:
 
 
 def own_command(word: str) -> str:
-    """Return a hint with the command that runs Accelerate's launcher, even if ``accelerate`` is a
+    """Return a hint with the command that runs Accelerate's launcher even if ``accelerate`` is a
     link to distlaunch."""
     return f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
 
@@ -165,11 +155,6 @@ def _ignored_notice(own: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator[str]:
-    """Yield the backend's options: the settings of the command line, and the configuration below
-    them.
-
-    Raises UsageError for an invalid setting.
-    """
     own = settings.own
     if settings.config is None:
         yield "config=none"
@@ -200,10 +185,6 @@ def _words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator
 
 
 def _sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
-    """Return the sections of the configuration that the command line fills.
-
-    A notice lists options that have no effect. Raises UsageError for an invalid value.
-    """
     sections: dict[str, Any] = {}
     idle: dict[str, list[str]] = {}
     for setting in SETTINGS:
@@ -228,8 +209,7 @@ def _sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
 
 
 def _checked_value(field: str, value: Any, variable: str) -> Any:
-    """Return the value as Accelerate would write it. Raises UsageError if Accelerate does not
-    accept it."""
+    """Return the value as Accelerate would write it. Raises UsageError."""
     try:
         check_value(f"--{field}", value, variable)
         return float(value) if field in FLOATS and value != "auto" else value
@@ -240,12 +220,8 @@ def _checked_value(field: str, value: Any, variable: str) -> Any:
 
 
 def _missing_option(settings: _Settings, section: str) -> str | None:
-    """Return the option without which Accelerate ignores a config section. Return None if the
-    section is used.
-
-    Example: ``--use_fsdp`` for ``fsdp_config``. For a section that DeepSpeed jobs ignore, return
-    the jobs that use it.
-    """
+    """Return the option without which Accelerate ignores a config section; for a section that
+    DeepSpeed jobs ignore, the jobs that use it. None if the section is used."""
     if section in TYPE_OF_SECTION:
         distributed_type, flag = TYPE_OF_SECTION[section]
         return None if settings.distributed_type == distributed_type else flag
@@ -265,7 +241,6 @@ def _is_parallel(settings: _Settings) -> bool:
     """Return whether parallelism_config is used.
 
     If an option selects the ``distributed_type``, only ``--use_parallelism_config`` counts.
-    Otherwise the section in the configuration counts.
     """
     if any(settings.own[field] for field in TYPE_BY_OPTION):
         return bool(settings.own["use_parallelism_config"])
@@ -273,11 +248,8 @@ def _is_parallel(settings: _Settings) -> bool:
 
 
 def _hosts(settings: _Settings, values: dict[str, Any]) -> bool:
-    """Return whether a host list names the machines.
-
-    The list is one of our options, or DeepSpeed's host file if the configuration lets DeepSpeed's
-    launcher start all machines.
-    """
+    """Return whether a host list names the machines: one of our options, or DeepSpeed's host file
+    if its launcher is to start all machines."""
     if any(field in values for field in _LISTS) or values.get("source", "auto") not in (
         "auto",
         "flags",
@@ -302,8 +274,7 @@ def _hosts(settings: _Settings, values: dict[str, Any]) -> bool:
 
 
 def _listed_machines(settings: _Settings, values: dict[str, Any], notices: list[str]) -> None:
-    """Set the sizes for a host list. Numbers on the command line apply; those of the configuration
-    do not, because the list has its own."""
+    """Set the sizes, without the configuration's numbers: the list has its own."""
     own = settings.own
     _count(settings, values, own["num_processes"], per_node=False)
     if own["num_machines"] is not None:
@@ -320,11 +291,8 @@ def _listed_machines(settings: _Settings, values: dict[str, Any], notices: list[
 
 
 def _launcher_per_machine(settings: _Settings, values: dict[str, Any]) -> None:
-    """Set the rendezvous for launchers that the user starts on each machine.
-
-    Raises UsageError if the main process's address is missing, or the number of processes is
-    missing or no multiple of the number of machines.
-    """
+    """Raise UsageError if the main process's address is missing, or the number of processes is
+    missing or no multiple of the machines."""
     machines, processes = settings.number("num_machines") or 1, settings.number("num_processes")
     host, rank = settings.text("main_process_ip"), settings.number("machine_rank")
     named = f"--num_machines {machines}"
@@ -395,7 +363,6 @@ def _one_machine(settings: _Settings, values: dict[str, Any], notices: list[str]
 def _count(
     settings: _Settings, values: dict[str, Any], count: int | None, *, per_node: bool
 ) -> None:
-    """Set the number of workers, as processes on CPUs or as GPUs."""
     if count is not None:
         field = ("procs" if settings.on_cpus else "gpus") + "_per_node"
         field = field if per_node else f"num_{field.partition('_')[0]}"
@@ -404,7 +371,7 @@ def _count(
 
 
 def _environment(settings: _Settings, values: dict[str, Any]) -> None:
-    """Add the variables that options set. Variables of --env take precedence."""
+    """Variables of --env take precedence."""
     own = settings.own
     variables = []
     if own["num_cpu_threads_per_process"] is not None:

@@ -1,4 +1,4 @@
-"""The command ``distlaunch deepspeed``: parse, translate, run."""
+"""The command ``distlaunch deepspeed``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _LONGEST_PID = 16
 
 
 def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command whose arguments follow ``deepspeed``. Return the exit code.
+    """Run the command and return the exit code.
 
-    Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
-    job starts.
+    Raises HelpRequested, and LaunchError for an error before the job starts.
     """
     with use_names(NAMES):
         given, rest = scan(argv, OPTIONS, abbreviated=COMMAND_OPTIONS, drops_dashes=True)
@@ -35,8 +34,7 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def pid_file(folder: str) -> Iterator[None]:
     """Keep a file with this process's id in its content and name, as DeepSpeed's --save_pid does.
 
-    Raises ConfigError if the file cannot be written, or already exists and belongs to a live
-    process. A file that cannot be removed at the end is not an error.
+    Raises ConfigError if the file cannot be written, or belongs to a live process.
     """
     path = os.path.join(folder, f"{os.getpid()}.deepspeed")
     ours = False
@@ -60,10 +58,8 @@ def pid_file(folder: str) -> Iterator[None]:
 
 
 def _is_left_over(path: str) -> bool:
-    """Return whether the file was left by an earlier process that was killed.
-
-    It must be a regular file of this user whose process id is not in use, or is this process's own.
-    """
+    """Return whether it is a regular file of this user with a process id that is not in use, or is
+    this process's own."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,7 @@
-"""The option table of ``distlaunch deepspeed``: DeepSpeed's options, then those of train.
+"""The option table of ``distlaunch deepspeed``.
 
-DeepSpeed's options are those of release 0.19, and the elastic options of earlier releases. An
-option that train has as well is train's row with DeepSpeed's spelling. All other options of train
-are accepted too.
+The options are those of DeepSpeed 0.19, the elastic options of earlier releases, then those of
+train. An option that both have is train's row with DeepSpeed's spelling.
 """
 
 from __future__ import annotations
@@ -134,7 +133,6 @@ OWN_OPTIONS: tuple[Option, ...] = (
         choices=LOG_LEVELS,
     ),
 )
-"""Options of DeepSpeed that train does not have."""
 
 COMMAND_OPTIONS: tuple[Option, ...] = underscored(
     (
@@ -158,7 +156,6 @@ COMMAND_OPTIONS: tuple[Option, ...] = underscored(
         train_option("quiet", "-q --quiet"),
     )
 )
-"""All options of DeepSpeed's launcher: those above, and those that train has under the same or
-another name."""
+"""All options of DeepSpeed's launcher."""
 
 OPTIONS: tuple[Option, ...] = with_train_options(COMMAND_OPTIONS, "deepspeed")

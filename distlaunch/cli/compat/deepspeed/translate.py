@@ -21,12 +21,11 @@ from distlaunch.planning.train_options import (
 )
 
 DEFAULT_HOSTFILE = "/job/hostfile"
-"""The host file that DeepSpeed reads if it exists and the user names no other."""
+"""DeepSpeed reads it if it exists and the user names no other."""
 _SLURM = "slurm"
 _ACCELERATOR = "DS_ACCELERATOR"
 _RENDEZVOUS_PORT = 29500
 _RENDEZVOUS_OPTION = "--master_addr"
-"""The option with the address at which the launchers meet."""
 _USE_CPUS = "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs"
 NAMES = replace(
     option_names("deepspeed", OPTIONS),
@@ -35,7 +34,7 @@ NAMES = replace(
     use_cpus_of_each=f"{_USE_CPUS} on each node",
     more_cpu_workers="--num_gpus N starts N of them",
 )
-"""The names of options in messages of this command."""
+"""The names of options in messages."""
 _GRACE_S = 30.0
 """Time from TERM to KILL, as in DeepSpeed's launcher."""
 _ELASTIC_RESTARTS = 100
@@ -50,13 +49,11 @@ _NUMBERS = (
 )
 _TEXTS = ("include", "exclude", "master_addr", "launcher_args")
 _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
-"""Default values of options. The user may also type them: ``--include "$INCLUDE"`` with an empty
-variable."""
+"""The user may also type default values: ``--include "$INCLUDE"`` with an empty variable."""
 
 
 class DeepspeedTranslation(Translation):
-    """The translated command. With ``save_pid``, a file with the process id is kept
-    (``pid_file``)."""
+    """With ``save_pid``, a file with the process id is kept (``pid_file``)."""
 
     save_pid: bool
 
@@ -68,7 +65,7 @@ def translate(
     *,
     default_hostfile: str = DEFAULT_HOSTFILE,
 ) -> DeepspeedTranslation:
-    """Translate a parsed command line. ``given`` and ``rest`` are the results of ``scan``.
+    """Translate a parsed command line.
 
     Raises UsageError or ConfigError for options that distlaunch does not support.
     """
@@ -112,7 +109,7 @@ def translate(
 
 
 def _names(own: Mapping[str, Any], values: Mapping[str, Any]) -> OptionNames:
-    """Return the names of options in messages. Some depend on what the user typed."""
+    """Return the names, some of which depend on what the user typed."""
     names, with_this_value = dict(NAMES.names), dict(NAMES.with_this_value)
     if own["num_gpus"]:
         names["gpus_per_node"] = "--num_gpus"
@@ -125,8 +122,6 @@ def _names(own: Mapping[str, Any], values: Mapping[str, Any]) -> OptionNames:
 
 
 def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UsageError for an unsupported option, with the replacement as hint, and for
-    contradictory options."""
     if own["autotuning"] is not None:
         raise UsageError(
             "--autotuning: experiments are DeepSpeed's own launcher's",
@@ -180,8 +175,7 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 def _size(
     own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool
 ) -> None:
-    """Set the number of workers per node: one per GPU, or CPU workers if DeepSpeed itself would use
-    the CPU."""
+    """One worker per GPU, or CPU workers if DeepSpeed itself would use the CPU."""
     if environ.get(_ACCELERATOR) == "cpu" and not {"gpus", "gpus_per_node"} & values.keys():
         values.setdefault("device", "cpu")
     count = own["num_gpus"]
@@ -204,10 +198,8 @@ def _size(
 def _nodes(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
-    """Set which nodes take part and how they are reached. ``several``: there may be other machines.
-
-    Raises UsageError for options that need another launcher than ours.
-    """
+    """``several``: there may be other machines. Raises UsageError for options that need another
+    launcher."""
     if own["launcher"] not in ("pdsh", _SLURM):
         how = "srun" if values.get("source") == _SLURM else "SSH"
         notices.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
@@ -248,10 +240,8 @@ def _nodes(
 def _launcher_args(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
-    """Pass --launcher_args on to srun. On one machine they have no effect.
-
-    Raises UsageError if they are meant for another program than srun.
-    """
+    """Give --launcher_args to srun; on one machine they have no effect. Raises UsageError if they
+    are not srun's."""
     if own["launcher"] == _SLURM:
         values["srun_args"] = own["launcher_args"]
     elif not several:

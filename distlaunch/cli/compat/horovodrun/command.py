@@ -1,4 +1,4 @@
-"""The command ``distlaunch horovodrun``: parse, translate, run."""
+"""The command ``distlaunch horovodrun``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _ASK = {
 
 
 def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command whose arguments follow ``horovodrun``. Return the exit code.
+    """Run the command and return the exit code.
 
-    Raises HelpRequested if the user asks for help, and LaunchError if an error occurs before the
-    job starts.
+    Raises HelpRequested, and LaunchError for an error before the job starts.
     """
     with use_names(NAMES):
         given, rest = scan(argv, OPTIONS, abbreviated=COMMAND_OPTIONS)
@@ -41,18 +40,15 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return the interpreter that the command runs; if the command is no Python, the one on
-    PATH."""
+    """Return the Python of the command, or else the one on PATH."""
     path = environ.get("PATH")
     return read_command(rest).python or shutil.which("python", path=path) or sys.executable
 
 
 def ask(field: str, python: str) -> int:
-    """Run the given Python to print Horovod's version (``--version``) or its features
-    (``--check-build``).
+    """Run a Python to print Horovod's version or features. Return the exit code.
 
-    Return the exit code. Raises ConfigError if this Python cannot be run, does not answer in time,
-    or has no Horovod.
+    Raises ConfigError if it cannot be run, does not answer in time, or has no Horovod.
     """
     try:
         done = subprocess.run(

@@ -1,8 +1,7 @@
-"""The option table of ``distlaunch horovodrun``: the options of horovodrun 0.28, then those of
-train.
+"""The option table of ``distlaunch horovodrun``.
 
-An option that train has as well is train's row, with horovodrun's spelling in addition. All other
-options of train are accepted too.
+The options are those of horovodrun 0.28, then those of train. An option that both have is train's
+row with horovodrun's spelling in addition.
 """
 
 from __future__ import annotations
@@ -118,7 +117,6 @@ OWN_OPTIONS: tuple[Option, ...] = (
     ),
     *ELASTIC_OPTIONS,
 )
-"""Options of horovodrun that train does not have."""
 
 COMMAND_OPTIONS: tuple[Option, ...] = (
     *OWN_OPTIONS,
@@ -128,6 +126,6 @@ COMMAND_OPTIONS: tuple[Option, ...] = (
     train_option("ssh_key", "-i --ssh-identity-file --ssh-key"),
     train_option("join_timeout", "--start-timeout --join-timeout"),
 )
-"""All options of horovodrun: those above, and those that train has under another name."""
+"""All options of horovodrun."""
 
 OPTIONS: tuple[Option, ...] = with_train_options(COMMAND_OPTIONS, "horovodrun")

@@ -1,6 +1,6 @@
-"""Settings of Horovod: from horovodrun's options and configuration file to values of ``-o``.
+"""From horovodrun's options and configuration file to values of ``-o``.
 
-The table of settings is the backend's (``backends/horovod``).
+The table of settings is in ``backends/horovod``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SWITCHES = {
         "--log-hide-timestamp --log-without-timestamp",
     )
 }
-"""Flags that turn a setting on and off, if they are not ``--name`` and ``--no-name``."""
+"""Flags of a setting if they are not ``--name`` and ``--no-name``."""
 _KINDS = {
     "count": "a whole number >= 0",
     "number": "a number >= 0",
@@ -42,7 +42,7 @@ _KINDS = {
 
 
 def rows() -> Iterator[Option]:
-    """Yield the option rows of all settings. A switch has a second row that turns it off."""
+    """Yield the rows of all settings. A switch has a second row that turns it off."""
     for setting in SETTINGS:
         name, about = setting.name, f"{setting.option.about[0].upper()}{setting.option.about[1:]}."
         if setting.option.kind == "flag":
@@ -62,7 +62,7 @@ def rows() -> Iterator[Option]:
 
 
 def given_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings on the command line by name. ``given`` has the texts by field.
+    """Return the settings on the command line by name.
 
     Raises UsageError if a switch is turned both on and off.
     """
@@ -81,10 +81,9 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
 def words(
     given: Mapping[str, str], document: Document | None, notices: list[str]
 ) -> dict[str, str]:
-    """Return the values of ``-o`` by name of the setting.
+    """Return the values of ``-o`` by setting. The command line takes precedence over the file.
 
-    ``given`` has the settings on the command line, which take precedence over the configuration
-    file. Unknown keys of the file are ignored, as horovodrun does, and added to ``notices``. Raises
+    Unknown keys of the file are ignored, as by horovodrun, and added to ``notices``. Raises
     UsageError or ConfigError for an invalid value.
     """
     texts = dict(_of_file(document, notices)) if document is not None else {}
@@ -147,8 +146,7 @@ def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) ->
 
 
 def _checked(setting: HorovodSetting, text: str, source: str) -> str:
-    """Return the text as ``-o`` accepts it. Raises UsageError for an invalid option, ConfigError
-    for an invalid value in the file."""
+    """Raise UsageError for an option, ConfigError for a value in the file."""
     choices = [choice.upper() for choice in setting.option.choices]
     if choices and text in choices:
         return text.lower()

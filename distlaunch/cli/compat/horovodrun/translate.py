@@ -42,11 +42,11 @@ NAMES = replace(
     use_cpus_of_each="--device cpu asks for workers without GPUs",
     more_cpu_workers="",  # -np does not choose between GPUs and CPUs
 )
-"""The names of options in messages of this command."""
+"""The names of options in messages."""
 
 
 def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Translation:
-    """Translate a parsed command line. ``given`` and ``rest`` are the results of ``scan``.
+    """Translate a parsed command line.
 
     Raises UsageError or ConfigError for options that distlaunch does not support.
     """
@@ -95,16 +95,14 @@ class Command(Record):
     words: tuple[str, ...]
     """A script or module and its arguments; or any command."""
     python: str | None = None
-    """The interpreter, if the command is a Python that runs a script or module; otherwise None."""
+    """None if the command is no Python that runs a script or module."""
     module: bool = False
 
 
 def read_command(rest: Sequence[str]) -> Command:
-    """Return the command as words, and its interpreter if it is a Python that runs a script or
-    module.
+    """Return the command, and its interpreter if it is a Python that runs a script or module.
 
-    ``rest`` is the command line behind the options. With an interpreter, distlaunch can check the
-    script, preload modules, and collect stacks.
+    With an interpreter, distlaunch can check the script, preload modules, and collect stacks.
     """
     if rest and _is_python(rest[0]):
         after = list(rest[1:])
@@ -125,7 +123,6 @@ def _is_python(word: str) -> bool:
 
 
 def _refuse(given: Given) -> None:
-    """Raise UsageError for an unsupported option, with the replacement as hint."""
     names = {option.field: option.name for option in OWN_OPTIONS}
     for option in ELASTIC_OPTIONS:
         if option.field in given:
@@ -156,8 +153,7 @@ def _refuse(given: Given) -> None:
 
 
 def _document(path: str | None) -> Document | None:
-    """Read the configuration file. Raises ConfigError if it is invalid, or its controller is not
-    gloo."""
+    """Raise ConfigError if the file is invalid, or its controller is not gloo."""
     if path is None:
         return None
     document = read_document(read_named_file(path, f"--config-file {printable(path)}"), path)
@@ -177,11 +173,7 @@ def _settings(
     values: Mapping[str, Any],
     notices: list[str],
 ) -> tuple[str, ...]:
-    """Return all values of ``-o``: those of the user, of horovodrun's options, and of the
-    configuration file.
-
-    The command line takes precedence.
-    """
+    """Prefer the command line to the configuration file."""
     texts = given_settings(given)
     found = words(texts, document, notices)
     own: tuple[str, ...] = values.get("opt", ())
@@ -197,7 +189,7 @@ def _settings(
 
 
 def _check_program(name: str, environ: Mapping[str, str]) -> None:
-    """Raise UsageError if a Python script is named where a command is expected."""
+    """Raise UsageError if a Python script stands where a command is expected."""
     if (
         name.endswith(".py")
         and os.sep not in name
@@ -210,8 +202,7 @@ def _check_program(name: str, environ: Mapping[str, str]) -> None:
 
 
 def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a name is the interpreter that runs distlaunch, and so the workers by
-    default."""
+    """Return whether a name is the interpreter that runs distlaunch."""
     found = shutil.which(python, path=environ.get("PATH"))
     same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(
         sys.executable
@@ -226,8 +217,6 @@ def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
 def _size(
     count: int | None, values: dict[str, Any], environ: Mapping[str, str], notices: list[str]
 ) -> int:
-    """Set the number of workers and their hosts. Return the number. Raises UsageError if it is
-    missing."""
     who = option_of_host_list(DropInOptions(**values))
     if who is None:
         if count is None:
@@ -265,11 +254,7 @@ def _size(
 
 
 def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
-    """Return the hosts of the host list or host file. Read the file only once, because it may be a
-    pipe.
-
-    Raises ConfigError for an invalid list or file.
-    """
+    """Read the file only once, because it may be a pipe."""
     path = values.pop("hostfile", None)
     texts = {} if path is None else {path: read_host_file(path, who)}
     found = from_options.find(hosts=values.get("hosts"), hostfile=path, texts=texts, who=who)
@@ -277,8 +262,7 @@ def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
 
 
 def _first(hosts: Sequence[Host], count: int) -> str:
-    """Return the hosts of the first ``count`` slots as a text. horovodrun fills the hosts in
-    order."""
+    """Fill the hosts in order, as horovodrun does."""
     parts = []
     for host in hosts:
         taken = min(host.slots or 0, count)

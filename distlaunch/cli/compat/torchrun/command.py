@@ -1,4 +1,4 @@
-"""The commands ``distlaunch torchrun`` and ``torch.distributed.launch``: parse, translate, run."""
+"""The commands ``distlaunch torchrun`` and ``torch.distributed.launch``."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ _LOOKUP_S = 3.0
 
 
 def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = False) -> int:
-    """Run the command whose arguments follow ``torchrun``. Return the exit code.
+    """Run the command and return the exit code.
 
-    ``legacy``: the command is ``torch.distributed.launch``, whose scripts get ``--local-rank=N``
-    unless ``--use-env`` is set. Raises HelpRequested if the user asks for help, and LaunchError if
-    an error occurs before the job starts.
+    ``legacy``: scripts get ``--local-rank=N`` unless ``--use-env`` is set. Raises HelpRequested,
+    and LaunchError for an error before the job starts.
     """
     translation = translate(parse(argv, environ), environ, legacy=legacy)
     if not translation.silent:
@@ -72,8 +71,8 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
 def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if the rendezvous is another machine although no node rank is set.
 
-    In that case every launcher would be node 0, and all would wait for each other. A name that
-    cannot be resolved within 3 s is accepted.
+    Every launcher would be node 0, and all would wait for each other. A name that cannot be
+    resolved within 3 s is accepted.
     """
     host = rendezvous_endpoint(options)[0]
     identity = read_surroundings(options, environ).identity
@@ -90,7 +89,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
 
 
 def _addresses(host: str) -> list[str]:
-    """Resolve a host name. Return no addresses if that fails or takes too long."""
+    """Return no addresses if that fails or takes too long."""
     answers: list[list[Address] | OSError | UnicodeError] = []
     answered = threading.Event()
 
@@ -116,18 +115,18 @@ class TorchrunFront(Front):
         self._silent = translation.silent
         self._hostname = printable(socket.gethostname()) or "localhost"
         self._prefixes: dict[int, bytes] = {}
-        """Prefixes by rank as the console counts ranks. Filled by ``count_from``."""
+        """By rank as the console counts ranks. Filled by ``count_from``."""
         self._filtered: dict[int, dict[int, bytes]] = {}
-        """Prefixes of the workers whose lines are copied, by stream and local index."""
+        """By stream and local index, of the workers whose lines are copied."""
         self._first_local_rank = 0
         self._first_rank = 0
 
     def wants_terminal(self) -> bool:
-        """Return whether the only worker may have the terminal: no option changes its output."""
+        """Return whether no option changes the output of the only worker."""
         return self._options.format is None and self._display.is_raw
 
     def open_sink(self, world_size: int) -> Sink:
-        """Open the sink for the output of the workers, and print the notices."""
+        """Open the sink and print the notices."""
         return self._with_notices(super().open_sink(world_size), world_size)
 
     def _with_notices(self, sink: Sink, workers: int) -> Sink:
@@ -141,7 +140,7 @@ class TorchrunFront(Front):
         return sink
 
     def open_console(self, world_size: int) -> Sink:
-        """Open a console like torchrun's, or distlaunch's console if DISTLAUNCH_FORMAT is set."""
+        """Open torchrun's console, or distlaunch's if DISTLAUNCH_FORMAT is set."""
         if self._options.format is not None:
             return super().open_console(world_size)
         return self._open_torchruns(range(world_size))
@@ -165,28 +164,26 @@ class TorchrunFront(Front):
         )
 
     def open_worker_sink(self, outer: OuterLauncher) -> Sink:
-        """Open the sink of a launcher that is a worker of another launcher (``outer``). Only rank 0
-        prints the notices."""
+        """Only rank 0 prints the notices."""
         self._first_rank, self._first_local_rank = outer.rank, outer.local_rank
         own = self._options.format is not None
         sink = super().open_worker_sink(outer) if own else self._open_torchruns([outer.rank])
         return sink if outer.rank else self._with_notices(sink, outer.world_size)
 
     def count_from(self, first_rank: int) -> None:
-        """Set the rank of this node's first worker, because prefixes may contain the rank."""
+        """Set the rank of this node's first worker, for prefixes."""
         self._first_rank = first_rank
         for prefixes in (self._prefixes, *self._filtered.values()):
             for place, rank in enumerate(sorted(prefixes)):
                 prefixes[rank] = self._prefix(place if prefixes is self._prefixes else rank)
 
     def _prefix(self, place: int) -> bytes:
-        """Return the prefix of the worker with index ``place`` on this node."""
         return self._display.prefix(
             self._first_local_rank + place, self._hostname, rank=self._first_rank + place
         )
 
     def open_filters(self, world_size: int) -> dict[int, LineFilter]:
-        """Return a filter for each stream that copies matching lines of ``tee`` workers."""
+        """Return a filter by stream for the lines of ``tee`` workers."""
         display, filters = self._display, {}
         for stream in (STDOUT, STDERR):
             if needles := display.filters(stream):

@@ -1,9 +1,8 @@
 """Parse the command line of ``distlaunch torchrun`` up to the script, as torchrun does.
 
-As in torchrun, names may have dashes or underscores, values may follow ``=`` or be the next word,
-short flags may be joined, and long names may be abbreviated if unambiguous. Defaults come from
-PET_<OPTION>. One ``--`` directly after the script is dropped. Unlike in torchrun, words after the
-script are never options of the launcher.
+Names may have dashes or underscores, short flags may be joined, long names may be abbreviated, and
+defaults come from PET_<OPTION>. Unlike in torchrun, words after the script are never options of the
+launcher.
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ _ACCELERATORS = ("auto", "cpu", "gpu", "xpu")
 
 
 class Parsed(Record):
-    """A parsed command line.
-
-    ``values`` has all options by field, None if there is no default. ``given`` has the options on
-    the command line. ``sources`` has the flag or variable of each value, for errors.
-    """
+    """``values`` has all options by field, ``given`` those on the command line, ``sources`` the
+    flag or variable of each value."""
 
     values: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -40,8 +36,7 @@ class Parsed(Record):
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     """Parse the arguments of ``torchrun``.
 
-    Raises UsageError for an invalid command line, ConfigError for an invalid variable, and
-    HelpRequested if the user asks for help.
+    Raises UsageError for the command line, ConfigError for a variable, and HelpRequested.
     """
     texts, rest = scan(
         argv,
@@ -77,8 +72,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
 def _refuse_unknown(
     flag: str, word: str, by_flag: Mapping[str, Spelling], given: Given, rest: Sequence[str]
 ) -> NoReturn:
-    """Raise UsageError for an option that torchrun does not have. The hint names its
-    replacement."""
     del by_flag, given, rest
     if word[1] == "-":
         flag = word.partition("=")[0]
@@ -125,9 +118,9 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def convert(option: TorchrunOption, text: str, source: str) -> object:
-    """Return the value of an option for a text. ``source`` is its flag or variable, for errors.
+    """Return the value of an option for a text.
 
-    Raises UsageError or ConfigError if the text is no such value.
+    Raises UsageError or ConfigError.
     """
     match option.kind:
         case "text":
@@ -178,8 +171,6 @@ def _whole(
 
 
 def _digits(text: str, *, most: int) -> int | None:
-    """Return the number for a text of decimal digits; None if it is no number or greater than
-    ``most``."""
     if not (text.isascii() and text.isdigit()):
         return None
     digits = text.lstrip("0") or "0"
@@ -207,8 +198,7 @@ def _nodes(text: str, source: str) -> tuple[int, int]:
 
 
 def _streams(text: str, source: str) -> Mapping[int, int] | int:
-    """Parse ``3``, for all local ranks, or ``0:3,12:1``, by local rank. The numbers mean: 1 stdout,
-    2 stderr, 3 both."""
+    """Parse ``3``, or ``0:3,12:1`` by local rank: 1 stdout, 2 stderr, 3 both."""
     if text in ("0", "1", "2", "3"):
         return int(text)
     by_rank: dict[int, int] = {}

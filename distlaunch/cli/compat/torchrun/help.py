@@ -1,4 +1,4 @@
-"""The help of ``distlaunch torchrun``, made from the table of its options."""
+"""The help of ``distlaunch torchrun``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The option table of ``distlaunch torchrun``. Its parser and its help are made from the table.
+"""The option table of ``distlaunch torchrun``.
 
 The options are those of torchrun 2.13, --log-line-prefix-template of 2.14, and those of
-``torch.distributed.launch``. Each row describes the effect in distlaunch. An option whose
-``effect`` is ``accepted`` has none; a notice says so once.
+``torch.distributed.launch``. An option whose ``effect`` is ``accepted`` has none; a notice says so
+once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ PREFIX = "[${role_name}${local_rank}]:"
 
 
 class TorchrunOption(Spelling):
-    """One option. ``default`` is a text as on the command line; empty if there is no default."""
+    """``default`` is a text as on the command line; empty if there is none."""
 
     kind: Kind
     default: str
     here: str
-    """The effect of the option in distlaunch."""
     effect: Effect = "does"
     choices: tuple[str, ...] = ()
 

@@ -1,5 +1,4 @@
-"""Translate the command line of torchrun into options of train, the display of output, and
-notices."""
+"""Translate the command line of torchrun into options of train, display options and notices."""
 
 from __future__ import annotations
 
@@ -22,18 +21,17 @@ from distlaunch.planning.train_options import TorchrunOptions
 Mode = Literal["raw", "tee", "hidden"]
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _MACRO = "${local_rank}"
-"""Placeholder for the worker's local rank in the script's arguments."""
+"""Stands for the local rank in the script's arguments."""
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK_PORT")
-"""Variables that turn on a watchdog and a health check in torchrun's agent. distlaunch has
-neither."""
+"""A watchdog and a health check of torchrun's agent. distlaunch has neither."""
 _TIMEOUT_S = 30.0
 _JOIN_S = 600.0
 """How long torchrun's rendezvous waits for nodes."""
 NODE_RANK_HINT = (
     "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
 )
-"""Hint for launchers of a static rendezvous that are all node 0."""
+"""For launchers of a static rendezvous that are all node 0."""
 _JOIN_KEYS = ("join_timeout", "timeout")
 """Keys of the time limit in --rdzv-conf. The first one present counts."""
 _JOIN_DIGITS = 9
@@ -42,10 +40,8 @@ _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
 class TorchrunTranslation(Record):
-    """A translated command. ``notices`` are printed before the job starts, unless ``silent``.
-
-    ``assumed``: this launcher is node 0 of several because no option says otherwise.
-    """
+    """``notices`` are printed unless ``silent``. ``assumed``: this launcher is node 0 only by
+    default."""
 
     options: TorchrunOptions
     display: OutputOptions
@@ -59,9 +55,8 @@ def translate(
 ) -> TorchrunTranslation:
     """Translate a parsed command line.
 
-    ``legacy``: the command is ``torch.distributed.launch``. The script then gets ``--local-rank=N``
-    before its own arguments, unless ``--use-env`` is set. Raises UsageError or ConfigError for
-    options that distlaunch does not support.
+    ``legacy``: the script gets ``--local-rank=N`` unless ``--use-env`` is set. Raises UsageError or
+    ConfigError for options that distlaunch does not support.
     """
     given = parsed.values
     adds_local_rank = legacy and not given["use_env"]
@@ -137,10 +132,10 @@ def translate(
 
 
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Return rank 0's address and port. None stands for a value that distlaunch chooses.
+    """Return rank 0's address and port; None if distlaunch chooses.
 
-    The endpoint of a static rendezvous is rank 0's. The endpoint of another rendezvous is not: as
-    in torchrun, rank 0 gets a free port.
+    The endpoint of a static rendezvous is rank 0's. With another rendezvous, as in torchrun, rank 0
+    gets a free port.
     """
     given = parsed.values
     host, port = _static_or_other(parsed)
@@ -155,11 +150,7 @@ def _master(parsed: Parsed) -> tuple[str | None, int | None]:
 
 
 def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Return host and port of the rendezvous endpoint.
-
-    Raises ConfigError if the endpoint is invalid, or is that of a static rendezvous and has no
-    port.
-    """
+    """Raise ConfigError if the endpoint is invalid, or is static and has no port."""
     given, source = parsed.values, parsed.sources["rdzv_endpoint"]
     text = (given["rdzv_endpoint"] or "").strip()
     found = _endpoint(text, source)
@@ -191,15 +182,14 @@ def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
 
 
 def _bare(host: str | None) -> str | None:
-    """Return an IPv6 address without its brackets; any other host unchanged."""
     return host[1:-1] if host and host[0] == "[" and host[-1] == "]" else host
 
 
 def _nodes(parsed: Parsed) -> dict[str, object]:
-    """Return the options with which several nodes find each other; empty for a single node.
+    """Return the options with which several nodes find each other.
 
-    The endpoint of a static rendezvous is node 0's address. Its port is used for the rendezvous of
-    the launchers, and rank 0 gets a free port. Raises ConfigError for contradictory options.
+    The endpoint of a static rendezvous is node 0's address. Its port serves the launchers'
+    rendezvous; rank 0 gets a free port.
     """
     given = parsed.values
     join_timeout = _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"])
@@ -247,17 +237,13 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
 
 
 def _is_ranked(parsed: Parsed) -> bool:
-    """Return whether --node-rank or its variable sets the rank of this node."""
     return parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {
         option.field for option in parsed.given
     }
 
 
 def _join_timeout(conf: str | None, source: str) -> float:
-    """Return the time limit for nodes to join, in seconds, from --rdzv-conf.
-
-    Raises ConfigError for a text that torchrun does not accept, and for invalid times.
-    """
+    """In seconds. Raises ConfigError for a text that torchrun does not accept."""
     items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
     entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
     pairs = dict(entries)
@@ -293,8 +279,7 @@ def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> f
 
 
 class OutputOptions(Record):
-    """The options on output: how each rank's streams are shown, and which lines are copied. Ranks
-    are local."""
+    """How each local rank's streams are shown, and which lines are copied."""
 
     redirects: Mapping[int, int] | int = 0
     tee: Mapping[int, int] | int = 0
@@ -306,12 +291,11 @@ class OutputOptions(Record):
 
     @property
     def is_raw(self) -> bool:
-        """Whether output is shown unchanged, so that the only worker may have the terminal."""
+        """Output is shown unchanged, so that the only worker may have the terminal."""
         return not self.redirects and not self.tee and self.only is None
 
     def mode(self, rank: int, stream: int) -> Mode:
-        """Return how a stream is shown. ``stream`` is 1 or 2, like the bits in the values of -r and
-        -t."""
+        """``stream`` is 1 or 2, like the bits in the values of -r and -t."""
         if self.only is not None and rank not in self.only:
             return "hidden"
         if _bits(self.tee, rank) & stream:
@@ -319,7 +303,7 @@ class OutputOptions(Record):
         return "hidden" if _bits(self.redirects, rank) & stream else "raw"
 
     def prefix(self, local_rank: int, hostname: str, *, rank: int) -> bytes:
-        """Return the prefix of a worker's lines in a ``tee`` stream."""
+        """Return the prefix of a worker's lines."""
         if self.template == PREFIX:
             return f"[{self.role}{local_rank}]:".encode(errors="surrogateescape")
         from string import Template
@@ -333,7 +317,7 @@ class OutputOptions(Record):
         return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
 
     def filters(self, stream: int) -> tuple[bytes, ...]:
-        """Return the filter words of a stream. Lines that contain one of these words are copied."""
+        """Lines that contain one of these words are copied."""
         words = self.stdout_filters if stream == 1 else self.stderr_filters
         return tuple(word.encode(errors="surrogateescape") for word in words)
 
@@ -356,17 +340,11 @@ def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
 
 
 def _columns(display: OutputOptions) -> int:
-    """Return the width of the prefix of a rank with two digits."""
     return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
 
 
 def _option_names(sources: Mapping[str, str], *, assumed: bool) -> OptionNames:
-    """Return the names of train's options in messages: torchrun's option, or the variable that set
-    it.
-
-    With ``assumed``, a port in use may belong to another launcher that is node 0 as well; the hint
-    says so.
-    """
+    """With ``assumed``, a port in use may belong to another launcher that is node 0 as well."""
     own = {option.name: sources[option.field] for option in OPTIONS}
     names = {"backend": "the backend"}
     for option in BY_VARIABLE:
@@ -394,8 +372,7 @@ def _option_names(sources: Mapping[str, str], *, assumed: bool) -> OptionNames:
 
 
 def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return notices about options on the command line that have no effect. PET_ variables are not
-    reported."""
+    """PET_ variables are not reported."""
     given, values = {option.field for option in parsed.given}, parsed.values
     idle = [
         option.name
@@ -423,8 +400,7 @@ def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def unread_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return warnings about variables of train's options that ``distlaunch torchrun`` does not
-    read, with their replacements."""
+    """Return warnings about variables of train that ``distlaunch torchrun`` does not read."""
     unread = [
         option
         for option in TRAIN_OPTIONS
