@@ -1,7 +1,7 @@
 """The ``accelerate`` backend: scripts of Hugging Face Accelerate, and its configuration files.
 
-Sets the variables by which ``accelerate launch`` configures ``Accelerator()``. The number of
-processes, the nodes and the devices come from distlaunch's options, not from the file.
+Sets the variables by which ``accelerate launch`` configures ``Accelerator()``. Sizes, nodes and
+devices come from distlaunch's options, not from the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distlaunch.core.model.topology import Topology
 
 _SHARDED = ("FSDP", "MEGATRON_LM")
 _DEFAULT = "accelerate/default_config.yaml"
-"""The name that Accelerate uses by default, also if the content is JSON."""
+"""Accelerate's default name, also if the content is JSON."""
 
 
 class Accelerate(TorchBackend):
@@ -104,10 +104,8 @@ class Accelerate(TorchBackend):
     def check_files(
         self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
     ) -> None:
-        """Check the DeepSpeed configuration that Accelerate's configuration names.
-
-        Skipped if the workers' variables name another file.
-        """
+        """Check the DeepSpeed configuration that Accelerate's configuration names, unless the
+        workers' variables name another file."""
         path = None if self._config is None else self._config.deepspeed_file
         if self._config is None or path is None or variables.get(c.DEEPSPEED_FILE) != path:
             return
@@ -128,18 +126,15 @@ class Accelerate(TorchBackend):
         return () if self._config is None else self._config.notes
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Return a notice for each node, device or address in the file that the job does not
-        use."""
+        """Return a notice for each node, device or address in the file that is not used."""
         return () if self._config is None else tuple(_unused_settings(self._config, topology))
 
     def unwanted(self) -> Sequence[str]:
-        """Return the variables whose values come from the configuration file; none without such a
-        file."""
+        """Return the variables whose values come from the configuration file."""
         return () if self._config is None else c.DECIDED_VARIABLES
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return the variables that ``Accelerator()`` reads. Raises ConfigError if the
-        configuration is invalid."""
+        """Return the variables that ``Accelerator()`` reads. Raises ConfigError."""
         precision = self.chosen.get("mixed-precision")
         chosen_precision = None if precision is None else str(precision)
         variables = {} if self._config is None else self._config.variables(chosen_precision)
@@ -163,7 +158,7 @@ class Accelerate(TorchBackend):
 
 
 def _settings(text: str) -> Mapping[str, Any]:
-    """Parse the JSON of ``-o settings``. Raises ConfigError if it is no JSON object."""
+    """Raise ConfigError if the text is no JSON object."""
     if not text.lstrip().startswith("{"):
         raise ConfigError(
             f"{Opt.OPT('settings')} takes JSON, not {quoted(text)}",
@@ -243,7 +238,6 @@ def _unused_settings(config: c.Config, topology: Topology) -> Iterator[str]:
 
 
 def _visible_devices(topology: Topology) -> set[str]:
-    """Return the names of all devices that the nodes' workers see."""
     return {
         device
         for node in topology.nodes

@@ -1,9 +1,8 @@
 """Convert an Accelerate configuration file to the variables that ``accelerate launch`` sets.
 
 Keys, variables and allowed values are those of Accelerate 1.15; older releases ignore unknown
-variables. Values are checked, so that mistakes are found before workers start. Not set are
-variables that distlaunch sets itself (``MASTER_*``, ``OMP_NUM_THREADS``, device masks), and
-``KMP_AFFINITY``, which would put all workers of a node on the same cores.
+variables. Not set are variables that distlaunch sets itself, and ``KMP_AFFINITY``, which would put
+all workers of a node on the same cores.
 """
 
 from __future__ import annotations
@@ -23,31 +22,25 @@ from distlaunch.core.model.text import counted, quoted
 
 _MAX_NOTICES = 10
 _MAX_COMPARED = 200
-"""Limits for unknown keys: how many get a notice, and how many are compared with known keys."""
+"""How many unknown keys get a notice, and how many are compared with known keys."""
 
 _ACCUMULATION = "gradient_accumulation_steps"
-"""A key that Accelerate accepts only in ``deepspeed_config``. For other jobs, accelerate launch has
+"""Accelerate accepts this key only in ``deepspeed_config``. For other jobs, accelerate launch has
 an option."""
 
 
 class Config(Record):
-    """A validated configuration.
-
-    Its values about nodes and devices are only compared with the plan.
-    """
+    """A validated configuration. Nodes and devices are only compared with the plan."""
 
     document: Document
     kind: str
-    """The value of ``distributed_type``."""
     precision: str | None
-    """The value of ``mixed_precision``; None if it is not set."""
     notes: tuple[str, ...]
     of_deepspeed: tuple[str, ...]
-    """Keys of ``deepspeed_config`` in the file, without those that ``-o settings`` adds."""
+    """Keys of ``deepspeed_config`` in the file, without those of ``-o settings``."""
 
     def number(self, name: str) -> int | None:
-        """Return the integer ``name``; None if it is missing or -1. Raises ConfigError for other
-        values."""
+        """Return an integer; None if it is missing or -1. Raises ConfigError for other values."""
         value = self.document.values.get(name)
         if value is None or value == -1:
             return None
@@ -59,7 +52,7 @@ class Config(Record):
         return value
 
     def text(self, name: str) -> str | None:
-        """Return the value ``name`` as text; None if it is missing."""
+        """Return a value as text; None if it is missing."""
         value = self.document.values.get(name)
         return None if value is None else str(value)
 
@@ -70,17 +63,13 @@ class Config(Record):
 
     @property
     def deepspeed_file(self) -> str | None:
-        """The path of DeepSpeed's own configuration; None if none is named, or if it is given
-        inline."""
+        """The path of DeepSpeed's own configuration, if one is named."""
         value = self.section("deepspeed_config").get("deepspeed_config_file")
         has_one = self.kind == "DEEPSPEED" and value is not None and str(value) != "none"
         return str(value) if has_one and not _is_inline(str(value)) else None
 
     def variables(self, precision: str | None) -> dict[str, str]:
-        """Return the variables of all workers. ``precision`` overrides the file's value.
-
-        Raises ConfigError for an invalid value.
-        """
+        """Return the variables of all workers. Raises ConfigError for an invalid value."""
         found = precision or self.precision or "no"
         variables = {"ACCELERATE_MIXED_PRECISION": found}
         if found == "fp8":
@@ -118,17 +107,13 @@ class Config(Record):
         return variables
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Return the keys of a section; empty if the section is missing. Raises ConfigError if it
-        is not a mapping."""
+        """Return the keys of a section. Raises ConfigError if it is not a mapping."""
         return _mapping(self.document, name)
 
     def _section_variables(
         self, section: str, rows: Mapping[str, Row], prefix: str
     ) -> dict[str, str]:
-        """Return the variables of a section.
-
-        Its keys may have the prefix of the options of ``accelerate launch``.
-        """
+        """Keys may have the prefix of the options of ``accelerate launch``."""
         given = {
             (key if key in rows else key.removeprefix(prefix)): (key, value)
             for key, value in self.section(section).items()
@@ -203,7 +188,7 @@ class Config(Record):
 
 
 def read_config(document: Document, above: Mapping[str, Any] | None = None) -> Config:
-    """Validate a configuration, overridden by the names and values in ``above``.
+    """Validate a configuration, overridden by the values in ``above``.
 
     Raises ConfigError with file and line for values that are invalid or not supported here.
     """
@@ -250,8 +235,7 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
 
 
 def _merged(document: Document, above: Mapping[str, Any]) -> Document:
-    """Return the document with the values ``above`` overriding its own. Sections are merged by key;
-    a value of None removes a key."""
+    """Merge sections by key; a value of None removes a key."""
     values, lines = dict(document.values), dict(document.lines)
     for name, value in above.items():
         if name in SECTIONS and isinstance(value, Mapping):
@@ -270,10 +254,7 @@ def _merged(document: Document, above: Mapping[str, Any]) -> Document:
 
 
 def _is_inline(text: str) -> bool:
-    """Return whether a text is JSON, possibly in base64.
-
-    Accelerate accepts both instead of a file name.
-    """
+    """Return whether a text is JSON, possibly in base64, which Accelerate accepts as a file name."""
     for decoded in (bytes, urlsafe_b64decode):
         with suppress(ValueError, RecursionError):
             return isinstance(json.loads(decoded(text.encode())), dict)
@@ -301,7 +282,7 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
 def _unknown_keys(document: Document) -> Iterator[str]:
     """Yield notices about unknown keys, which a newer Accelerate may know.
 
-    Raises ConfigError for a key that is probably a misspelt known key.
+    Raises ConfigError for a key that is probably misspelt.
     """
     unknown: list[tuple[tuple[str, ...], frozenset[str]]] = [
         ((name,), TOP_LEVEL_KEYS) for name in document.values if name not in TOP_LEVEL_KEYS
@@ -363,8 +344,7 @@ TOP_LEVEL_KEYS = frozenset({
 
 
 class Row(Record):
-    """A key of a section: its variable, its default, and whether its value is written in lower
-    case."""
+    """A key of a section: its variable, its default, and whether its value is in lower case."""
 
     variable: str
     default: str | None = None
@@ -372,7 +352,7 @@ class Row(Record):
 
 
 def _rows(prefix: str, lower: str = "", as_is: str = "", **defaults: str) -> dict[str, Row]:
-    """Return rows for keys whose variables are the prefix and the key in upper case."""
+    """Name variables by the prefix and the key in upper case."""
     names = {**dict.fromkeys(as_is.split(), False), **dict.fromkeys(lower.split(), True)}
     return {
         name: Row(variable=prefix + name.upper(), default=defaults.get(name), lower=is_lower)
@@ -419,7 +399,6 @@ DEEPSPEED = {
 }
 DEEPSPEED_FILE = DEEPSPEED["deepspeed_config_file"].variable
 NODE_LISTS = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
-"""Keys of ``deepspeed_config`` that choose nodes."""
 DYNAMO = {
     "backend": Row(variable="ACCELERATE_DYNAMO_BACKEND", default="NO"),
     "mode": Row(variable="ACCELERATE_DYNAMO_MODE", default="default"),
@@ -499,15 +478,15 @@ DECIDED_VARIABLES = (
         if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # any script may read it
     ),
 )
-"""Variables that a configuration determines completely: the kind of parallelism and its settings. A
-key that is missing in the file has its default."""
+"""A configuration determines these completely. A key that is missing in the file has its default.
+"""
 
 
 class Section(Record):
     """A section of the file.
 
-    ``prefix`` is what the options of ``accelerate launch`` put before its keys. ``others`` are keys
-    without a variable.
+    ``prefix`` is what the options of ``accelerate launch`` have. ``others`` are keys without a
+    variable.
     """
 
     prefix: str
@@ -571,8 +550,7 @@ _ALLOWED_VALUES: Mapping[str, str | tuple[str, ...]] = {
         _WHOLE,
     ),
 }  # fmt: skip
-"""Values that a variable accepts: one of these in any case, or this form. Other variables accept
-any text."""
+"""One of these values in any case, or this form. Other variables accept any text."""
 _SYNONYMS = {
     text: each
     for each, words in (("true", "y yes t on 1"), ("false", "n no f off 0"))

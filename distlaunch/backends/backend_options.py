@@ -34,9 +34,8 @@ def given_options(
 ) -> tuple[str, ...]:
     """Return the values of ``-o``, with ``--address`` added as ``address=...``.
 
-    ``known`` are the backend's options. If both set the address, the command line overrides the
-    environment. Raises ConfigError if both are from the same source, or if the backend has no
-    option ``address``.
+    If both set the address, the command line overrides the environment. Raises ConfigError if both
+    are from the same source, or if the backend has no address.
     """
     if options.address is None:
         return options.opt
@@ -76,9 +75,9 @@ def given_options(
 def chosen_options(
     given: Sequence[str], options: Sequence[BackendOption], backend: str
 ) -> dict[str, Value]:
-    """Parse and convert values of ``-o`` (``given``).
+    """Parse and convert values of ``-o``.
 
-    Raises ConfigError for an unknown option, which lists the known ones, or an invalid value.
+    Raises ConfigError for an unknown option or an invalid value.
     """
     by_name = {option.name: option for option in options}
     chosen: dict[str, Value] = {}
@@ -152,8 +151,7 @@ def _known_options_hint(name: str, by_name: Mapping[str, BackendOption]) -> str:
 
 
 def suggest_option(flag: str, backend: str) -> str | None:
-    """Return the ``-o`` that the user probably meant by an unknown option of the launcher; None if
-    there is none."""
+    """Return the ``-o`` that the user probably meant by an unknown option of the launcher."""
     from distlaunch.backends.registry import backend_names, find_backend
 
     if backend not in backend_names():
@@ -189,6 +187,6 @@ def convert_value(option: BackendOption, text: str) -> Value | None:
 
 
 def _number(text: str) -> float | None:
-    """Return a number >= 0, with or without a decimal point; None for other text."""
+    """Parse a number >= 0, with or without a decimal point."""
     digits = text.replace(".", "", 1)
     return float(text) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None

@@ -1,7 +1,6 @@
 """Base class of backends.
 
-A backend supplies the variables, arguments and options that one training framework needs from a
-launcher. Supervision, output, reports and restarts are the same for all. Other packages add
+A backend supplies the variables, arguments and options that one framework needs. Other packages add
 backends by the entry-point group ``distlaunch.backends``.
 """
 
@@ -36,12 +35,12 @@ Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
 
 
 def option_name(item: str) -> str:
-    """Return the normalized option name of NAME=VALUE."""
+    """Return the normalized name in NAME=VALUE."""
     return item.partition("=")[0].strip().replace("_", "-").lower()
 
 
 class BackendError(ConfigError):
-    """A backend cannot be used. ``problem`` is the reason without the backend's name."""
+    """A backend cannot be used; ``problem`` says why."""
 
     def __init__(self, name: str, problem: str, *, hint: str | None = None) -> None:
         super().__init__(f"{Opt.BACKEND(quoted(name))}: {problem}", hint=hint)
@@ -66,10 +65,7 @@ def reading_file_of(option: str) -> Iterator[None]:
 
 
 class BackendOption(Record):
-    """One option for ``-o NAME=VALUE``.
-
-    If the user does not set it, the backend sets nothing, and the framework's default applies.
-    """
+    """One option for ``-o NAME=VALUE``. If it is not set, the framework's default applies."""
 
     name: str
     about: str
@@ -84,17 +80,17 @@ class Requirement(Record):
     module: str
     package: str
     at_least: str = ""
-    """The oldest version that works; empty: any."""
+    """Empty: any."""
     variables: str = ""
-    """Variables for pip if the package has to be compiled: ``NAME=1 OTHER=1``; empty otherwise."""
+    """For pip, if the package has to be compiled: ``NAME=1 OTHER=1``."""
     see: str = ""
-    """Where the installation is described, if the command alone is not enough."""
+    """Where the installation is described, if the command is not enough."""
     demanded: bool = True
-    """Whether a job must not start without the package. False if not every script imports it; then
-    only ``distlaunch backends`` reports that it is missing."""
+    """False if not every script imports it; then only ``distlaunch backends`` reports that it is
+    missing."""
     beside: Requirement | None = None
-    """If set, the package is needed only if this other package has at least its ``at_least``, and
-    must have the same release (2.21.1 for 2.21.0)."""
+    """The package is needed only if this other package has at least its ``at_least``, and must have
+    the same release (2.21.1 for 2.21.0)."""
 
 
 class Backend(PlannedBackend):
@@ -104,15 +100,14 @@ class Backend(PlannedBackend):
     """One line of description for ``distlaunch backends``."""
     requires: ClassVar[tuple[Requirement, ...]] = ()
     usual: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Default files by option name. Of several paths, the first one whose variable (``$NAME/…``) is
-    set is read."""
+    """Default files by option. Of several paths, the first whose variable (``$NAME/…``) is set is
+    read."""
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         """Create a backend from validated options.
 
-        ``texts``: contents of the files that options name, by option. Raises ConfigError for
-        contradicting options, and OptionFileError for an invalid file (``reading_file_of`` raises
-        it).
+        ``texts``: contents of files by option. Raises ConfigError for contradicting options, and
+        OptionFileError for an invalid file.
         """
         del texts
         self.chosen = chosen
@@ -120,8 +115,7 @@ class Backend(PlannedBackend):
     def agreed(self) -> Mapping[str, Value]:
         """Return the chosen options, which must be equal on all nodes.
 
-        Of a file option only the file's base name is returned, because each node may have the file
-        in another directory.
+        Of a file only its base name, because directories may differ.
         """
         files = {option.name for option in self.options() if option.kind == "file"}
         return {
@@ -137,26 +131,21 @@ class Backend(PlannedBackend):
     @classmethod
     def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
         """Return existing files with lines NAME=VALUE for all workers. ``--env-file`` overrides
-        their values.
+        them.
 
-        Raises ConfigError if a file is named explicitly and does not exist.
+        Raises ConfigError if a named file does not exist.
         """
         del environ, cwd
         return ()
 
     def sized(self, options: TrainOptions) -> TrainOptions:
-        """Return the options with sizes and devices adapted to this backend.
-
-        Raises ConfigError for sizes that the backend does not support.
-        """
+        """Return the options with sizes and devices adapted to this backend. Raises ConfigError."""
         return options
 
     def location(self, options: TrainOptions, machine: str) -> Location | None:
-        """Return the nodes, as far as known, if the backend's own cluster (Ray) chooses them;
-        otherwise None.
+        """Return the nodes, as far as known, if the backend's own cluster (Ray) chooses them.
 
-        ``machine``: name of this machine. Raises ConfigError for options that the cluster cannot
-        satisfy.
+        Raises ConfigError for options that the cluster cannot satisfy.
         """
         del options, machine
         return None
@@ -164,17 +153,14 @@ class Backend(PlannedBackend):
     def check_files(
         self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
     ) -> None:
-        """Check the files that workers with these variables will read. Raises ConfigError for
-        invalid files.
+        """Check the files that workers with these variables will read. Raises ConfigError.
 
         ``read(path, named)`` returns the content of a file, relative to the workers' directory;
-        None if the file may exist on other machines only. ``named`` begins the messages of its
-        ConfigErrors.
+        None if the file may exist on other machines only. ``named`` begins its errors.
         """
         del variables, read
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Return the modules that workers with these variables import: those of ``requires``, and
-        others that depend on the variables."""
+        """Return the modules that workers with these variables import."""
         del variables
         return self.requires

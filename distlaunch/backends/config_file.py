@@ -1,9 +1,8 @@
 """Read configuration files in YAML or JSON, with the line of each key for messages.
 
-PyYAML parses the YAML (1.1, as in Accelerate and Horovod: ``no`` is false). This module reads
-PyYAML's nodes and never runs its constructors for mappings, sequences or tags, so a file can only
-contain text, numbers, booleans, None, lists and mappings of these. Size, depth and number of values
-are limited, since a file may be hostile or the wrong one.
+PyYAML parses the YAML (1.1: ``no`` is false). Its constructors never run, so a file can only
+contain text, numbers, booleans, None, lists and mappings. Size, depth and number of values are
+limited, since a file may be hostile or the wrong one.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
 
 _MOST_CHARACTERS = 256 << 10
-"""Limit for YAML. PyYAML needs up to 4 s for a file of this size."""
+"""PyYAML needs up to 4 s for a file of this size."""
 _MOST_VALUES = 100_000
-"""Limit for YAML. A value that aliases repeat counts each time."""
+"""A value that aliases repeat counts each time."""
 _MOST_LEVELS = 20
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = ("null", "bool", "int", "float", "str")
@@ -32,19 +31,18 @@ class Document(Record):
     path: str
     values: Mapping[str, Any]
     lines: Mapping[tuple[str, ...], int]
-    """The line (from 1) of each key path. List indexes are text. Empty for JSON."""
+    """The line (from 1) by key path. List indexes are text. Empty for JSON."""
 
     def where(self, *keys: str) -> str:
-        """Return the location of a key for a message: ``FILE:LINE``."""
+        """Return the location of a key: ``FILE:LINE``."""
         line = self.lines.get(keys)
         return printable(self.path if line is None else f"{self.path}:{line}")
 
 
 def read_document(text: str, path: str) -> Document:
-    """Parse ``text``, the content of a file, in which bytes that are not UTF-8 are surrogates.
+    """Parse a file, in which bytes that are not UTF-8 are surrogates.
 
-    Text that begins with ``{`` is JSON, other text is YAML. Raises ConfigError with file and line
-    for invalid text.
+    Text that begins with ``{`` is JSON, other text YAML. Raises ConfigError with file and line.
     """
     text = text.removeprefix("\ufeff")
     if (no_text := re.search("[\0\ud800-\udfff]", text)) is not None:
@@ -78,8 +76,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _YamlReader:
-    """Converts the nodes that PyYAML composes into values."""
-
     def __init__(self, text: str, path: str) -> None:
         import yaml
 
@@ -104,7 +100,6 @@ class _YamlReader:
         return Document(path=self._path, values=values, lines=self._lines)
 
     def _compose(self) -> Any:
-        """Return the root node; None if the file is empty."""
         yaml = self._yaml
         try:
             loader = yaml.SafeLoader(self._text)
@@ -125,7 +120,6 @@ class _YamlReader:
             raise self._error_at(loader.line + 1, f"not YAML: {printable(str(exc))}") from exc
 
     def _syntax_error(self, exc: Any) -> ConfigError:
-        """Return a ConfigError for an error of PyYAML, with the line where its token begins."""
         is_token = isinstance(exc, self._yaml.scanner.ScannerError) and exc.context_mark
         mark = exc.context_mark if is_token else exc.problem_mark or exc.context_mark
         line = 1 if mark is None else mark.line + 1

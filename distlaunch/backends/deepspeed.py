@@ -1,9 +1,8 @@
 """The ``deepspeed`` backend: DeepSpeed's own scripts, and those of Accelerate and Transformers.
 
-Sets the variables of DeepSpeed's own launcher (0.19). If ZeRO is configured by options, it also
-sets those of ``accelerate launch`` (1.15), which make Accelerate and Transformers use DeepSpeed. A
-script that calls ``deepspeed.initialize`` itself reads its configuration from its arguments; ``-o
-pass-config`` adds the configuration to the arguments.
+Sets the variables of DeepSpeed's launcher (0.19). With options for ZeRO, it also sets those of
+``accelerate launch`` (1.15). A script that calls ``deepspeed.initialize`` reads its configuration
+from its arguments, to which ``-o pass-config`` adds it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _PRECISIONS = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
 
 
 class _ZeroOption(Record):
-    """An option of ZeRO: Accelerate's variable, and the path of the key in DeepSpeed's
-    configuration."""
+    """Accelerate's variable, and the path of the key in DeepSpeed's configuration."""
 
     variable: str
     key_path: tuple[str, ...]
@@ -148,11 +146,8 @@ class DeepSpeed(TorchBackend):
 
     @classmethod
     def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
-        """Return the files ``.deepspeed_env`` (or $DS_ENV_FILE) in the home and the current
-        directory.
-
-        If both set a variable, the file in the current directory applies.
-        """
+        """Return ``.deepspeed_env`` (or $DS_ENV_FILE) in the home and the current directory, which
+        wins."""
         name = environ.get(_ENV_FILE_NAME) or _ENV_FILE
         places = [
             os.path.join(folder, name)
@@ -178,8 +173,7 @@ class DeepSpeed(TorchBackend):
         return existing
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Return a notice about options that Accelerate ignores on CPUs, if such options are
-        set."""
+        """Return a notice about options that Accelerate ignores on CPUs."""
         own_script = self.chosen.get("pass-config") == "deepspeed"
         names = [
             Opt.OPT(name) for name in ("config", "precision", *_ZERO_OPTIONS) if name in self.chosen
@@ -227,17 +221,16 @@ class DeepSpeed(TorchBackend):
         }
 
     def script_words(self) -> tuple[str, ...]:
-        """Return the option for the configuration file if ``pass-config`` is chosen."""
+        """Return the option for the configuration file, with ``pass-config``."""
         if "pass-config" not in self.chosen:
             return ()
         return (f"{_CONFIG_OPTIONS[str(self.chosen['pass-config'])]}={self.chosen['config']}",)
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Return the argument ``--local_rank`` if ``-o local-rank`` is set."""
+        """Return ``--local_rank`` if ``-o local-rank`` is set."""
         return (f"--local_rank={local_rank}",) if self.chosen.get("local-rank") else ()
 
     def _zero_variables(self) -> dict[str, str]:
-        """Return the options as variables for Accelerate and Transformers."""
         zero_variables = {
             setting.variable: str(self.chosen[name])
             for name, setting in _ZERO_OPTIONS.items()
@@ -252,10 +245,8 @@ class DeepSpeed(TorchBackend):
         return zero_variables
 
     def _check_config(self, path: str, text: str) -> None:
-        """Raise ConfigError if the file and the options differ.
-
-        Options fill in only values that the file sets to ``auto``.
-        """
+        """Raise ConfigError if they differ. Options fill in only values that the file sets to
+        ``auto``."""
         if path.endswith(".hjson"):
             return
         shown = printable(path)
@@ -281,10 +272,9 @@ class DeepSpeed(TorchBackend):
 
 
 def read_config(text: str, named: str, *, hint: str) -> dict[str, object]:
-    """Parse ``text``, a configuration of DeepSpeed.
+    """Parse a configuration of DeepSpeed.
 
-    Raises ConfigError, whose message begins with ``named``, if it is invalid. ``hint`` is for text
-    that is not JSON.
+    Raises ConfigError, which begins with ``named``. ``hint`` is for text that is not JSON.
     """
     if re.search("[\ud800-\udfff]", text) is not None:
         raise ConfigError(f"{named}: not UTF-8 text", hint="is it the right file?")

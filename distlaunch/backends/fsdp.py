@@ -1,8 +1,7 @@
 """The ``fsdp`` backend: fully sharded data parallel by the toolkit, Accelerate or Transformers.
 
-The toolkit reads the options directly. Accelerate and Transformers read the variables that
-``accelerate launch`` (1.15) sets, and then use FSDP2. Accelerate before 1.6 only has FSDP1; it
-reads the sharding strategy.
+The toolkit reads the options directly. The others read the variables of ``accelerate launch``
+(1.15) and use FSDP2. Accelerate before 1.6 only has FSDP1, which reads the sharding strategy.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _CALLS_DDP = re.compile(
 _MAY_SHARD = re.compile(
     r"\b(?:fully_shard|FullyShardedDataParallel|FSDP|toolkit|accelerate|transformers|Fabric)\b|lightning"
 )
-"""Matches in scripts that may shard their model themselves."""
 
 
 class Fsdp(TorchBackend):
@@ -104,8 +102,7 @@ class Fsdp(TorchBackend):
         return (("on CPUs only the toolkit shards; Accelerate and Transformers train with DDP"),)
 
     def notes_on_script(self, name: str, text: str) -> Sequence[str]:
-        """Return a notice if the script, whose source is ``text``, wraps its model in DDP itself,
-        so that the model is not sharded."""
+        """Return a notice if the script wraps its model in DDP itself, so that it is not sharded."""
         if _CALLS_DDP.search(text) is None or _MAY_SHARD.search(text) is not None:
             return ()
         note = (
@@ -122,7 +119,7 @@ class Fsdp(TorchBackend):
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Return the variables for Accelerate and Transformers.
 
-        Raises ConfigError for hybrid sharding over nodes with different numbers of workers.
+        Raises ConfigError for hybrid sharding with different numbers of workers.
         """
         variables = {**super().job_variables(topology), "ACCELERATE_USE_FSDP": "true"}
         sharding = self.chosen.get("sharding")
@@ -182,7 +179,7 @@ def _switch(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
 
 
 def _mesh(topology: Topology) -> dict[str, str]:
-    """Return the mesh for hybrid sharding; empty if a node's number of workers is unknown."""
+    """Return no mesh if a node's number of workers is unknown."""
     slots = {node.slots for node in topology.nodes}
     if len(slots) > 1 and None not in slots:
         counts = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])

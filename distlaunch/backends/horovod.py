@@ -1,10 +1,8 @@
 """The ``horovod`` backend: sets the variables of Horovod 0.28 for each worker.
 
-``SETTINGS`` lists horovodrun's tuning settings. ``-o``, horovodrun's options and its configuration
-file all use this table.
-
-Workers rendezvous at a store that distlaunch serves on MASTER_PORT. Control messages use gloo.
-Elastic Horovod is not supported, because its protocol unpickles data from the network.
+``-o``, horovodrun's options and its configuration file all use ``SETTINGS``. Workers rendezvous at
+a store that distlaunch serves on MASTER_PORT. Elastic Horovod is not supported: its protocol
+unpickles data from the network.
 """
 
 from __future__ import annotations
@@ -60,13 +58,12 @@ class Horovod(Backend):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """Return the options of the ``horovod`` backend: the compression, and the settings that
-        horovodrun has."""
+        """Return the compression, and horovodrun's settings."""
         return (_COMPRESSION, *(setting.option for setting in SETTINGS))
 
     @property
     def notes(self) -> Sequence[str]:
-        """Notices about settings that have no effect without another setting."""
+        """Return notices about settings without effect."""
         return [
             f"{Opt.OPT(setting.name)} has no effect without {Opt.OPT(setting.depends_on)}"
             for setting in SETTINGS
@@ -89,7 +86,7 @@ class Horovod(Backend):
         """Return the loopback interface for a job on one node, and Python's fault handler.
 
         Horovod 0.28 uses this interface only during start-up. Its groups for data listen at the
-        address of the machine's own name. If the name has no address, a worker crashes.
+        address of the machine's own name; if the name has no address, a worker crashes.
         """
         shown = {"PYTHONFAULTHANDLER": "1"}
         return shown | {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else shown
@@ -97,8 +94,8 @@ class Horovod(Backend):
     def check_nodes(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
         """Raise ConfigError if a node resolves its own name to a loopback address.
 
-        Horovod 0.28's groups for data listen at that address, even if HOROVOD_GLOO_IFACE names
-        another interface.
+        Horovod 0.28's groups for data listen there, even if HOROVOD_GLOO_IFACE names another
+        interface.
         """
         loopback = names_of_loopback(surveys, hosts)
         for host, address in loopback.items():
@@ -118,10 +115,7 @@ class Horovod(Backend):
         }
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Return the node's name and number of workers.
-
-        The name is unique and valid in a URL.
-        """
+        """Return the node's number of workers, and its name, unique and valid in a URL."""
         host = topology.nodes[node_rank].host
         variables = {
             "HOROVOD_HOSTNAME": host
@@ -135,7 +129,7 @@ class Horovod(Backend):
     def worker_variables(
         self, topology: Topology, node_rank: int, local_rank: int, rank: int
     ) -> Mapping[str, str]:
-        """Return the worker's ranks. Its cross rank counts the workers with the same local rank."""
+        """Return the worker's ranks. Its cross rank counts workers with the same local rank."""
         cross = self._cross_ranks(topology)
         return {
             "HOROVOD_RANK": str(rank),
@@ -152,16 +146,14 @@ class Horovod(Backend):
 
 
 class _CrossRanks:
-    """Ranks and sizes across nodes, computed once for a topology."""
-
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         hosts = {node.host for node in topology.nodes}
         self.has_unique_hosts = len(hosts) == len(topology.nodes) and all(
             host and _IN_URLS.issuperset(host) for host in hosts
         )
-        """Whether host names are used as node names. If they are not unique, all nodes are
-        numbered, because a number could equal the name of another host."""
+        """If host names are not unique, all nodes are numbered: a number could equal the name of
+        another host."""
         slots = [node.slots or 0 for node in topology.nodes]
         self.ranks, self.sizes = cross_ranks(slots), cross_sizes(slots)
 
@@ -174,16 +166,16 @@ class HorovodSetting(Record):
     """A setting of Horovod."""
 
     section: Section
-    """The section in horovodrun's configuration file."""
+    """In horovodrun's configuration file."""
     option: BackendOption
     variable: str
     factor: int = 1
-    """Multiplier for whole numbers."""
+    """For whole numbers."""
     opposite: bool = False
     """Whether the variable is true when the option is off."""
     most: float = float("inf")
     depends_on: str = ""
-    """The setting without which this setting has no effect."""
+    """The setting without which this one has no effect."""
 
     @property
     def name(self) -> str:
@@ -286,5 +278,5 @@ SETTINGS = (
 
 
 def has_no_effect(setting: HorovodSetting, chosen: Mapping[str, Value]) -> bool:
-    """Return whether a setting has no effect because the setting that it depends on is not set."""
+    """Return whether a setting lacks the one it depends on."""
     return bool(setting.depends_on) and not chosen.get(setting.depends_on)

@@ -1,4 +1,4 @@
-"""Files named by a backend's options, and default files that a backend reads without an option."""
+"""Files named by a backend's options, and default files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ _MAX_BYTES = 4 << 20
 _TIMEOUT_S = 60.0
 
 NEITHER = "none"
-"""Value of an option: read neither a named nor the default file."""
+"""Value of an option that reads neither a named nor the default file."""
 
 
 def configured_backend(
     kind: type[Backend], options: TrainOptions, environ: Mapping[str, str], cwd: str
 ) -> tuple[Backend, tuple[str, ...]]:
-    """Create a backend of class ``kind`` with its options. Read the files that its options name.
+    """Create a backend with its options. Read the files that its options name.
 
-    A default file is read if it exists and its option is not given (``Backend.usual``). The second
-    value has a notice for each default file read. Relative paths are below ``cwd``. Raises
-    ConfigError for an invalid option, an unreadable file, or contents that the backend refuses.
+    A default file (``Backend.usual``) is read if it exists and its option is not given; the second
+    value has a notice for each. Relative paths are below ``cwd``. Raises ConfigError.
     """
     usual = default_files(kind.usual, environ, cwd)
     if not options.opt and options.address is None and not usual:
@@ -72,10 +71,7 @@ def configured_backend(
 def default_files(
     usual: Mapping[str, Sequence[str]], environ: Mapping[str, str], cwd: str
 ) -> dict[str, str]:
-    """Return the default files that exist, by option.
-
-    ``usual`` is ``Backend.usual``; relative paths are below ``cwd``.
-    """
+    """Return the default files that exist, by option. ``usual`` is ``Backend.usual``."""
     found = {name: _default_file(places, environ, cwd) for name, places in usual.items()}
     return {name: path for name, path in found.items() if path is not None}
 
@@ -91,7 +87,7 @@ def _default_file(places: Sequence[str], environ: Mapping[str, str], cwd: str) -
 
 
 def ignore_hint(name: str) -> str:
-    """Return, for a message, how to make distlaunch ignore an option's default file."""
+    """Return how to ignore an option's default file."""
     return f"{Opt.OPT} {name}={NEITHER} ignores it"
 
 
@@ -103,11 +99,10 @@ def check_files(
     local: bool,
     read_by_default: Sequence[str] = (),
 ) -> None:
-    """Check the files that workers with these variables will read. Raises ConfigError for an
-    invalid file.
+    """Check the files that workers with these variables will read. Raises ConfigError.
 
-    ``local``: this machine is a node; if not, a missing file may exist on the nodes.
-    ``read_by_default``: the notices of ``configured_backend``, as hints for errors.
+    If this machine is not a node (``local``), a missing file may exist on the nodes.
+    ``read_by_default``: the notices of ``configured_backend``, for hints.
     """
 
     def read(path: str, named: str) -> str | None:
@@ -129,11 +124,9 @@ def check_files(
 
 
 def read_named_file(path: str, named: str, *, hint: str | None = None) -> str:
-    """Read a file that the user has named.
+    """Read a file that the user has named by the option or variable ``named``.
 
-    ``named`` is the option or variable that names the file; error messages begin with it. ``hint``
-    is the hint of these errors. Raises ConfigError if the file cannot be read or is too large. Also
-    raises it if reading takes too long; a pipe, for example, may never end.
+    Raises ConfigError if it cannot be read, is too large, or is a pipe that does not end in time.
     """
     try:
         data = read_bounded(path, most=_MAX_BYTES, timeout_s=_TIMEOUT_S)

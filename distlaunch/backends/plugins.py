@@ -1,7 +1,7 @@
 """Check what backends of other packages return and raise.
 
-An error in such a backend is reported with the name of its package. Our own backends skip these
-checks at run time; ``tests/contract/test_backends.py`` applies them.
+An error names the package. Our own backends skip these checks; ``tests/contract/test_backends.py``
+applies them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _MakeError = Callable[[str], BackendError]
-"""Makes an error that names the package from the description of a problem."""
+"""Makes an error that names the package."""
 _Check = Callable[[Any], str | None]
-"""Returns a text with the fault of a value; None if the value is valid."""
+"""Returns the fault of a value; None if it is valid."""
 
 
 def load_entry_point(point: EntryPoint, error: _MakeError) -> object:
     """Import the object that an entry point names.
 
-    Output of the import, also of child processes and C libraries, is redirected to stderr.
+    Output, also of child processes and C libraries, goes to stderr.
     """
     with _stdout_as_stderr(), _foreign_code(error, refusals=()):
         found: object = point.load()
@@ -48,10 +48,9 @@ def load_entry_point(point: EntryPoint, error: _MakeError) -> object:
 
 
 def checked_backend(kind: type[Backend], name: str, package: str) -> type[Backend]:
-    """Return a subclass of ``kind`` whose methods check what the backend returns and raises.
+    """Return a subclass whose methods check what the backend returns and raises.
 
-    ``name``: the name of its entry point. Raises BackendError if a class attribute is missing or
-    invalid.
+    Raises BackendError if a class attribute is missing or invalid.
     """
     hint = (
         f"report this to the authors of {printable(package)}; "
@@ -101,12 +100,11 @@ def checked_backend(kind: type[Backend], name: str, package: str) -> type[Backen
 def _foreign_code(
     error: _MakeError, *, refusals: tuple[type[Exception], ...] = (LaunchError,)
 ) -> Iterator[None]:
-    """Run code of another package. Exceptions except ``refusals`` become errors that name the
-    package.
+    """Run code of another package. Exceptions except ``refusals`` become errors that name it, also
+    ``sys.exit``.
 
-    This includes ``sys.exit``. If the user presses Ctrl-C, KeyboardInterrupt is raised even if the
-    code catches it; a KeyboardInterrupt without Ctrl-C is an error of the code. The code's output
-    is redirected to stderr, so that stdout has only what the user asked for.
+    After Ctrl-C, KeyboardInterrupt is raised even if the code catches it; without Ctrl-C it is an
+    error of the code. Output goes to stderr.
     """
     interrupts: list[int] = []
 
@@ -148,10 +146,8 @@ def _describe(exc: BaseException) -> str:
 
 @contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """Redirect descriptor 1 to stderr.
-
-    Must not be used while a job runs, because a thread of the console then writes to descriptor 1.
-    """
+    """Redirect descriptor 1 to stderr. Not while a job runs: the console writes to it from a
+    thread."""
     stdout = sys.stdout
     stdout.flush()
     kept = os.dup(1)

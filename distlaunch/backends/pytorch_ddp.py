@@ -11,20 +11,18 @@ from distlaunch.core.model.topology import Topology
 from distlaunch.core.model.variables import FLIGHT_RECORDER
 
 _TRACES = "nccl_trace_rank_"
-"""Beginning of the names of the flight recorder's files; the rank follows. ``torchfrtrace`` reads a
-directory with such files."""
+"""The rank follows. ``torchfrtrace`` reads a directory with such files."""
 _BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
-"""Name since torch 2.8. The older TORCH_NCCL_TRACE_BUFFER_SIZE makes each rank print a warning
-there."""
+"""The name since torch 2.8. There, the older TORCH_NCCL_TRACE_BUFFER_SIZE makes each rank print a
+warning."""
 
 
 class TorchBackend(Backend):
     """Options and variables of torch.distributed.
 
-    NCCL's flight recorder stores the last collectives of each rank. When a collective times out, it
-    writes them to the attempt's directory. gloo records as well, but torch 2.13 never writes its
-    records. torch decides how many collectives are stored (2,000 since 2.7) unless an option sets
-    the number.
+    NCCL's flight recorder stores the last collectives of each rank (2,000 since torch 2.7) and
+    writes them to the attempt's directory on a timeout. gloo records as well, but torch 2.13 never
+    writes its records.
     """
 
     uses_master_port = True
@@ -74,13 +72,11 @@ class TorchBackend(Backend):
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return a variable that makes the recorder write on a timeout, which older torch does
-        not."""
+        """Return a variable that makes the recorder write on a timeout, which older torch does not."""
         return {} if topology.device == "cpu" else {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Return the files to which the flight recorder writes, and the pipes that make it
-        write."""
+        """Return the recorder's files, and the pipes that make it write."""
         if topology.device == "cpu":
             return {}
         pipes = {FLIGHT_RECORDER[2]: "nccl_dump_rank_"} if self.chosen.get("dump-pipe") else {}
@@ -96,7 +92,7 @@ class TorchBackend(Backend):
 
 
 class PytorchDdp(TorchBackend):
-    """DDP by ``env://``, as under torchrun. Its options are for the toolkit's ``wrap``."""
+    """DDP by ``env://``, as under torchrun. Options are for the toolkit's ``wrap``."""
 
     name = "pytorch-ddp"
     about = "PyTorch's environment (env://): DDP, and every script written for torchrun"
@@ -130,7 +126,7 @@ class PytorchDdp(TorchBackend):
 
     @property
     def notes(self) -> Sequence[str]:
-        """A notice if one option has no effect because of another."""
+        """Return a notice if one option has no effect because of another."""
         if self.chosen.get("static-graph") and self.chosen.get("find-unused-parameters"):
             return (
                 (

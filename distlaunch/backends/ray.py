@@ -1,9 +1,8 @@
 """The ``ray`` backend: a Ray cluster chooses the nodes. Otherwise it is like ``pytorch-ddp``.
 
-Ray reserves the bundles of a placement group; a bundle is a set of resources on one node. If the
-user sets nodes and workers per node, a bundle is for one node's workers, and bundles are on
-different nodes (STRICT_SPREAD). If the user sets only a number of workers, a bundle is for one
-worker.
+Ray reserves the bundles of a placement group; a bundle is resources on one node. With nodes and
+workers per node, a bundle is for one node's workers (STRICT_SPREAD); with only a number of workers,
+for one worker.
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ class PlacementRequest(Record):
     """The resources that distlaunch requests from Ray."""
 
     bundles: tuple[Mapping[str, float], ...] | None
-    """Resources of each bundle. None: one bundle like ``each`` for every GPU of the cluster."""
+    """None: one bundle like ``each`` for every GPU of the cluster."""
     each: Mapping[str, float]
     """Resources of a worker."""
     strategy: str
-    """Ray's placement strategy."""
     workers: int
     """Workers per bundle."""
     unit: Unit
@@ -97,7 +95,7 @@ class Ray(PytorchDdp):
         return str(self.chosen.get("address", "auto"))
 
     def placement_request(self, options: TrainOptions) -> PlacementRequest:
-        """Return the request to Ray. Raises ConfigError if Ray cannot satisfy it."""
+        """Return the request to Ray. Raises ConfigError."""
         _check(options)
         on_cpu = on_cpus(options)
         each = {
@@ -132,8 +130,7 @@ class Ray(PytorchDdp):
         return PlacementRequest(bundles=single, each=each, strategy=strategy, workers=1, unit=unit)
 
     def location(self, options: TrainOptions, machine: str) -> Location:
-        """Return placeholders for the nodes that Ray will choose. Raises ConfigError if Ray cannot
-        satisfy the options."""
+        """Return placeholders for the nodes that Ray will choose. Raises ConfigError."""
         placement_request = self.placement_request(options)
         on_own = (
             placement_request.strategy == "STRICT_SPREAD" and placement_request.bundles is not None
@@ -152,8 +149,7 @@ class Ray(PytorchDdp):
 def ray_location(hosts: Sequence[Host], machine: str, *notes: str) -> Location:
     """Return a location with these nodes.
 
-    ``machine``: name of this machine. It is not considered one of the nodes, because Ray starts all
-    agents.
+    ``machine``, this machine, is no node, because Ray starts all agents.
     """
     by = "Ray's placement group"
     origin = Origin(
@@ -191,10 +187,8 @@ def _check(options: TrainOptions) -> None:
 
 
 def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
-    """Return nodes, workers per node and total workers; None for a size that the user leaves open.
-
-    Raises ConfigError if the sizes contradict each other.
-    """
+    """Raise ConfigError if sizes contradict each other. None stands for a size that the user leaves
+    open."""
     nodes = options.num_nodes if isinstance(options.num_nodes, int) else None
     per_node = options.procs_per_node if options.gpus_per_node is None else options.gpus_per_node
     gpus = options.num_gpus if isinstance(options.num_gpus, int) else None
@@ -232,7 +226,7 @@ def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
 
 
 def _check_fractions(bundle: Mapping[str, float]) -> None:
-    """Raise ConfigError for a fraction above 1, which Ray does not allow."""
+    """Ray allows no fraction above 1."""
     for name, amount in bundle.items():
         if amount > 1 and amount != int(amount):
             text = (
@@ -245,8 +239,7 @@ def _check_fractions(bundle: Mapping[str, float]) -> None:
 
 
 def _resources(text: str) -> Iterator[tuple[str, float]]:
-    """Parse ``NAME=AMOUNT,...``. Raises ConfigError for another form, and for CPU and GPU, which
-    have options."""
+    """Parse ``NAME=AMOUNT,...``. Raises ConfigError, also for CPU and GPU, which have options."""
     for item in filter(None, text.split(",")):
         name, _, amount = (part.strip() for part in item.rpartition("="))
         digits = amount.replace(".", "", 1)

@@ -1,4 +1,4 @@
-"""Find backends by the name in ``--backend``. Their modules are imported when needed."""
+"""Find backends by name, and import their modules when needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
 
 ENTRY_POINTS = "distlaunch.backends"
-"""Entry-point group of other packages' backends. An entry point names a subclass of ``Backend``."""
+"""An entry point names a subclass of ``Backend``."""
 
 _CLASSES = {
     "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
@@ -27,9 +27,9 @@ _CLASSES = {
 
 
 _ALIASES = {"tf": "tensorflow", "hvd": "horovod", "torch": "pytorch-ddp", "torchrun": "pytorch-ddp"}
-"""Other names for backends, used in hints only."""
+"""For hints only."""
 _COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
-"""Backends of torch.distributed, which a user of torch may mean."""
+"""Backends of torch.distributed, which a user may mean."""
 
 
 def backend_names() -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def backend_names() -> tuple[str, ...]:
 
 
 def spelled_backend(name: str) -> str:
-    """Return the name of our backend that differs only in capitals, or underscores for dashes.
+    """Return the name of our backend that differs only in capitals or underscores.
 
     Return any other name unchanged.
     """
@@ -47,15 +47,13 @@ def spelled_backend(name: str) -> str:
 
 
 def backend_name_for(text: str) -> str | None:
-    """Return the name of the backend whose name or short name is ``text``; None if there is
-    none."""
+    """Return the backend with this name or short name."""
     name = spelled_backend(_ALIASES.get(text.lower(), text.lower()))
     return name if name in _CLASSES or name in other_backends() else None
 
 
 def find_backend(name: str) -> type[Backend]:
-    """Return the class of a backend. Raises BackendError if no package has it, or it cannot be
-    loaded."""
+    """Return the class of a backend. Raises BackendError."""
     ours = _CLASSES.get(name)
     if ours is not None:
         module, attribute = ours
@@ -67,10 +65,7 @@ def find_backend(name: str) -> type[Backend]:
 
 
 def other_backends() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of other packages' backends by name.
-
-    A name with several entry points cannot be used.
-    """
+    """Return the entry points of other packages by name. A name with several cannot be used."""
     found: dict[str, list[EntryPoint]] = {}
     for point in _entry_points():
         known = found.setdefault(point.name, [])
@@ -83,10 +78,7 @@ def other_backends() -> dict[str, list[EntryPoint]]:
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Return the entry points of the group.
-
-    Packages whose metadata cannot be read are skipped.
-    """
+    """Skip packages whose metadata cannot be read."""
     from importlib.metadata import distributions, entry_points
 
     try:
@@ -141,7 +133,7 @@ def _load(name: str) -> type[Backend]:
 
 
 def package_of(point: EntryPoint) -> str:
-    """Return the name of an entry point's package for a message."""
+    """Return the name of an entry point's package."""
     try:
         name = None if point.dist is None else point.dist.name
     except (LookupError, OSError, TypeError):  # metadata without a name, in some releases of Python

@@ -1,7 +1,4 @@
-"""Check that the modules of a backend are installed, without importing them.
-
-``find_modules`` checks this interpreter, or another one that ``installed_for`` has asked.
-"""
+"""Check that the modules of a backend are installed, without importing them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """``distlaunch completion``: the completion script of a shell, and what the script asks for.
 
-A script knows nothing of distlaunch's options. At each Tab it runs ``distlaunch completion --words``,
-which answers from the option tables, so that the candidates are always those of the installed
-version. Its first line is the kind of the candidates, a tab, and the part of the word that stands
-before the value; then comes one candidate per line.
+At each Tab the script runs ``distlaunch completion --words``, which answers from the option tables
+of the installed version. Its first line is the kind of the candidates, a tab, and the part of the
+word that stands before the value; then comes one candidate per line.
 
 * ``--words bash LINE WORD``: the command line up to the cursor, and the word as bash delimits it.
-* ``--words zsh WORD...`` and ``--words fish WORD...``: the words behind ``distlaunch``. The last one
-  is to be completed.
+
+* ``--words zsh WORD...`` and ``--words fish WORD...``: the words behind ``distlaunch``; the last
+one is to be completed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Words = tuple[str, ...]
 
 _ASKED = "--words"
 _HERE = "\0"
-"""Placeholder for the word to complete. No word of a command line contains this character."""
+"""Stands for the word to complete. No word of a command line contains this character."""
 _METAVARS: dict[str, Literal["files", "directories"]] = {
     "FILE": "files",
     "PATH": "files",
@@ -45,9 +45,9 @@ class Candidates(Record):
     """The possible completions of a word."""
 
     kind: Literal["words", "files", "directories"] = "words"
-    """The kind of candidates. Files and directories are found by the shell itself."""
+    """Files and directories are found by the shell itself."""
     prefix: str = ""
-    """The beginning of the word before its value, such as ``--backend=``."""
+    """Such as ``--backend=``."""
     rows: tuple[tuple[str, str], ...] = ()
     """Values and their descriptions, which may be empty."""
 
@@ -57,8 +57,7 @@ _FILES = Candidates(kind="files")
 
 
 def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run ``distlaunch completion WORDS`` and return the exit code. Raises UsageError for invalid
-    words."""
+    """Run ``distlaunch completion WORDS`` and return the exit code. Raises UsageError."""
     if words[:1] == [_ASKED] and len(words) > 2:
         sys.stdout.write(_answer(words[1], words[2:], environ))
         return 0
@@ -74,7 +73,6 @@ def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return the lines that the completion script of a shell reads."""
     if shell == "bash":
         line, word = words[0], words[-1]
         whole = split_line(line)[1:]
@@ -132,7 +130,6 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
 
 
 def _next_words(begun: Words) -> list[tuple[str, str]]:
-    """Return the words that may follow the words of a command, with their summaries."""
     from distlaunch.cli.help import SUMMARIES
 
     place = len(begun)
@@ -144,7 +141,7 @@ def _next_words(begun: Words) -> list[tuple[str, str]]:
 
 
 def _jobs(word: str, before: Sequence[str], environ: Mapping[str, str]) -> Candidates:
-    """Return the names of the jobs, or files if the word is a path."""
+    """Return files if the word is a path."""
     if os.sep in word:
         return Candidates(kind="directories")
     from distlaunch.jobs.find import find_jobs
@@ -162,7 +159,7 @@ def _topics() -> list[tuple[str, str]]:
 
 
 def _options(command: Words) -> Sequence[Spelling]:
-    """Return the option table of a command; empty if the command has none."""
+    """Return no options for a command without a table."""
     if command == ("train",):
         return TRAIN_OPTIONS
     if command == ("plan",):
@@ -190,7 +187,6 @@ def _complete_options(
     word: str,
     environ: Mapping[str, str],
 ) -> Candidates:
-    """Return the candidates for a word of a command with an option table."""
     typed = before[len(command) :]
     flag, equals, value = word.partition("=")
     attached = word.startswith("--") and equals != ""
@@ -216,8 +212,7 @@ def _complete_options(
 
 
 def _flags(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
-    """Return the options with their descriptions. If ``word`` has underscores, so have the
-    options."""
+    """Write the options with underscores if ``word`` has them."""
     found = []
     for option in options:
         if getattr(option, "group", "") in ("refused", "no effect"):
@@ -229,7 +224,6 @@ def _flags(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
 
 
 def _summary(option: Spelling) -> str:
-    """Return the first sentence of an option's description."""
     text = option.help if isinstance(option, Option) else getattr(option, "here", "")
     return str(text).partition(". ")[0].rstrip(".")
 
@@ -237,7 +231,6 @@ def _summary(option: Spelling) -> str:
 def _complete_value(
     command: Words, option: Spelling, value: str, given: Given, environ: Mapping[str, str]
 ) -> Candidates:
-    """Return the candidates for the value of an option."""
     choices: tuple[str, ...] = getattr(option, "choices", ())
     if choices:
         return _words(value, [(choice, "") for choice in choices])
@@ -263,8 +256,7 @@ def _complete_value(
 
 
 def _is_typed(part: str) -> bool:
-    """Return whether an alternative of a metavar is typed literally, like ``auto`` in
-    ``N|auto``."""
+    """Return whether an alternative of a metavar is typed, like ``auto`` in ``N|auto``."""
     return part.replace("-", "").replace("_", "").isalnum() and part[0].islower() and part.islower()
 
 
@@ -276,8 +268,8 @@ def _backends() -> list[tuple[str, str]]:
 
 
 def _entry_points(group: str) -> Iterator[str]:
-    """Yield the names in a group of entry points. ``importlib.metadata`` is not used, because its
-    import takes longer than the whole completion."""
+    """Read the metadata ourselves: importing ``importlib.metadata`` takes longer than the whole
+    completion."""
     for folder in sys.path:
         try:
             names = os.listdir(folder or os.curdir)
@@ -299,7 +291,6 @@ def _entry_points(group: str) -> Iterator[str]:
 
 
 def _backend_options(name: str) -> list[tuple[str, str]]:
-    """Return the options of a backend for ``-o``; empty if the backend is not found."""
     from distlaunch.backends.base import BackendError
     from distlaunch.backends.registry import find_backend, spelled_backend
 
@@ -312,7 +303,6 @@ def _backend_options(name: str) -> list[tuple[str, str]]:
 
 
 def _complete_backends(typed: Sequence[str], word: str) -> Candidates:
-    """Return the candidates for a word of ``distlaunch backends``."""
     from distlaunch.cli.help import BACKENDS_FORMATS
 
     flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
@@ -328,5 +318,4 @@ def _complete_backends(typed: Sequence[str], word: str) -> Candidates:
 
 
 def _words(begun: str, rows: Iterable[tuple[str, str]], *, prefix: str = "") -> Candidates:
-    """Return the rows whose values begin with ``begun``."""
     return Candidates(prefix=prefix, rows=tuple(row for row in rows if row[0].startswith(begun)))

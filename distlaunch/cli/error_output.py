@@ -1,4 +1,4 @@
-"""Print errors, and prepare the process for it: signals and standard streams.
+"""Print errors, and prepare signals and standard streams for it.
 
 An expected error takes one or two lines. An internal error takes one line, and a file has its
 traceback.
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 EXIT_INTERRUPTED = 130
 EXIT_UNWRITABLE = 1
-"""Exit code if standard output cannot be written, as on a full disk."""
+"""Standard output cannot be written, as on a full disk."""
 
 
 def interruptible() -> None:
     """Make Ctrl-C raise KeyboardInterrupt from now on, unless SIGINT is ignored.
 
-    If Ctrl-C arrives while Python runs one of its own callbacks, such as those of the import
-    system, Python would print the exception and continue. From now on the process exits in this
-    case.
+    If Ctrl-C arrives in one of Python's callbacks, such as those of the import system, Python would
+    print the exception and continue. The process then exits instead.
     """
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.unraisablehook = _end_if_interrupted
@@ -44,8 +43,7 @@ def _end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore all signals from now on, so that none changes the exit code. Called when only the exit
-    is left."""
+    """Ignore all signals from now on, so that none changes the exit code."""
     for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
@@ -53,8 +51,8 @@ def ignore_signals() -> None:
 def repair_standard_streams() -> None:
     """Open /dev/null on those of the descriptors 0, 1 and 2 that are closed.
 
-    Otherwise the next opened file or pipe would get the number, and output of workers would go into
-    that file. Also create the stream objects that Python has set to None for closed descriptors.
+    Otherwise the next opened file would get the number, and output of workers. Also create the
+    stream objects that are None.
     """
     for fd in (0, 1, 2):
         try:
@@ -73,9 +71,8 @@ def repair_standard_streams() -> None:
 def guarded(work: Callable[[], int]) -> int:
     """Run a command and return its exit code. Print every error in the form of its kind.
 
-    Standard output is flushed here, so that a reader that has gone (``distlaunch plan | head``) is
-    noticed before the interpreter's own flush. Such a reader has read what it wanted, so the exit
-    code does not change.
+    Standard output is flushed here: a reader that has gone (``distlaunch plan | head``) has read
+    what it wanted, and does not change the exit code.
     """
     code = 0
     try:
@@ -122,10 +119,8 @@ def print_error(error: LaunchError) -> None:
 
 
 def report_fault(error: BaseException) -> None:
-    """Print one line about an unexpected error, with the path of a file that has the traceback.
-
-    Only the user can read the file.
-    """
+    """Print one line about an unexpected error, with the path of a file, readable by the user
+    alone, that has the traceback."""
     import tempfile
     import traceback
 
@@ -148,13 +143,11 @@ def report_fault(error: BaseException) -> None:
 
 
 def _indented(text: str) -> str:
-    """Return a text without control characters, with all lines after the first indented."""
     return printable(text, keep="\n").replace("\n", "\n  ")
 
 
 def _place(error: BaseException) -> str:
-    """Return the source line at which an error was raised: the last line in distlaunch, if there is
-    one."""
+    """Return the last line in distlaunch, if there is one."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -175,11 +168,7 @@ def _to_stderr(lines: list[str]) -> None:
 
 
 def _unwritable(error: OSError) -> str | None:
-    """Return why standard output cannot be written, if this is the cause of ``error``; otherwise
-    None.
-
-    To find out, the function writes again: the write fails with the same error.
-    """
+    """To find out, write again: the write fails with the same error."""
     if error.filename is not None:
         return None
     try:
@@ -193,7 +182,7 @@ def _unwritable(error: OSError) -> str | None:
 
 
 def _drop_output(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that the interpreter's last flush does not fail."""
+    """Spare the interpreter's last flush a failure."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, stream.fileno())

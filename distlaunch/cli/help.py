@@ -1,7 +1,4 @@
-"""The help of each command, made from the option tables without typer.
-
-``distlaunch help WORD`` also prints pages of documentation, and options that mention a word.
-"""
+"""The help of each command, made from the option tables without typer."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ BACKENDS_OPTIONS: dict[str, Row] = {
     ),
 }
 _MANY = 10
-"""If more options than this have no variable, they are not listed."""
 
 
 class CommandHelp(Record):
@@ -52,29 +48,24 @@ class CommandHelp(Record):
 
     words: Words
     purpose: str
-    """The heading under which ``distlaunch --help`` lists the command."""
+    """The heading in ``distlaunch --help``."""
     summary: str
     page: Callable[[CommandHelp], HelpPage]
-    """Makes the help from this row."""
     examples: tuple[Row, ...] = ()
     argument: str = "SCRIPT"
-    """The argument after the options. It and all after it are not parsed by distlaunch."""
+    """The argument after the options. distlaunch does not parse it, nor anything after it."""
 
 
 def print_help(
     words: Sequence[str], environ: Mapping[str, str], *, to: TextIO | None = None
 ) -> int:
-    """Print the help of the command that ``words`` begin with. Return the exit code.
-
-    The help goes to ``to``, by default stdout.
-    """
+    """Print the help of the command that ``words`` begin with. Return the exit code."""
     (to or sys.stdout).write(help_text(words, terminal_columns(environ)))
     return 0
 
 
 def help_text(words: Sequence[str], columns: int) -> str:
-    """Return the help of the command that ``words`` begin with; the help of distlaunch if no
-    command matches."""
+    """Return the help of the command that ``words`` begin with, else that of distlaunch."""
     command = tuple(words[:2])
     while command not in _PAGES:
         command = command[:-1]
@@ -87,9 +78,9 @@ def help_page(command: Words) -> HelpPage:
 
 
 def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run ``distlaunch help WORDS``: print the help of a command, a page, or search results.
+    """Print the help of a command, a page, or search results. Return the exit code.
 
-    Return the exit code. Raises UsageError if nothing is found.
+    Raises UsageError if nothing is found.
     """
     asked = [word for word in words if word not in HELP_FLAGS]
     if words and not asked:
@@ -135,7 +126,6 @@ def print_version() -> int:
 
 
 def _check_subcommand(words: Sequence[str]) -> None:
-    """Raise UsageError for ``help render X`` if render has no file format X."""
     there = [path[1] for path in _PAGES if path[:1] == tuple(words[:1]) and len(path) > 1]
     if there and len(words) > 1 and words[1] not in there:
         raise UsageError(
@@ -176,8 +166,7 @@ def _root() -> HelpPage:
 def _options_page(
     command: CommandHelp, options: Iterable[Option], *, place: Place | None = None, about: str = ""
 ) -> HelpPage:
-    """Return the help of a command with options of ``train``. ``place`` leaves out the options that
-    do not apply there."""
+    """``place`` leaves out the options that do not apply there."""
     options = tuple(option for option in options if place not in option.absent)
     return HelpPage(
         usage=f"distlaunch {' '.join(command.words)} [OPTIONS] {command.argument} [ARGS]...",
@@ -189,7 +178,6 @@ def _options_page(
 
 
 def _closing(options: Sequence[Option], usage: str) -> tuple[str, ...]:
-    """Return the paragraphs about times, variables and arguments."""
     variables = {each.field: each.variable for each in options if each.variable is not None}
     first = "num_gpus" if "num_gpus" in variables else "hosts"
     odd = [
@@ -313,7 +301,6 @@ def _job_command(command: CommandHelp) -> HelpPage:
 
 
 def _jobs(name: str, summary: str, *examples: Row, argument: str = "JOB") -> CommandHelp:
-    """Return the row of a command that looks at jobs."""
     return CommandHelp(
         words=(name,),
         purpose="Jobs",
@@ -386,7 +373,6 @@ _JOB_COMMANDS = (
 
 
 def _manifest(kind: str, summary: str) -> CommandHelp:
-    """Return the row of a kind of manifest for Kubernetes."""
     return CommandHelp(
         words=("render", kind),
         purpose="Files",
@@ -545,7 +531,7 @@ _TABLE = (
     ),
     *_FILE_KINDS,
 )
-"""All commands, in the order in which help lists them."""
+"""In the order of the help."""
 _COMMANDS = {command.words: command for command in _TABLE}
 SUMMARIES = {command.words: command.summary for command in _TABLE}
 PURPOSES = {

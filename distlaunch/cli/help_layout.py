@@ -1,4 +1,4 @@
-"""The layout of every help page: usage, examples, then each option with its description below."""
+"""The layout of every help page."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ class HelpPage(Record):
     """The help of one command, before it is wrapped to the terminal's width."""
 
     usage: str
-    """The usage line. Empty if the page is not about one command."""
+    """Empty if the page is not about one command."""
     about: str
     examples: Sequence[Row] = ()
     lists: Sequence[Section] = ()
-    """Sections with short names, whose descriptions are printed beside the names."""
+    """Sections with short names, whose descriptions are printed beside them."""
     sections: Sequence[Section] = ()
     closing: Sequence[str] = ()
-    """Paragraphs after the options."""
 
 
 def format_page(page: HelpPage, columns: int) -> str:
-    """Return the text of a help page for a terminal with ``columns`` columns. No name is cut."""
+    """Return the text of a help page. No name is cut."""
     width = max(_NARROWEST, min(columns, _WIDEST))
     sections = (*page.sections, _HELP_ROW) if page.usage else page.sections
     blocks = [
@@ -68,7 +67,7 @@ def format_page(page: HelpPage, columns: int) -> str:
 
 
 def option_sections(options: Iterable[Option], place: Place | None = None) -> Iterator[Section]:
-    """Yield sections of options: the common ones first, then each group, in the order of the table.
+    """Yield sections of options: the common ones first, then each group.
 
     Options that do not apply to the command ``place`` are left out.
     """
@@ -87,11 +86,8 @@ def option_sections(options: Iterable[Option], place: Place | None = None) -> It
 
 
 def default_note(option: Option, place: Place | None = None) -> str:
-    """Return a sentence with the default of an option, for its help.
-
-    The default may depend on ``place``, the command whose help is printed. Return an empty string
-    if the option table has no default.
-    """
+    """Return a sentence with the default of an option at the command ``place``; empty if the table
+    has none."""
     if option.group in ("no effect", "refused"):
         return ""
     unset = option.unset if place is None else option.unset_at.get(place, option.unset)
@@ -111,8 +107,7 @@ def default_note(option: Option, place: Place | None = None) -> str:
 
 
 def described(option: Option, place: Place | None = None) -> str:
-    """Return the description of an option with its default. The default may depend on the command
-    ``place``."""
+    """Return the description of an option with its default at the command ``place``."""
     return f"{option.help} {default_note(option, place)}".rstrip()
 
 
@@ -128,8 +123,7 @@ def terminal_columns(environ: Mapping[str, str]) -> int:
 
 
 def option_row(option: Option, place: Place | None = None) -> Row:
-    """Return an option as typed, and its description. ``place`` is the command whose help is
-    printed."""
+    """Return an option as typed, and its description at the command ``place``."""
     negation = f" / {option.negation}" if option.negation is not None else ""
     metavar = "" if option.kind == "flag" else f" {option.metavar}"
     return ", ".join(option.flags) + negation + metavar, described(option, place)
@@ -149,8 +143,7 @@ def _two_lines(rows: Iterable[Row], width: int) -> Iterator[str]:
 
 
 def _examples(rows: Iterable[Row], width: int) -> Iterator[str]:
-    """Yield the lines of examples. A long command continues after a backslash, so that it can be
-    copied."""
+    """Continue a long command after a backslash, so that it can be copied."""
     for command, text in rows:
         first, *others = textwrap.wrap(
             _INDENT + command,
@@ -172,8 +165,7 @@ def _columns(rows: Sequence[Row], width: int) -> Iterator[str]:
 
 
 def _broken(line: str, width: int) -> Iterator[str]:
-    """Yield the pieces of a line that is too long. It is broken between the choices of an option
-    only."""
+    """Break a line between the choices of an option only."""
     while len(line) > width and (end := line.rfind("|", 0, width) + 1) > 0:
         yield line[:end]
         line = _BELOW + line[end:]

@@ -16,7 +16,7 @@ def misplaced_options(
     """Return one notice if arguments of the script look like options of distlaunch.
 
     Options whose name occurs in the text of the script are skipped. ``names`` are the long options
-    of this command, with dashes. Of several launchers, only the one with RANK 0 returns a notice.
+    of this command. Of several launchers, only RANK 0 returns a notice.
     """
     words = [word for word in options.script_args if word[:2] == "--" and len(word) > 2]
     if not words or options.quiet or environ.get("RANK", "0") != "0":

@@ -48,8 +48,7 @@ Place = Literal[
     "deepspeed",
     "horovodrun",
 ]
-"""Commands and file formats to which an option of train may not apply: file formats of ``render``,
-and commands with another launcher's options."""
+"""Commands and file formats to which an option of train may not apply."""
 
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9
@@ -75,10 +74,10 @@ class Absence(Record):
 
 
 class Spelling(Record):
-    """The names of an option, and whether it takes a value. ``parser.scan`` needs nothing else.
+    """The names of an option, and whether it takes a value.
 
-    The last of ``flags`` is the long one, written with dashes. Underscores are accepted too.
-    ``kind`` is ``flag`` for an option without a value.
+    The last of ``flags`` is the long one, with dashes. Underscores are accepted too. ``kind`` is
+    ``flag`` for an option without a value.
     """
 
     flags: tuple[str, ...]
@@ -86,9 +85,9 @@ class Spelling(Record):
     kind: str
     metavar: str = ""
     repeatable: bool = False
-    """Whether all values are kept. Otherwise the last one counts."""
+    """Otherwise the last value counts."""
     once: bool = False
-    """Whether two different values on one command line are an error."""
+    """Two different values on one command line are an error."""
     shown: str = ""
     """The name in messages, if not the last of ``flags``."""
 
@@ -109,10 +108,7 @@ class Spelling(Record):
 
 
 class Option(Spelling):
-    """One row of the option table: type, help, and the commands to which the option does not apply.
-
-    ``field`` is the field of ``TrainOptions`` that the option sets.
-    """
+    """One row of the option table. ``field`` is the field of ``TrainOptions`` that it sets."""
 
     kind: Kind
     default: object
@@ -120,18 +116,18 @@ class Option(Spelling):
     group: Group
     variable: str | None
     unset: str = ""
-    """What applies if the option is not given, for the help. Empty if ``default`` says so."""
+    """What applies if the option is not given, for the help, if ``default`` does not say so."""
     choices: tuple[str, ...] = ()
     least_s: float = 0.0
-    """The shortest time that the option accepts. There is no time that turns it off."""
+    """The shortest time that the option accepts."""
     absent: Mapping[Place, Absence] = {}
-    """The commands and file formats to which the option does not apply, with the reason."""
+    """Where the option does not apply."""
     unset_at: Mapping[Place, str] = {}
     """``unset`` by command, where it differs."""
 
     @property
     def negation(self) -> str | None:
-        """The flag that turns a switch off which a variable may have turned on: ``--no-quiet``."""
+        """The flag that turns off a switch which a variable may have turned on: ``--no-quiet``."""
         return (
             "--no-" + self.flags[-1][2:]
             if self.kind == "flag" and self.variable is not None
@@ -140,19 +136,15 @@ class Option(Spelling):
 
 
 def option_error(source: str, message: str, *, hint: str | None = None) -> ConfigError:
-    """Return the error for an invalid setting, with ``hint``.
-
-    The error is a UsageError if ``source`` is a flag, a ConfigError if it is a variable.
-    """
+    """Return a UsageError if ``source`` is a flag, a ConfigError if it is a variable."""
     kind = UsageError if source.startswith("-") else ConfigError
     return kind(f"{source} {message}", hint=hint)
 
 
 def convert(option: Option, text: str, source: str) -> object:
-    """Return the value of a field for the text of an option or variable.
+    """Return the value of a field for a text. ``source`` is the flag or variable, for errors.
 
-    ``source`` is the flag or variable, for errors. Raises UsageError or ConfigError if the text is
-    no valid value.
+    Raises UsageError or ConfigError.
     """
     match option.kind:
         case "text":
@@ -189,7 +181,7 @@ def convert(option: Option, text: str, source: str) -> object:
 
 
 def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
-    """Return ``text`` if it is in ``choices``. Otherwise raise the error of ``option_error``."""
+    """Return ``text`` if it is in ``choices``. Otherwise raise ``option_error``."""
     if text not in choices:
         listed = ", ".join(choices[:-1]) + " or " + choices[-1]
         raise option_error(source, f"takes {listed}, not {quoted(text)}")
@@ -197,8 +189,7 @@ def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
 
 
 def _backend(text: str, source: str) -> str:
-    """Return the name of a backend. Names of distlaunch's own backends may have capitals, or
-    underscores for dashes."""
+    """Names of our own backends may have capitals, or underscores for dashes."""
     if not text:
         raise option_error(source, "needs a name, and got an empty one")
     if text.islower() and "_" not in text:
@@ -209,8 +200,7 @@ def _backend(text: str, source: str) -> str:
 
 
 def read_switch(text: str, source: str) -> bool:
-    """Return True or False for a word such as ``yes`` or ``off``. Raises the error of
-    ``option_error`` for other words."""
+    """Return True or False for a word such as ``yes`` or ``off``. Otherwise raise ``option_error``."""
     value = _WORDS.get(text.lower())
     if value is None:
         raise option_error(
@@ -220,10 +210,9 @@ def read_switch(text: str, source: str) -> bool:
 
 
 def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:
-    """Return the integer in a text of plain digits: without sign, underscore or digits of other
-    scripts.
+    """Read plain digits: no sign, no underscore, no digits of other scripts.
 
-    ``also`` names other forms of the option, for the error.
+    ``also`` names other forms of the option.
     """
     if not (text.isascii() and text.isdigit()):
         raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")

@@ -1,9 +1,8 @@
 """Runs the user's --discover command, which prints the hosts that are available.
 
-None of the command's processes may outlive the launcher. So a guard process stands between launcher
-and command. The guard is a subreaper: it becomes the parent of every process that the command
-leaves, in any session. When the command has ended, the guard kills all these processes. It does the
-same when the launcher has ended in any way, which the guard notices by the end of a pipe.
+None of its processes may outlive the launcher. So a guard process, a subreaper, stands between
+launcher and command: it becomes the parent of every process that the command leaves. It kills them
+when the command has ended, or the launcher, which it notices by the end of a pipe.
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ from distlaunch.core.model.text import quoted
 from distlaunch.planning.hosts.from_options import command_of
 
 DISCOVER_S = 60.0
-"""How long the command may take."""
 _MOST_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _LOOK_S = 0.02
 """How often the guard checks whether the command has ended."""
 _KILL_S = 5.0
-"""How long killed processes may take to end."""
 
 
 def run_discover(
@@ -49,9 +46,9 @@ def run_discover(
 ) -> str:
     """Run the command with a shell, as Horovod does, and return its output.
 
-    ``who`` is the option or variable for messages. Must be called before the first thread starts.
-    Raises ConfigError, with the last message of the command, if the command fails takes longer
-    than ``timeout_s`` seconds, or prints more than ``most`` bytes.
+    Must be called before the first thread starts. Raises ConfigError, with the last message of the
+    command, if the command fails, takes longer than ``timeout_s``, or prints more than ``most``
+    bytes.
     """
     where = command_of(command, who or str(Opt.DISCOVER))
     if "\0" in command:
@@ -87,8 +84,8 @@ def _signal_name(number: int) -> str:
 def _watched(
     command: str, environ: Mapping[str, str], timeout_s: float, most: int
 ) -> tuple[bytes, bytes, int, str]:
-    """Return the command's stdout, stderr and exit code, and a text if it does not end or prints
-    too much.
+    """Return stdout, stderr, the exit code, and a text if the command does not end or prints too
+    much.
 
     Raises OSError if the guard process cannot be started.
     """
@@ -156,8 +153,8 @@ def _collect(
 def _guard(
     command: str, environ: Mapping[str, str], life: int, result: int, output: int, errors: int
 ) -> NoReturn:
-    """Run the command until it ends or the pipe ``life`` ends. Then kill all processes that remain,
-    and write the command's exit code to ``result``."""
+    """Run the command until it or the pipe ``life`` ends. Kill what remains, and write the exit
+    code to ``result``."""
     try:
         os.setsid()
         become_subreaper()

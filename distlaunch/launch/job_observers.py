@@ -35,10 +35,7 @@ class JobObservers:
     """The observers of one job. The coordinator has them; a joined launcher has none."""
 
     def __init__(self, options: TrainOptions, environ: Mapping[str, str], sink: Sink) -> None:
-        """Check the options, and open the port of --metrics. Nothing is started.
-
-        Raises ConfigError.
-        """
+        """Check the options, and open the port of --metrics. Raises ConfigError."""
         self._environ = environ
         self._say = sink.say
         self._words: tuple[str, ...] = ()
@@ -69,7 +66,7 @@ class JobObservers:
             events.add_observer(self._command.observe)
 
     def serve(self, runner: Runner, events: EventLog) -> None:
-        """Serve the metrics of the job that ``runner`` runs.
+        """Serve the metrics of the job.
 
         Starts a thread, so the spawner must have been forked before.
         """
@@ -127,7 +124,6 @@ def _read_metrics(runner: Runner) -> str:
 
 
 def _launcher_usage() -> LauncherUsage | None:
-    """Return what this process uses; None if /proc does not say."""
     from distlaunch.coordinator.runtime.metrics import LauncherUsage
 
     try:

@@ -1,7 +1,6 @@
 """Runs a job that has one launcher per node or per worker.
 
-One of these launchers is the coordinator, which decides for the job. The others are joined
-launchers, which follow its decisions.
+One launcher is the coordinator, which decides for the job. The others, joined launchers, follow it.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
 _LEAST_TOKEN = 16
-"""Shortest token in characters that needs no --weak-token-ok."""
+"""In characters, without --weak-token-ok."""
 _READ_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _MAKE_TOKEN = "openssl rand -hex 32"  # noqa: S105 - a command
 _TOKEN_FILE_S = 10.0
@@ -74,8 +73,8 @@ def read_token(
 ) -> bytes | None:
     """Return the secret that the launchers of a job share; None if the user has set none.
 
-    ``say`` is called with notices. Raises ConfigError if the token is empty, or its file cannot be
-    read or can be read by other users.
+    Raises ConfigError if the token is empty, or its file cannot be read or can be read by other
+    users.
     """
     path = options.token_file
     if path is None:
@@ -119,8 +118,7 @@ def _check_readers(
 ) -> None:
     """Raise ConfigError for a file that other users can read.
 
-    Kubernetes mounts Secrets with such a mode, so in a pod only a notice is shown. Raises OSError
-    if the file does not exist.
+    Kubernetes mounts Secrets with such a mode, so in a pod only a notice is shown.
     """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) or not mode & _READ_BY_OTHERS:
@@ -138,10 +136,7 @@ def make_job_identity(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> JobIdentity:
-    """Return the values that all launchers of the job must share. ``say`` is called with notices.
-
-    Raises ConfigError if the token is invalid (``read_token``).
-    """
+    """Return the values that all launchers of the job must share. Raises as ``read_token``."""
     from distlaunch import __version__
 
     token = read_token(options, environ, say=say)
@@ -154,8 +149,7 @@ def make_job_identity(
 
 
 class JobLaunchers:
-    """The launchers of one job, as the coordinator needs them: for the policy and for the
-    connections."""
+    """The launchers of one job, for the coordinator's policy and connections."""
 
     def __init__(
         self,
@@ -233,11 +227,9 @@ class JobLaunchers:
 
 
 def report_no_plan(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
-    """Send the other launchers, for up to 2 s, the error ``why`` for which this launcher has no
-    plan.
+    """Send the other launchers, for up to 2 s, the error for which this launcher has no plan.
 
-    Node 0 sends it to all others; another launcher sends it to node 0. Does nothing if this
-    launcher is the only one or its rank is not known.
+    Node 0 sends it to all others; another launcher sends it to node 0.
     """
     if options.discover is not None or options.include is not None or options.exclude is not None:
         return  # without a plan the ranks are not known
@@ -279,9 +271,9 @@ def run_launcher(
     count_from: Callable[[int], None] | None,
     error_file: ErrorFile,
 ) -> int:
-    """Run this launcher's share of a job and return the launcher's exit code.
+    """Run this launcher's share of a job and return the exit code.
 
-    Raises LaunchError if an error occurs before the job starts.
+    Raises LaunchError for an error before the job starts.
     """
     if planned.join is None:
         raise ValueError("this launcher is alone")
@@ -336,7 +328,7 @@ def run_launcher(
 
 
 class _LauncherParts:
-    """The objects that both the coordinator and a joined launcher need."""
+    """Objects that both the coordinator and a joined launcher need."""
 
     def __init__(
         self,
@@ -390,7 +382,7 @@ class _LauncherParts:
         )
 
     def count_from(self, first_rank: int) -> None:
-        """Set the first rank that the console and the prefixes show for this node."""
+        """Set the first rank that the console shows for this node."""
         if self._count_from is not None:
             self._count_from(first_rank)
         if isinstance(self.sink, LocalRanks):
@@ -399,17 +391,15 @@ class _LauncherParts:
                 lines.first_rank = first_rank
 
     def set_file_suffix(self, node: int) -> None:
-        """Add the node's number to the names of the filter files, which have no rank in their name.
-
-        Launchers that share a run directory then do not write the same file.
-        """
+        """Add the node's number to the names of the filter files, which have no rank, because
+        launchers may share a run directory."""
         for lines in self._filters.values():
             lines.suffix = f"-{node}"
 
     def stop_spawner(self) -> None:
         """End the spawner before it has started a worker.
 
-        If the spawner does not exit within ``_SPAWNER_END_S``, kill it.
+        If it does not exit within ``_SPAWNER_END_S``, kill it.
         """
         channel, pid = self._spawner
         reaper = ChildReaper(pid)
@@ -422,10 +412,7 @@ class _LauncherParts:
 def _addresses_of_node_0(
     rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
 ) -> OtherAddresses | None:
-    """Return a function for the scheduler's addresses of node 0; None without a scheduler.
-
-    Unlike names, these addresses need no name service.
-    """
+    """Unlike names, the scheduler's addresses need no name service. None without a scheduler."""
     if location is None or location.allocation.source != "slurm":
         return None
     first = location.allocation.hosts[0].name
@@ -630,7 +617,7 @@ def _join(
 
 
 def _run_alone_hint(parts: _LauncherParts) -> str | None:
-    """Return a hint on how to run without the other nodes; None if the user has named them."""
+    """Return None if the user has named the other nodes."""
     location = parts.planned.location
     return (
         None
@@ -640,5 +627,4 @@ def _run_alone_hint(parts: _LauncherParts) -> str | None:
 
 
 def _interrupted_exit_code(connector: CoordinatorConnector) -> int:
-    """Return the exit code of a launcher that was interrupted while it connected."""
     return EXIT_SOFTWARE if connector.ended_by is None else 128 + connector.ended_by

@@ -1,4 +1,4 @@
-"""Reads the facts of this machine once and makes the plan. Starts and writes nothing."""
+"""Reads the facts of this machine once and makes the plan."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ _DESCRIPTORS_PER_WORKER = (
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
 _DATA = (".json", ".yaml", ".yml")
-"""Extensions of data files. Python would run some data files without effect: JSON is an
-expression."""
+"""Python would run some data files without effect: JSON is an expression."""
 
 
 def read_facts(
@@ -53,7 +52,7 @@ def read_facts(
 ) -> Facts:
     """Read the facts that planning may need. Raises ConfigError for an unreadable file.
 
-    ``of_backend`` are the paths of ``env_file`` that the backend added, not the user.
+    ``of_backend`` are the paths of ``env_file`` that the backend added.
     """
     cwd = _cwd()
     outer = find_outer_launcher(options, environ)
@@ -96,9 +95,9 @@ def read_facts(
 
 
 def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> OuterLauncher | None:
-    """Return the launcher that started this process as one of its workers; None if there is none.
+    """Return the launcher that started this process as one of its workers.
 
-    Also return None if --source is set, because the user then names the source of the nodes.
+    Return None if --source is set, which names the source of the nodes.
     """
     if options.who_set("source") is not None and (
         "source" in options.given or not options.dialect.is_drop_in
@@ -113,8 +112,7 @@ def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> Ou
 
 
 def _script_source(script: str, script_candidates: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that only the launcher can read (a pipe, stdin); None for a
-    file or directory."""
+    """Return the source of a SCRIPT that only the launcher can read (a pipe, stdin)."""
     special = any(
         path.startswith(("/dev/", "/proc/")) or not os.path.isfile(path)
         for path in script_candidates
@@ -129,7 +127,7 @@ def _script_source(script: str, script_candidates: Sequence[str]) -> ScriptSourc
 def is_started_by_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
     """Return whether the script of a worker has started this launcher.
 
-    The inherited error file then belongs to that worker, and this launcher must not write to it.
+    The inherited error file then belongs to that worker.
     """
     if (
         not any(name in environ for name in RANKS)
@@ -143,10 +141,9 @@ def is_started_by_script(options: TrainOptions, environ: Mapping[str, str]) -> b
 
 
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
-    """Read the files and variables that may name other nodes; None if nothing suggests that there
-    are other nodes.
+    """Read what may name other nodes; None if nothing suggests other nodes.
 
-    For ``distlaunch torchrun`` only its own options suggest other nodes, not variables.
+    For ``distlaunch torchrun`` only its own options suggest them.
     """
     if isinstance(options, TorchrunOptions) and options.rendezvous is None:
         return None
@@ -248,22 +245,19 @@ def _has_id_of_scheduler(options: TrainOptions, location: Location | None) -> bo
 
 
 class Planned(Record):
-    """A plan, the facts and options it was made from, and the planners for later attempts."""
+    """A plan, what it was made from, and the planners for later attempts."""
 
     plan: LaunchPlan
     backend: Backend
     topology: Topology
     location: Location | None
-    """The nodes, and the index of this machine among them; None if only this machine is known."""
+    """None if only this machine is known."""
     planner: SurveyedPlanner | None = None
-    """Plans each attempt from surveys of the nodes; None if the job is on this machine alone or has
-    a launcher on each node."""
+    """Plans each attempt from surveys. None for a local job, or with a launcher on each node."""
     join: Callable[[], JoinedPlanner] | None = None
-    """Returns the planner of a job with several launchers. Raises ConfigError for options that
-    several launchers cannot use. None if this launcher is the only one."""
+    """Returns the planner of a job with several launchers. Raises ConfigError."""
     id_of_scheduler: bool = False
-    """The job has the scheduler's job id. A second job of the same batch script needs another name.
-    """
+    """A second job of the same batch script needs another name than the scheduler's job id."""
     explanation: Explanation | None
     source: ScriptSource | None = None
     """The SCRIPT that workers cannot open themselves."""
@@ -278,9 +272,9 @@ def make_plan(
 ) -> Planned:
     """Return the plan that ``plan`` and ``--dry-run`` show.
 
-    ``location``: the nodes, if the backend's own cluster (Ray) has assigned them. ``elsewhere``: if
-    this machine lacks the GPUs, the plan is for another machine that has them. Raises ConfigError
-    for everything that would keep the job from starting and is known before it starts.
+    ``location``: the nodes that the backend's own cluster (Ray) has assigned. ``elsewhere``: if
+    this machine lacks the GPUs, plan for another one. Raises ConfigError for everything that can be
+    known before the start and would prevent it.
     """
     if options.master_addr is not None:
         from distlaunch.planning.clusters.environment_reader import host_or_address
@@ -406,8 +400,7 @@ def make_plan(
 
 
 def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> Sequence[str]:
-    """Return the backend's notes on the script; empty unless the script is a plain file that is
-    readable on this machine."""
+    """Return no notes unless the script is a plain file that is readable here."""
     name = options.script
     if (
         name is None
@@ -425,7 +418,6 @@ def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> S
 
 
 def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
-    """Raise ConfigError if SCRIPT is a data file."""
     name = options.script
     if name is None or options.module or options.no_python or not name.lower().endswith(_DATA):
         return
@@ -440,8 +432,7 @@ def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
 
 
 def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
-    """Raise ConfigError if the Python of several workers would read a script that can be read only
-    once."""
+    """Raise ConfigError if the Python of several workers would read a script that can be read once."""
     program = os.path.basename(options.script or "")
     if not options.no_python or not program.startswith("python") or plan.world_size == 1:
         return
@@ -463,17 +454,14 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
 
 
 def starts_all_workers(location: Location, topology: Topology) -> bool:
-    """Return whether this launcher starts all workers of the job.
-
-    True if this machine is the only node, and no worker has a launcher of its own.
-    """
+    """Return whether this machine is the only node, and no worker has a launcher of its own."""
     if len(topology.nodes) != 1:
         return False
     return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0
 
 
 def _notes_on_open_values(options: TrainOptions, topology: Topology) -> Iterator[str]:
-    """Yield notes on values that are only known after the surveys of the nodes."""
+    """Yield notes on values that only the surveys tell."""
     open_slots = [node.host for node in topology.nodes if node.slots is None]
     if len(topology.nodes) > 1 and options.master_addr is None:
         first = printable(topology.nodes[0].host)
@@ -498,7 +486,6 @@ def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
 def _check_requirements(
     name: str, needed: Sequence[Requirement], plan: LaunchPlan, options: TrainOptions
 ) -> None:
-    """Raise ConfigError if the workers' interpreter lacks modules that the backend needs."""
     from distlaunch.backends.requirements import check_installed
 
     path, python, installed = _first_sys_path_entries(plan, options), plan.argv[0], None
@@ -513,10 +500,8 @@ def _check_requirements(
 
 
 def _check_script_module(plan: LaunchPlan, options: TrainOptions) -> None:
-    """Raise ConfigError if SCRIPT is the name of a module that does not exist.
-
-    Only the first part of a dotted name is checked: a package may find its modules in its own way.
-    """
+    """Only the first part of a dotted name is checked: a package may find its modules in its own
+    way."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
     name = options.script or ""
@@ -534,7 +519,6 @@ def _check_script_module(plan: LaunchPlan, options: TrainOptions) -> None:
 
 
 def _check_preload(plan: LaunchPlan, options: TrainOptions) -> None:
-    """Raise ConfigError for modules of ``--preload`` that do not exist."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
     path = _first_sys_path_entries(plan, options)
@@ -576,10 +560,9 @@ def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple
 def _topology(
     location: Location | None, options: TrainOptions, facts: Facts, *, elsewhere: bool
 ) -> tuple[Facts, Topology]:
-    """Return the facts, and the topology: the workers of each node and their devices.
+    """Raise ConfigError for sizes or devices that are not available.
 
-    ``elsewhere``: if this machine lacks the GPUs, plan for an unknown machine. Raises ConfigError
-    for sizes or devices that are not available.
+    ``elsewhere``: if this machine lacks the GPUs, plan for an unknown machine.
     """
     try:
         if location is None:
@@ -607,7 +590,6 @@ def _topology(
 def _topology_of_location(
     location: Location, options: TrainOptions, facts: Facts
 ) -> tuple[Facts, Topology]:
-    """Return the topology of a job that may have several nodes."""
     from distlaunch.planning.build_topology import build_topology
     from distlaunch.planning.gpu_masks import accept_mask
 
@@ -631,8 +613,7 @@ def _topology_of_location(
 
 
 def needed_descriptors(workers: int) -> int:
-    """Return how many files the launcher opens. Raises ConfigError if this number exceeds the hard
-    limit."""
+    """Return how many files the launcher opens. Raises ConfigError above the hard limit."""
     needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,5 +1,5 @@
-"""Functions on the launcher's process that all ways to run a job need: limits, signals, console,
-last messages."""
+"""What all ways to run a job need of the launcher's process: limits, signals, console, last
+messages."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
-"""How long a blocked pipe may hold up the end of a failed or stopped job. After that, the rest of
-the output is dropped."""
+"""How long a blocked pipe may hold up the end of a failed or stopped job. The rest of the output is
+then dropped."""
 _PRUNE_S = 5.0
 
 
 def check_system() -> None:
     """Raise ConfigError if /dev/null or /proc is missing, or if /proc is another PID namespace's.
 
-    With a foreign /proc the launcher would find, and kill, unrelated processes.
+    With a foreign /proc the launcher would kill unrelated processes.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
@@ -70,8 +70,7 @@ def new_spawner(
 ) -> tuple[Channel[FromSpawner], int]:
     """Fork the spawner, the parent of the workers. Must be called before the first thread starts.
 
-    ``terminal`` is the user's terminal if the spawner has to set its modes. Raises ConfigError if
-    no process can be started.
+    ``terminal`` is the user's terminal if the spawner has to set its modes. Raises ConfigError.
     """
     try:
         return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace, terminal=terminal)
@@ -86,9 +85,8 @@ def new_spawner(
 def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
     """Yield a list for the job's exit code, and close the console at the end.
 
-    After exit code 0, closing waits until the reader has read everything. After a failure, it waits
-    only while the reader goes on reading. A signal ends the wait, and changes neither the exit code
-    nor the report.
+    After exit code 0, closing waits until all has been read. After a failure, it waits while the
+    reader goes on. A signal ends the wait and changes nothing else.
     """
     ended: list[int] = []
     try:
@@ -113,8 +111,7 @@ def allow_descriptors(workers: int) -> int:
 
 
 class Housekeeping(threading.Thread):
-    """A thread for work that waits until the workers have started, so that the CPUs are free for
-    them."""
+    """A thread for work that waits until the workers have started."""
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(name="housekeeping", daemon=True)
@@ -138,10 +135,7 @@ class Housekeeping(threading.Thread):
             importlib.import_module(f"distlaunch.diagnosis.{name}")
 
     def start_for(self, runner: Runner) -> None:
-        """Start the thread. ``runner`` answers the requests to the control server.
-
-        If no thread can be started, nothing is lost, because its work is optional.
-        """
+        """Start the thread. If no thread can be started, nothing is lost."""
         self._runner = runner
         with suppress(RuntimeError):
             self.start()
@@ -159,7 +153,7 @@ class Housekeeping(threading.Thread):
 
 
 def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
-    """Return the directory of the user's own code: the script's, else the workers' directory."""
+    """Return the script's directory, else the workers' directory."""
     script = "" if options.module or options.no_python else options.script or ""
     found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
     return os.path.dirname(os.path.join(plan.workdir, found))
@@ -206,16 +200,16 @@ def policy_settings(
 
 
 def run_alone_hint(options: TrainOptions) -> str | None:
-    """Return a hint on how to run on this machine alone although a scheduler names other nodes.
+    """Return a hint on how to run here alone although a scheduler names other nodes.
 
-    Return None if the user's command has no option for it.
+    None if the user's command has no option for it.
     """
     name = options.named("source")
     return f"{name} flags runs on this machine alone" if name.startswith("--") else None
 
 
 def report_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
-    """Print the path of the logs, unless the logs are where the user expects them."""
+    """Print the path of the logs, unless the user expects them there."""
     if run_dir.temporary:
         problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
         sink.say(

@@ -1,7 +1,6 @@
 """Runs a job on a Ray cluster, which assigns the nodes and starts the agents.
 
-Ray reserves resources as bundles: a bundle is a set of resources on one node, and has room for one
-or more workers.
+Ray reserves bundles: resources on one node, with room for one or more workers.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from distlaunch.transport.ray.nodes import RayCluster
 
 _SIGNALLED = 128
 _LOCAL_S = 10.0
-"""Time limit for reserving bundles in a local cluster, which never grows."""
+"""A local cluster never grows."""
 _SLOW_S = 2.0
 """After this time the user gets a line on what a start waits for."""
 _SAY_S = 1.0
-"""Limit for writing that line, in case nothing reads stderr."""
+"""In case nothing reads stderr."""
 
 
 class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
@@ -48,7 +47,7 @@ class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
 def _interruptible() -> Iterator[None]:
     """Raise Interrupted when a signal arrives that ends a job.
 
-    Ignore further signals after the first one, because the cleanup has a time limit.
+    Further signals are ignored, because the cleanup has a time limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,12 +76,11 @@ def _interruptible() -> Iterator[None]:
 def place_in_ray(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
 ) -> Iterator[tuple[Planned, RayCluster]]:
-    """Reserve the job's bundles in the Ray cluster. Yield the plan for their nodes, and the
-    cluster.
+    """Reserve the job's bundles. Yield the plan for their nodes, and the cluster. Return all to
+    Ray.
 
-    At the end everything is returned to Ray. ``planned`` has already found all errors that need no
-    cluster. Raises ConfigError if the launcher's Python lacks Ray or the options do not fit the
-    cluster, NodesError if the bundles are not reserved in time, and Interrupted after a signal.
+    Raises ConfigError if the launcher's Python lacks Ray or the options do not fit the cluster,
+    NodesError if the bundles are not reserved in time, and Interrupted after a signal.
     """
     backend = planned.backend
     if not isinstance(backend, Ray):
@@ -126,8 +124,7 @@ def place_in_ray(
 def check_own_python(python: str | None) -> None:
     """Raise ConfigError if the interpreter of this launcher lacks Ray.
 
-    The launcher needs Ray itself, whatever interpreter the workers have (``python``, the value of
-    --python).
+    The launcher needs Ray itself, whatever interpreter the workers have (``python``).
     """
     try:
         check_installed(Ray.name, Ray.requires, sys.executable, ())
@@ -148,10 +145,8 @@ def check_own_python(python: str | None) -> None:
 def notice_if_slow(
     say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S
 ) -> Iterator[Callable[[], None]]:
-    """Print ``text`` if the work in this context takes longer than ``after_s`` seconds.
-
-    Yields a function to call when the work is done.
-    """
+    """Print ``text`` if the work takes longer than ``after_s``. Yields a function to call when it
+    is done."""
     timer = threading.Timer(after_s, say, (text,))
     timer.daemon = True
     timer.start()

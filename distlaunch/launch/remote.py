@@ -1,4 +1,4 @@
-"""Runs a job on nodes that are reached through agents, which SSH, srun or Ray starts."""
+"""Runs a job on nodes whose agents SSH, srun or Ray starts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from distlaunch.transport.ray.nodes import RayCluster
 
 _UNKNOWN_SLOTS = 64
-"""Assumed number of workers of a node that has not reported its own."""
+"""For a node that has not reported its own."""
 _LEAST_CONNECT_S = 10.0
 _LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
 """srun starts all agents at once and does not retry. Its last message should arrive before the join
 timeout."""
 _FIRST_TRY_S = 15.0
-"""Default time to wait for machines that refuse the first connection. Such machines are more likely
-off, or their names misspelt, than about to start."""
+"""Time to wait by default for machines that refuse the first connection. They are more likely off,
+or misspelt, than about to start."""
 _TOKEN_BYTES = 16
 
 
 class RemoteNodes:
-    """The nodes of one job, as the policy needs them, and the connections to their agents."""
+    """The nodes of one job, for the policy, and the connections to their agents."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class RemoteNodes:
 
     @property
     def most_workers(self) -> int:
-        """Upper limit of the number of workers that the console may have to show."""
+        """Upper limit of the workers that the console may have to show."""
         return sum(
             _UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._planner.hosts
         )
 
     @property
     def _are_named(self) -> bool:
-        """Whether the user named the hosts. Slurm and Ray name their own nodes."""
+        """Slurm and Ray name their own nodes."""
         if self._slurm_job is not None or self._ray_cluster is not None:
             return False
         return self._allocation is not None and self._allocation.by_user

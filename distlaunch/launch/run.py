@@ -42,20 +42,15 @@ if TYPE_CHECKING:
     from distlaunch.transport.ray.nodes import RayCluster
 
 OpenSink = Callable[[int], Sink]
-"""Opens the console for this many workers."""
 OpenWorkerSink = Callable[[OuterLauncher], Sink]
-"""Opens the console of a launcher that another launcher, the argument, has started as its
-worker."""
+"""The argument is the launcher whose worker this launcher is."""
 OpenTerminal = Callable[[], Terminal | None]
-"""Returns the user's terminal if the only worker may have it; otherwise None."""
+"""None if no worker may have the terminal."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]
-"""Returns for a number of workers the filters that copy lines of stdout (1) and stderr (2) to a
-file."""
+"""By number of workers: the filters that copy lines of stdout (1) and stderr (2) to a file."""
 
 
 class _Openers(Record):
-    """Functions that open the console, the terminal and files of the user."""
-
     sink: OpenSink
     worker_sink: OpenWorkerSink
     terminal: OpenTerminal
@@ -73,7 +68,7 @@ def run_job(
     open_filters: OpenFilters | None = None,
     count_from: Callable[[int], None] | None = None,
 ) -> int:
-    """Run a job and return the exit code of the launcher. Raises LaunchError before the start.
+    """Run a job and return the exit code. Raises LaunchError before the start.
 
     ``count_from`` gets the lowest rank of this launcher's workers if each node has a launcher.
     """
@@ -277,10 +272,10 @@ def _with_job_id(plan: LaunchPlan, job_id: str, options: TrainOptions) -> Launch
 def _with_script(
     plan: LaunchPlan, options: TrainOptions, text: bytes, *, before: str, folder: str
 ) -> tuple[LaunchPlan, TrainOptions]:
-    """Write the script, which was read from a pipe, into the run directory. Return the plan that
-    runs this file.
+    """Write a script that was read from a pipe into the run directory. Return the plan that runs
+    it.
 
-    ``before`` is the path of the file in the plan. The run directory may have been renamed since.
+    ``before`` is the path in the plan; the run directory may have been renamed since.
     """
     from distlaunch.launch.script_source import write_script
 
@@ -300,10 +295,7 @@ def _with_script(
 def _slurm_job(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
 ) -> SlurmJob | None:
-    """Return the Slurm job that this launcher belongs to; None outside of Slurm.
-
-    Raises ConfigError for options that do not work in this job.
-    """
+    """Raise ConfigError for options that do not work in this Slurm job. None outside of Slurm."""
     location, planner = planned.location, planned.planner
     if location is None or location.allocation.source != "slurm":
         return None
@@ -329,10 +321,7 @@ def _other_nodes(
     slurm_job: SlurmJob | None,
     ray_cluster: RayCluster | None,
 ) -> RemoteNodes | None:
-    """Return the nodes with agents of their own; None if the job is on this machine alone.
-
-    Raises ConfigError for options that the transport does not support.
-    """
+    """Raise ConfigError for options that the transport does not support. None for a local job."""
     if planned.location is None or planned.planner is None:
         return None
     from distlaunch.launch import remote

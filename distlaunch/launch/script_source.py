@@ -1,8 +1,7 @@
 """The text of SCRIPT.
 
-A script may be readable only once or only by the launcher (a pipe, a terminal, stdin). The launcher
-reads such a script and writes it into the run directory, where all workers run it. The text of a
-plain file is only read for notes to the user.
+A script that can be read only once or only by the launcher (a pipe, a terminal, stdin) is written
+into the run directory, where all workers run it.
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ _CHUNK = 1 << 16
 
 
 class ScriptSource(Record):
-    """A script that is not a plain file, and the name of the file to write it to."""
+    """A script that is not a plain file, and the name of the file for it."""
 
     path: str
     name: str
     descriptor: int | None
-    """The launcher's descriptor if the path leads to a descriptor (/dev/fd/63). In workers this
-    number is another file."""
+    """If the path leads to a descriptor (/dev/fd/63), which is another file in workers."""
 
     def read(self) -> bytes:
         """Return the text of the script.
 
-        A program that has opened a FIFO for writing may take any time. Raises ConfigError if no
-        program opens the FIFO, if the script is too long, or if reading fails.
+        A program that has opened a FIFO may take any time. Raises ConfigError if none opens it, if
+        the script is too long, or if reading fails.
         """
         named = printable(self.path)
         try:
@@ -65,7 +63,7 @@ class ScriptSource(Record):
 
 
 def script_text(options: TrainOptions, cwd: str) -> bytes | None:
-    """Return the text of a Python script or module that is a plain file on this machine, else None.
+    """Return the text of a Python script or module that is a plain file here, else None.
 
     ``--workdir`` is searched first, then ``cwd``. A file of over 4 MiB is ignored.
     """
@@ -84,8 +82,7 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
 
 
 def missing_script(options: TrainOptions, cwd: str) -> str | None:
-    """Return the text that SCRIPT is not on this machine, without a full stop; None if SCRIPT
-    exists."""
+    """Return the text that SCRIPT is not on this machine, without a full stop."""
     name = options.script
     if name is None or options.module or options.no_python:
         return None
@@ -97,9 +94,9 @@ def missing_script(options: TrainOptions, cwd: str) -> str | None:
 
 
 def find_source(script: str, paths: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that workers cannot open themselves; None for other scripts.
+    """Return the source of a SCRIPT that workers cannot open themselves.
 
-    ``paths`` are the possible paths of the script, in order of preference.
+    ``paths`` are its possible paths, in order of preference.
     """
     if script == "-":
         return ScriptSource(path="-", name="stdin.py", descriptor=0)
@@ -120,7 +117,7 @@ def find_source(script: str, paths: Sequence[str]) -> ScriptSource | None:
 
 
 def _own_descriptor(path: str) -> int | None:
-    """Return the launcher's descriptor to which a path leads, possibly by symbolic links."""
+    """Return the descriptor to which a path leads, possibly by symbolic links."""
     own = (*_OWN, f"/proc/{os.getpid()}/fd/")
     for _ in range(8):
         if path == "/dev/stdin":
@@ -163,10 +160,7 @@ def _too_long(named: str) -> ConfigError:
 
 
 def write_script(folder: str, name: str, text: bytes) -> str:
-    """Write the script ``text`` to a new file of the run directory. Return its path.
-
-    Raises ConfigError if the file cannot be written.
-    """
+    """Write the script to a new file of the run directory. Return its path. Raises ConfigError."""
     path = os.path.join(folder, name)
     try:
         descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

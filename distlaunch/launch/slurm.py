@@ -1,9 +1,9 @@
 """Slurm's settings, the options of srun for agents, and requeueing.
 
 Sources: scontrol of Slurm 22.05, and its manual. A job's processes get TERM when the job is
-cancelled, reaches its time limit, or is preempted. In all three cases the job is COMPLETING
-meanwhile; the cases differ in reason and times. If Slurm requeues a job itself, its restart counter
-is already increased at that time. During a partition's GraceTime a preempted job is RUNNING.
+cancelled, reaches its time limit, or is preempted; the job is then COMPLETING, and the cases differ
+in reason and times. If Slurm requeues a job itself, its restart counter is already increased.
+During a partition's GraceTime a preempted job is RUNNING.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ KILL_WAIT_S = 30.0
 """Slurm's default time from TERM to KILL."""
 _ASK_S = 5.0
 _SHOW_S, _REQUEUE_S = 4.0, 6.0
-"""Time limits of scontrol show and scontrol requeue. After the last worker has ended, Slurm's KILL
-may be 5 s away. An idle controller answers in 20 ms."""
+"""Time limits of scontrol show and scontrol requeue. Slurm's KILL may be 5 s away. An idle
+controller answers in 20 ms."""
 _SIGNAL_EFFECT_S = 1800.0
-"""If the workers run for longer than this after USR1 or USR2, the signal did not end them."""
+"""Workers that run for longer after USR1 or USR2 were not ended by the signal."""
 _PORTS = 16
 _MOST_COMPONENTS = 1000
 _LONGEST = 200
 _NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
-"""Matches --no-kill in a batch script, also as ``-k`` after other short options in one word."""
+"""--no-kill in a batch script, also as ``-k`` behind other short options."""
 _NOT_CANCELLED = {
     "RUNNING",
     "TIMEOUT",
@@ -60,7 +60,6 @@ _NOT_CANCELLED = {
     "STOPPED",
     "SIGNALING",
 }
-"""States of a job that was not cancelled."""
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
@@ -68,9 +67,8 @@ class SlurmJob:
     """The Slurm job of this launcher. Slurm's commands run in the background, each with a time
     limit.
 
-    ``hosts`` are the nodes of the job or step. ``several``: there are other nodes, or this machine
-    is not one of them. ``flexible``: the job can continue on other nodes. Raises ConfigError for
-    srun options that cannot be used.
+    ``several``: there are other nodes, or this machine is not one of them. ``flexible``: the job
+    can continue on other nodes. Raises ConfigError for srun options that cannot be used.
     """
 
     def __init__(
@@ -135,8 +133,7 @@ class SlurmJob:
         return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Return the settings of Slurm for the policy. Of several launchers, only the coordinator
-        calls this."""
+        """Return Slurm's settings for the policy. Only the coordinator calls this."""
         if self._config is None and self._steps:
             self._config = _SlurmCommand(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
@@ -147,10 +144,9 @@ class SlurmJob:
         )
 
     def _ports(self) -> Sequence[int]:
-        """Return ports that agents may connect to; (0,) stands for any free port.
+        """Return ports for agents; (0,) stands for any free port.
 
-        If Slurm has a port range for srun (SrunPortRange), the ports are taken from this range,
-        because a firewall may only allow these.
+        If Slurm has a port range for srun (SrunPortRange), a firewall may only allow these.
         """
         bounds = re.fullmatch(r"(\d+)-(\d+)", self.config.get("SrunPortRange", ""))
         low, high = (int(bounds[1]), int(bounds[2])) if bounds else (0, 0)
@@ -190,8 +186,7 @@ class SlurmJob:
     # --- the agents
 
     def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> SrunConnector:
-        """Return the object that starts the agents. Raises ConfigError if no port is free for their
-        connections."""
+        """Return the object that starts the agents. Raises ConfigError if no port is free for them."""
         from distlaunch.transport.bootstrap import agent_zip
         from distlaunch.transport.slurm.nodes import SrunConnector
         from distlaunch.transport.slurm.step import StepSettings
@@ -232,8 +227,8 @@ class SlurmJob:
     def requeue_if_interrupted(self, policy: JobPolicy, code: int, sink: Sink) -> int:
         """Requeue a job that ended with ``code`` after an interruption, if --requeue is set.
 
-        Return the exit code of the launcher. If Slurm does not answer, the exit code is
-        EXIT_REQUEUE, so that the batch script can requeue the job.
+        Return the exit code of the launcher: EXIT_REQUEUE if Slurm does not answer, so that the
+        batch script can requeue the job.
         """
         warned = policy.stop_signal is None and policy.warned is not None and code == 0
         if not self._options.requeue or not (warned or policy.stop_signal == signal.SIGTERM):
@@ -268,9 +263,9 @@ class SlurmJob:
 
 
 class NodeAddresses:
-    """Slurm's addresses of nodes (NodeAddr of ``scontrol show node``), which need no name service.
+    """Slurm's addresses of nodes (NodeAddr), which need no name service.
 
-    scontrol runs once for all hosts, when ``ask`` is called or the first address is needed.
+    scontrol runs once for all hosts.
     """
 
     def __init__(self, environ: Mapping[str, str], hosts: Sequence[str]) -> None:
@@ -289,7 +284,7 @@ class NodeAddresses:
             )
 
     def of(self, host: str) -> tuple[str, ...]:
-        """Return Slurm's address or name of a host; () if Slurm has none.
+        """Return Slurm's address or name of a host.
 
         Waits for scontrol, for up to 5 s. May be called by any thread.
         """
@@ -316,8 +311,6 @@ def _srun_args(options: TrainOptions) -> tuple[str, ...]:
 
 
 class _SlurmCommand:
-    """A running command of Slurm."""
-
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.problem = ""
 
@@ -332,8 +325,7 @@ class _SlurmCommand:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
 
     def answer(self, within_s: float = _ASK_S) -> str | None:
-        """Return the command's output; None if the command fails or takes longer than ``within_s``
-        seconds."""
+        """Return the output; None if the command fails or takes longer than ``within_s``."""
         if self._command is None:
             return None
         try:
@@ -351,12 +343,12 @@ class _SlurmCommand:
 
 
 def why_not_requeued(printed: str | None, *, restart_count: int) -> str | None:
-    """Return why a job that got TERM is not requeued, from the output of ``scontrol show job``.
+    """Return why a job that got TERM is not requeued, from the output of ``scontrol show job``. No
+    I/O.
 
-    Return None if the job was interrupted: at its time limit, by preemption, or by a TERM that was
-    a warning. ``printed`` is the output, None if scontrol did not answer; then the job may have
-    been cancelled, and is not requeued. ``restart_count`` is Slurm's restart counter when the job
-    started. No I/O.
+    None if it was interrupted: at its time limit, by preemption, or by a TERM that was a warning.
+    Without an answer the job may have been cancelled, and is not requeued. ``restart_count`` is
+    Slurm's counter when the job started.
     """
     fields = dict(re.findall(r"(\w+)=(\S*)", printed or ""))
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
@@ -392,7 +384,7 @@ def _seconds(clock: str) -> int | None:
 
 
 def _components(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the component of each node of a heterogeneous job; empty for other jobs."""
+    """Empty unless the job is heterogeneous."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
     for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
@@ -407,8 +399,7 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
-    """Return how many of the job's GPUs these nodes have; None if the variables do not determine
-    it."""
+    """None if the variables do not determine it."""
     counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
     mine = [counts.get(host) for host in hosts]
     if all(count is not None for count in mine):

@@ -1,5 +1,4 @@
-"""Reads the facts that may name other nodes. Loaded only if an option or a variable suggests other
-nodes."""
+"""Reads the facts that may name other nodes. Loaded only if an option or variable suggests them."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ HOST_FILE_S = 60.0
 def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings:
     """Read the host file, the systems' files, this machine's names, and the output of --discover.
 
-    Raises ConfigError for lists that exclude each other, for an unreadable host file and a failed
-    command. The text of a system's file that cannot be read is None.
+    Raises ConfigError for lists that exclude each other, an unreadable host file and a failed
+    command. A system's file that cannot be read is None.
     """
     texts: dict[str, str | None] = {}
     by_user = option_of_host_list(options)
@@ -54,15 +53,14 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
 
 
 def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> Identity:
-    """Return this machine's names from the kernel and /etc/hosts. No name server is asked, because
-    it may not answer."""
+    """Return this machine's names from the kernel and /etc/hosts. A name server may not answer."""
     aliases = names_in(hosts_file, addresses)
     full = next((name for name in aliases if name.startswith(f"{hostname.lower()}.")), None)
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
 
 
 def read_host_file(path: str, who: str, timeout_s: float = HOST_FILE_S) -> str:
-    """Return the text of a host file. ``who`` is the option for messages.
+    """Return the text of a host file.
 
     Raises ConfigError if the file cannot be read, is too large, or is a pipe that does not end in
     time.
@@ -83,8 +81,7 @@ def read_host_file(path: str, who: str, timeout_s: float = HOST_FILE_S) -> str:
 
 
 def _system_file(path: str) -> str | None:
-    """Return the text of a file that a variable names; None if it is not a plain file or not
-    readable."""
+    """Return None if it is not a plain file or not readable."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None

@@ -1,8 +1,8 @@
 """Render an Indexed Job, and a headless Service by which its pods find each other. No I/O.
 
 Source: Kubernetes' documentation of Jobs, pod failure policies and DNS, and its Job controller. A
-Job fails when more pods than backoffLimit have failed. Of the rules for failed pods, the first
-matching one applies, and rules only see exit codes.
+Job fails when more pods than backoffLimit have failed. The first matching rule for failed pods
+applies; rules only see exit codes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ _CONTAINER = "trainer"
 _NAME = "batch.kubernetes.io/job-name"
 _TERMINATED, _KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
 _CAUSED_BY_OTHERS = (EXIT_UNAVAILABLE, _TERMINATED)
-"""Exit codes of a launcher if another pod was lost or is ending. Unless the job is elastic, TERM at
-one pod ends all pods."""
+"""Exit codes of a launcher if another pod was lost or is ending."""
 _LOST = (EXIT_SOFTWARE, _KILLED)
 """Exit codes of a single launcher while the others go on."""
 
 
 def render(request: RenderRequest, shape: Shape) -> str:
-    """Return Service and Job as YAML. Raises ConfigError if an option cannot be expressed."""
+    """Return the manifest as YAML. Raises ConfigError if an option cannot be expressed."""
     name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{shape.max_nodes - 1}"))
     several = shape.max_nodes > 1
     documents = [_service(request, name)] if several else []

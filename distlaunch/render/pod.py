@@ -16,8 +16,7 @@ from distlaunch.render.yaml import Commented, Value
 JOIN_TIMEOUT_S = 600
 """Long, because pods start minutes apart while nodes are provisioned and images pulled."""
 _EXIT_MARGIN_S = 5
-"""Time for the launcher's own exit after the workers' grace period, before the kubelet kills the
-launcher."""
+"""Between the workers' grace period and the kubelet's KILL."""
 _EFA_HUGE_PAGES = "5120Mi"
 """From AWS' documentation of EFA on EKS."""
 _KEEP_S = 7 * 24 * 3600
@@ -30,8 +29,7 @@ _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 
 
 def command(request: RenderRequest, shape: Shape) -> list[Value]:
-    """Return the command as a list of arguments, not for a shell. Raises ConfigError if an argument
-    is not UTF-8."""
+    """Return the command as arguments, not for a shell. Raises ConfigError if one is not UTF-8."""
     added: list[str] = []
     if not request.has("num_nodes"):
         added.append(f"--num-nodes={shape.max_nodes}")
@@ -41,7 +39,7 @@ def command(request: RenderRequest, shape: Shape) -> list[Value]:
 
 
 def _text_only(words: Words) -> Words:
-    """Decode arguments, even if the locale is ASCII. Raises ConfigError if one is not UTF-8."""
+    """Decode arguments even if the locale is ASCII. Raises ConfigError if one is not UTF-8."""
     texts = []
     for argument in words:
         try:
@@ -84,8 +82,7 @@ def environment(request: RenderRequest) -> list[Value]:
 
 
 def resources(request: RenderRequest, shape: Shape) -> dict[str, Value]:
-    """Return the container's resources; empty if the options set none. Raises ConfigError for an
-    invalid amount of memory."""
+    """Return the container's resources. Raises ConfigError for an invalid amount of memory."""
     more = request.more
     limits: dict[str, Value] = {}
     if more.cpus is not None:
@@ -120,7 +117,7 @@ def resources(request: RenderRequest, shape: Shape) -> dict[str, Value]:
 
 
 def security_context(request: RenderRequest) -> dict[str, Value]:
-    """Return the container's security context; empty if the container needs none."""
+    """Return the container's security context; empty if it needs none."""
     if not request.more.efa:
         return {}
     return {
@@ -204,8 +201,7 @@ def replacements(request: RenderRequest, shape: Shape) -> int:
     """Return the backoffLimit: how many pods may fail.
 
     Each restart may have lost all pods. An elastic job also survives losses without a restart, of
-    up to all pods but one. So a failure that ends all pods at once does not repeat more often than
-    --max-restarts.
+    up to all pods but one.
     """
     pods = request.train.max_restarts * shape.max_nodes + (
         shape.max_nodes - 1 if shape.is_elastic else 0
@@ -214,7 +210,7 @@ def replacements(request: RenderRequest, shape: Shape) -> int:
 
 
 def container(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
-    """Return the container. Raises ConfigError if an option cannot be expressed."""
+    """Return the container. Raises ConfigError."""
     parts: dict[str, Value] = {
         "name": name,
         "image": Commented(value=names.image_name(request.more.image), why=_IMAGE_COMMENT),
@@ -232,8 +228,7 @@ def container(request: RenderRequest, shape: Shape, name: str) -> dict[str, Valu
 
 
 def pod_spec(request: RenderRequest, shape: Shape, inside: dict[str, Value]) -> dict[str, Value]:
-    """Return the pod spec around a container. Raises ConfigError if an option cannot be
-    expressed."""
+    """Return the pod spec around a container. Raises ConfigError."""
     spec: dict[str, Value] = {
         "enableServiceLinks": Commented(
             value=False,
@@ -250,7 +245,7 @@ def pod_spec(request: RenderRequest, shape: Shape, inside: dict[str, Value]) -> 
 
 
 def metadata(request: RenderRequest, name: str) -> dict[str, Value]:
-    """Return the ``metadata`` of an object: its name, and its namespace if one is set."""
+    """Return the ``metadata`` of an object."""
     metadata: dict[str, Value] = {"name": name}
     if request.more.namespace is not None:
         metadata["namespace"] = names.namespace(request.more.namespace)
@@ -271,8 +266,7 @@ def header(
 ) -> list[str]:
     """Return the comment at the top of a file: what the file is and how to use it.
 
-    ``kind`` names the kind of object, ``more`` are further lines, and ``label`` is the label with
-    the job's name on its pods.
+    ``more`` are further lines, ``label`` is the label with the job's name on its pods.
     """
     options = "" if request.more.namespace is None else f" -n {request.more.namespace}"
     size = f"{shape.min_nodes} to {shape.max_nodes}" if shape.is_elastic else str(shape.max_nodes)

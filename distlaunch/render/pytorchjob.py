@@ -2,8 +2,7 @@
 
 Source: the operator's API reference and its controller, release 1.9. With restartPolicy ExitCode
 the operator replaces a pod whose exit code is 128 or more, and ends the job at any other failure.
-The operator counts replaced pods towards backoffLimit only if backoffLimit is 0. A comment in the
-rendered file says so.
+It counts replaced pods only if backoffLimit is 0.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PORT = 23456
 
 
 def render(request: RenderRequest, shape: Shape) -> str:
-    """Return the PyTorchJob as YAML. Raises ConfigError if an option cannot be expressed."""
+    """Return the manifest as YAML. Raises ConfigError if an option cannot be expressed."""
     name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-worker-{shape.max_nodes}"))
     metadata = pod.with_queue_label(request, pod.metadata(request, name))
     job: dict[str, Value] = {
@@ -47,7 +46,6 @@ def render(request: RenderRequest, shape: Shape) -> str:
 
 
 def _limits(request: RenderRequest, shape: Shape) -> list[str]:
-    """Return notes about what a PyTorchJob cannot do."""
     evictions = "An evicted pod counts as failed; with render kubernetes it does not."
     if not _replaces(request, shape):
         return [evictions]

@@ -1,4 +1,4 @@
-"""The request to render a file, and checks of sizes and names for Slurm and Kubernetes. No I/O."""
+"""The request to render a file, and checks of sizes and names. No I/O."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ _LONGEST_NAME = 253
 
 
 class RenderOptions(Record):
-    """Options of ``render`` in addition to those of ``train``. None means that an option is not
-    set."""
+    """Options of ``render`` beside those of ``train``. None: not set."""
 
     name: str | None = None
     out: str | None = None
     force: bool = False
-    """Write over a file that is there."""
     time: str | None = None
     cpus: int | None = None
     memory: str | None = None
@@ -74,10 +72,10 @@ class RenderRequest(Record):
     train: TrainOptions
     more: RenderOptions = RenderOptions()
     words: tuple[tuple[str, Words], ...]
-    """The options of ``train`` that are set, in order: the field, and the arguments that set it."""
+    """The options of ``train`` that are set: the field, and the arguments that set it."""
 
     def has(self, field: str) -> bool:
-        """Return whether an option of ``train`` is set, on the command line or by a variable."""
+        """Return whether the command line or a variable sets an option of ``train``."""
         return any(name == field for name, _ in self.words)
 
     def command(self, *added: str) -> Words:
@@ -89,10 +87,8 @@ class RenderRequest(Record):
 
 
 def job_name(request: RenderRequest, *, longest: int) -> str:
-    """Return --name, or a name made from the script's name.
-
-    ``longest`` is the maximum length for Kubernetes. Raises ConfigError for an invalid --name.
-    """
+    """Return --name, or a name made from the script's name. Raises ConfigError for an invalid
+    --name."""
     given = request.more.name
     slurm = request.target == "slurm"
     if given is None:
@@ -122,16 +118,14 @@ def _name_from_script(request: RenderRequest, longest: int) -> str:
 
 
 def slurm_name(text: str, option: str) -> str:
-    """Return ``text`` if it is a valid name for an #SBATCH line, where quotes and # are special.
-    Raises ConfigError otherwise."""
+    """Return ``text`` if it is a valid name for an #SBATCH line, where quotes and # are special."""
     if not _SLURM.fullmatch(text):
         raise ConfigError(f"{option} takes letters, digits and _ . , + @ -, not {quoted(text)}")
     return text
 
 
 def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
-    """Return ``text`` if it is a valid name of a Kubernetes object. Raises ConfigError
-    otherwise."""
+    """Return ``text`` if it is a valid name of a Kubernetes object. Raises ConfigError otherwise."""
     if len(text) > longest or not _SUBDOMAIN.fullmatch(text):
         raise ConfigError(
             f"{option} {quoted(text)} is not a valid name for Kubernetes",
@@ -142,7 +136,7 @@ def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
 
 
 def namespace(text: str) -> str:
-    """Return ``text`` if it is a valid name of a namespace. Raises ConfigError otherwise."""
+    """Return ``text`` if it is a valid namespace. Raises ConfigError otherwise."""
     if "." in text:
         raise ConfigError(
             f"--namespace {quoted(text)} is not a valid name for Kubernetes: it has a dot"
@@ -158,8 +152,7 @@ def resource_name(text: str) -> str:
 
 
 def image_name(text: str | None) -> str:
-    """Return ``text`` if it is a valid name of a container image. Raises ConfigError if it is
-    invalid or missing."""
+    """Return ``text`` if it is a valid name of a container image. Raises ConfigError otherwise."""
     if text is None:
         raise ConfigError(
             "--image is missing: the container image of the pods",
@@ -190,7 +183,7 @@ def volume_claim(text: str) -> tuple[str, str]:
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Return the bytes of ``text``, an amount of memory. Raises ConfigError for another form."""
+    """Return the bytes of an amount of memory. Raises ConfigError."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ConfigError(f"{option} takes a size like 64Gi or 500M, not {quoted(text)}")
@@ -198,11 +191,10 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def duration_s(text: str) -> int:
-    """Return the seconds of ``text``, the value of --time. Raises ConfigError for another form.
+    """Return the seconds of --time. Raises ConfigError.
 
-    A number without a unit is in minutes, as for sbatch. Of sbatch's other forms, ``HH:MM:SS``,
-    ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS`` are accepted; ``MM:SS`` is not, because many users read
-    it as hours and minutes.
+    A number without a unit is in minutes, as for sbatch. Of sbatch's other forms ``MM:SS`` is
+    refused, because many users read it as hours and minutes.
     """
     value_s = read_duration(text, unit_s=60.0)
     if found := _CLOCK.fullmatch(text) or _DAYS.fullmatch(text):

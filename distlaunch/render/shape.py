@@ -17,8 +17,7 @@ from distlaunch.planning.train_options import (
 from distlaunch.render.request import RenderRequest
 
 _MAX_USUAL_GPUS = 16
-"""Largest number of GPUs of common machines. A larger total is probably intended for several
-nodes."""
+"""A larger total is probably intended for several nodes."""
 
 
 class Shape(Record):
@@ -108,8 +107,7 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
 
 
 def _check_options(request: RenderRequest) -> None:
-    """Raise ConfigError for options that have no meaning, or another meaning, in this file
-    format."""
+    """Raise ConfigError for options with no or another meaning in this file format."""
     options, pods = request.train, request.target != "slurm"
     system = "kubernetes" if pods else "slurm"
     if options.source not in {"auto", system}:
@@ -129,10 +127,7 @@ def _check_options(request: RenderRequest) -> None:
 
 
 def _check_backend(options: TrainOptions) -> None:
-    """Raise ConfigError for backend options that the launchers would refuse.
-
-    A backend of another package is not checked, because it may only be installed on the cluster.
-    """
+    """Check distlaunch's own backends only: others may be installed on the cluster alone."""
     if options.backend not in backend_names():
         return
     kind = find_backend(options.backend)

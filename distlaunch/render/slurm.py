@@ -1,10 +1,8 @@
 """Render a batch script for Slurm. No I/O.
 
-Source: the manuals of sbatch and srun, and tests with Slurm 22.05. The tests showed:
-
-* ``--signal`` reaches only the steps, unless its value begins with ``B:``.
-* The signal may arrive a minute early.
-* The log of a requeued job is truncated unless it is opened for appending.
+Source: the manuals of sbatch and srun, and tests with Slurm 22.05: ``--signal`` reaches only the
+steps unless its value begins with ``B:``, and may arrive a minute early. The log of a requeued job
+is truncated unless it is opened for appending.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _MOST_WARNING_S = 65535
 _EXIT_MARGIN_S = 30
 _DAY_S = 86400
 _Line = tuple[str, str | None]
-"""An option of sbatch, and a comment above it; None without a comment."""
+"""An option of sbatch, and a comment above it."""
 
 
 def render(request: RenderRequest, shape: Shape) -> str:
@@ -155,8 +153,7 @@ def _signals_and_requeue(request: RenderRequest, shape: Shape) -> list[_Line]:
 
 
 def _usr1_before_s(request: RenderRequest) -> int:
-    """Return how many seconds before the time limit workers get USR1. Raises ConfigError if that is
-    out of range."""
+    """Raise ConfigError if the time is out of range."""
     limit = request.more.time
     limit_s = None if limit is None else duration_s(limit)
     given_s = request.more.usr1_before
@@ -181,7 +178,6 @@ def _clock(seconds: int) -> str:
 
 
 def _requeues(request: RenderRequest) -> bool:
-    """Return whether the job may be requeued: yes, unless ``--no-requeue`` is set."""
     return request.train.requeue or "requeue" not in request.train.given
 
 

@@ -1,8 +1,4 @@
-"""Table of the file formats of ``distlaunch render``, with the function that writes each. No I/O.
-
-The formats are a batch script for Slurm, and manifests for a Kubernetes Job, a PyTorchJob and a
-TrainJob.
-"""
+"""The file formats of ``distlaunch render``, with the function that writes each. No I/O."""
 
 from __future__ import annotations
 
@@ -21,8 +17,8 @@ _RENDER: dict[Target, Callable[[RenderRequest, Shape], str]] = {
 
 
 def render(request: RenderRequest) -> str:
-    """Return the text of the requested file. Equal requests give equal text.
+    """Return the text of the requested file.
 
-    Raises ConfigError if the format cannot express an option of the request.
+    Raises ConfigError if the format cannot express an option.
     """
     return _RENDER[request.target](request, job_shape(request))

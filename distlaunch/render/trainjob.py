@@ -18,12 +18,11 @@ _JOB = _CONTAINER = "node"
 """The names of the pods' job and of their container in Trainer's runtimes."""
 
 _SUFFIX = "-abcde"
-"""Placeholder of the same length as Kubernetes' suffix of pod names. JobSet refuses names that are
-too long with it."""
+"""As long as Kubernetes' suffix of pod names. JobSet refuses names that are too long with it."""
 
 
 def render(request: RenderRequest, shape: Shape) -> str:
-    """Return the TrainJob as YAML. Raises ConfigError if an option cannot be expressed."""
+    """Return the manifest as YAML. Raises ConfigError if an option cannot be expressed."""
     if shape.is_elastic:
         raise ConfigError(
             f"{request.train.named('num_nodes')} {shape.min_nodes}:{shape.max_nodes}: a TrainJob has a "
@@ -94,7 +93,6 @@ def _trainer(request: RenderRequest, shape: Shape) -> dict[str, Value]:
 
 
 def _patch(request: RenderRequest, shape: Shape) -> dict[str, Value]:
-    """Return the changes to the runtime's pods that a TrainJob may make."""
     inside: dict[str, Value] = {"name": _CONTAINER}
     if rights := pod.security_context(request):
         inside["securityContext"] = rights

@@ -1,10 +1,8 @@
-r"""Write YAML with comments, in which every reader sees text as text. No I/O.
+"""Write YAML with comments, in which every reader sees text as text. No I/O.
 
-Text is written without quotes only if every reader of YAML 1.1 or 1.2 reads it as text. Other text,
-such as ``no``, ``1e3`` and ``012``, is in double quotes. Unprintable characters are escaped as in
-YAML (JSON's surrogate pairs for ``\U0001f600`` are not YAML). PyYAML's ``safe_dump`` cannot write
-comments. It also writes ``y``, ``1e3`` and ``0o17`` without quotes, which other readers interpret
-as a boolean or a number.
+Text that YAML 1.1 or 1.2 reads otherwise (``no``, ``1e3``, ``012``) is in double quotes.
+Unprintable characters are escaped as in YAML, not as JSON's surrogate pairs. PyYAML's ``safe_dump``
+cannot write comments, and writes ``y``, ``1e3`` and ``0o17`` without quotes.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _WIDTH = 110
 
 Value = Union[str, int, "Commented", Mapping[str, "Value"], Sequence["Value"]]
-"""Content of a manifest, in the order of writing. ``bool`` is an ``int``."""
+"""In the order of writing. ``bool`` is an ``int``."""
 
 
 class Commented(Record):
@@ -39,8 +37,7 @@ def write_documents(head: Iterable[str], documents: Sequence[Mapping[str, Value]
 
 
 def comment(texts: Iterable[str], pad: str = "") -> Iterator[str]:
-    """Yield texts as comment lines. Long texts are wrapped, except indented ones, which are
-    commands."""
+    """Yield texts as comment lines. Indented texts are commands, and are not wrapped."""
     for text in texts:
         if text.startswith(" "):
             yield f"{pad}# {text}"
@@ -84,7 +81,7 @@ def _nested(value: Value, pad: str) -> Iterator[str]:
 
 
 def _item(item: Value, pad: str) -> Iterator[str]:
-    """Yield the lines of a list item. The first nested line follows the dash."""
+    """Put the first nested line behind the dash."""
     if isinstance(item, Commented):
         yield from comment([item.why], pad)
     value = _uncommented(item)
@@ -102,7 +99,7 @@ def _item(item: Value, pad: str) -> Iterator[str]:
 
 
 def _inline(value: Value) -> str | None:
-    """Return a value as text for the line of its key; None if it needs lines of its own."""
+    """Return a value for the line of its key; None if it needs lines of its own."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
