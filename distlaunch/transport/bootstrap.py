@@ -1,9 +1,8 @@
 """Starts an agent on a node through a login shell. Also packs the agent's code as a zip.
 
 The node needs ``/bin/sh`` and a Python >= 3.10. ``remote_command`` is a shell command that finds a
-Python and runs ``STUB`` in it, a few lines of code. They read the zip, whose length is an argument,
-from stdin and run the agent from it. The command has no secrets: other users of the node can see it
-in /proc.
+Python and runs ``STUB`` in it, which reads the zip from stdin and runs the agent from it. The
+command has no secrets: other users of the node can see it in /proc.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ PYTHONS = (
     "/usr/local/bin/python3",
 )
 FLAGS = ("-I", "-S", "-X", "utf8")
-"""Options of the agent's interpreter: no modules of the user or the site, and UTF-8 in any locale.
-"""
+"""Options of the agent's interpreter: no modules of the user or the site, and UTF-8 in any
+locale."""
 _TOO_OLD, _CUT = 97, 98
 _OLD, _TRIED, _NONE = "distlaunch-old", "distlaunch-tried", "distlaunch-none"
 # Lines are joined by "|", since csh drops newlines. Only double quotes, no backslash, no
@@ -71,7 +70,7 @@ _STUB_LINES = (
     "main(WORDS,f)",
 )
 _KEPT_BEFORE_GREETING = 64 << 10
-"""Number of bytes before the greeting that are stored, for the search and for messages."""
+"""Number of bytes before the greeting that are stored."""
 _MOST_BEFORE_GREETING = 16 << 20
 """A node that prints more bytes before the greeting is an error."""
 _JOIN_S = 5.0
@@ -91,7 +90,7 @@ _DEFLATED = 8
 _DATE = 1 << 5 | 1
 """The first of January 1980, the earliest date of a zip."""
 _UNCHECKED = struct.pack("<I8x", 1)
-"""Follows the magic number of a .pyc that is valid by its hash (PEP 552), which is not checked."""
+"""Follows the magic number of a .pyc that is valid by its hash (PEP 552), unchecked."""
 _PYC_HEADER = 16
 
 
@@ -99,9 +98,8 @@ def stub(module: str, words: str) -> str:
     """Return code for ``python -c`` that reads the zip with distlaunch's code from stdin and starts
     an agent.
 
-    The first argument of the code is COUNT, the size of the zip. The code reads COUNT bytes of
-    stdin and no more. Then it calls ``main`` of ``module``, a module of ``core.agent``, with the
-    value of the expression ``words``.
+    Its first argument is COUNT, the size of the zip. It reads no more of stdin, and calls ``main``
+    of ``module``, a module of ``core.agent``, with the value of the expression ``words``.
     """
     lines = "|".join(_STUB_LINES).replace("MODULE", module).replace("WORDS", words)
     return f'exec("""{lines}""".replace("|",chr(10)))'
@@ -129,8 +127,7 @@ class BootstrapConnection(Connection, Protocol):
     """A connection whose agent has not sent its greeting yet."""
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back. ``receive`` returns these bytes first, and ``fileno`` becomes
-        readable."""
+        """Put bytes back, for the next ``receive``. ``fileno`` becomes readable."""
 
     def stderr_tail(self) -> bytes:
         """Return the last bytes of stderr."""
@@ -142,8 +139,8 @@ class BootstrapConnection(Connection, Protocol):
 def remote_command(*, count: int, nonce: str, pythons: Sequence[str] = ()) -> str:
     """Return the command for a login shell of any kind: sh, bash, dash, zsh, csh, tcsh, fish.
 
-    ``pythons`` are interpreters to try before the usual ones. A path that some shell could
-    misinterpret is left out.
+    ``pythons`` are interpreters to try before the usual ones, without paths that some shell could
+    misinterpret.
     """
     arguments = (
         _SCRIPT,
@@ -166,10 +163,10 @@ def start_agent(
 ) -> None:
     """Send the agent's code and wait for its greeting.
 
-    Bytes after the greeting are left for ``receive``. ``until`` is a time of ``time.monotonic``,
-    ``where`` names the node in messages. Closes the stream and raises ConnectStepError if the agent
-    does not start. A thread sends the code, because a shell that prints much may only read its
-    stdin once its output has been read.
+    Later bytes are left for ``receive``. ``until`` is a time of ``time.monotonic``, ``where`` names
+    the node in messages. Closes the stream and raises ConnectStepError if the agent does not start.
+    A thread sends the code, because a shell that prints much may read its stdin only once its
+    output has been read.
     """
     sender = threading.Thread(
         target=_send_code, args=(stream, code), name="dl-bootstrap", daemon=True
@@ -192,7 +189,7 @@ def _send_code(stream: BootstrapConnection, code: bytes) -> None:
 
 
 def _skip_to_greeting(stream: BootstrapConnection, nonce: str, until: float, where: str) -> None:
-    # The greeting begins with a newline, in case the output before it ends without one.
+    # The greeting begins with a newline, in case earlier output does not end with one.
     mark = GREETING + nonce.encode() + b"\n"
     noise = b""
     passed = 0
@@ -251,7 +248,7 @@ def _login_failure(stream: BootstrapConnection, noise: bytes, where: str) -> Con
 
 
 def _was_interrupted(end: ConnectionEnd) -> bool:
-    """Return whether the login was ended from outside: by a broken connection or a signal."""
+    """Return whether a broken connection or a signal ended the login."""
     return behind_shell(end).kind is not EndKind.EXITED
 
 
@@ -286,11 +283,8 @@ def _join_words(found: list[str]) -> str:
 
 
 def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
-    """Return the last ``most`` lines of a program's output, to be appended to a message.
-
-    The result begins with ``": "``. Each line is shortened and made printable. Return "" if the
-    output ``said`` has no lines.
-    """
+    """Return the last ``most`` lines of a program's output, printable and shortened, after ``":
+    "``; "" if there are none."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     shown = [
         printable(line[:_LONGEST_LINE])
@@ -303,9 +297,8 @@ def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
 def agent_zip() -> bytes:
     """Return a zip with ``distlaunch/__init__`` and ``distlaunch.core``, as source and as bytecode.
 
-    A Python of another version ignores the bytecode and compiles the source. Modules without cached
-    bytecode are compiled, and cached if possible. Raises ImportError or OSError if the package is
-    damaged.
+    A Python of another version compiles the source. Modules without cached bytecode are compiled,
+    and cached if possible. Raises ImportError or OSError if the package is damaged.
     """
     import distlaunch
     from distlaunch import core
@@ -341,10 +334,8 @@ def _module_files(name: str, spec: Any, *, is_package: bool) -> Iterator[tuple[s
 
 
 def _cached_bytecode(spec: Any, size: int) -> bytes | None:
-    """Return the bytecode of a module from Python's cache if it matches the source; otherwise None.
-
-    This halves the time to import the module.
-    """
+    """Return the bytecode of a module from Python's cache if it matches the source. This halves the
+    import time."""
     if not spec.cached:
         return None
     try:

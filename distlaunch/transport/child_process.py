@@ -1,8 +1,4 @@
-"""Child processes whose stdin and stdout are a byte stream: ssh, a ProxyCommand, a local agent.
-
-``open_local_agent`` starts the agent of this machine if the job has several nodes and this machine
-is one of them.
-"""
+"""Child processes whose stdin and stdout are a byte stream: ssh, a ProxyCommand, a local agent."""
 
 from __future__ import annotations
 
@@ -35,8 +31,7 @@ from distlaunch.transport.open_files import with_original_limit
 _CHUNK = 1 << 16
 _STDERR_TAIL = 16 << 10
 _REAP_S = 0.5
-"""How long to wait for the end of a killed process. If it takes longer on a busy machine, the next
-cleanup reaps it."""
+"""How long to wait for the end of a killed process. Later, the next cleanup reaps it."""
 _GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
 """Starts a process in the program's group that waits for the end of the kill switch's pipe, then
 kills the group."""
@@ -52,8 +47,8 @@ def open_local_agent(
 ) -> Connection:
     """Start an agent on this machine within ``within_s`` seconds, and return the connection to it.
 
-    When the connection is closed, the agent stops its workers and exits. Raises ConnectError if the
-    agent does not start.
+    The agent stops its workers and exits when the connection is closed. Raises ConnectError if it
+    does not start.
     """
     until = time.monotonic() + within_s
     nonce = os.urandom(16).hex()
@@ -77,10 +72,10 @@ def _start_local(argv: list[str], environ: Mapping[str, str]) -> ProcessConnecti
 
 
 class ProcessConnection:
-    """A connection to the stdin and stdout of a program, which is started by the constructor.
+    """A connection to the stdin and stdout of a program, which the constructor starts.
 
     With a kill switch, ``close`` kills the program; this is for programs that only carry bytes
-    (``ssh``). An agent has no kill switch: it exits when its stream is closed.
+    (``ssh``). An agent exits when its stream is closed.
     """
 
     def __init__(
@@ -100,8 +95,7 @@ class ProcessConnection:
         self._epoll.register(self._child.stderr_fd, select.EPOLLIN)  # until it is closed
 
     def limit_waits(self) -> None:
-        """Limit all further waits to the main loop's budget. Called when a main loop starts to
-        poll."""
+        """Limit all further waits to the main loop's budget."""
         self._is_polled = True
 
     def fileno(self) -> int:
@@ -110,7 +104,7 @@ class ProcessConnection:
         return self._epoll.fileno()
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have arrived: b"" if there are none yet, None after the end."""
+        """Return the bytes that have arrived, perhaps none; None after the end."""
         with self._lock:
             return None if self._closed else self._received()
 
@@ -136,8 +130,7 @@ class ProcessConnection:
         return data
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back. ``receive`` returns these bytes first, and ``fileno`` becomes
-        readable."""
+        """Put bytes back, for the next ``receive``. ``fileno`` becomes readable."""
         self._pending = data
         self._always = os.eventfd(1, os.EFD_CLOEXEC)
         self._epoll.register(self._always, select.EPOLLIN)
@@ -157,10 +150,8 @@ class ProcessConnection:
         return self._child.returncode(within_s)
 
     def close(self) -> None:
-        """Close the stream without waiting.
-
-        A program that is attached to a kill switch is killed. Can be called again.
-        """
+        """Close the stream without waiting, and kill a program with a kill switch. Can be called
+        again."""
         with self._lock:
             if self._closed:
                 return
@@ -177,13 +168,12 @@ class ProcessConnection:
             os.close(self._always)
 
     def clear_stderr(self) -> None:
-        """Drop the stderr that has arrived up to now."""
+        """Drop the stderr up to now."""
         with self._lock:
             self._child.clear_stderr()
 
     def end(self) -> ConnectionEnd:
-        """Return how the program ended, with its last line of stderr. Called after the end of the
-        connection."""
+        """Return how the program ended, with its last line of stderr. Called after the end."""
         if self._closed_here:
             return ConnectionEnd(kind=EndKind.CLOSED_HERE, last_words=self._last_line())
         code = self.returncode()
@@ -200,11 +190,10 @@ class ProcessConnection:
 class KillSwitch:
     """Kills a set of process groups when it is closed or when the launcher ends in any way.
 
-    The switch is a pipe. A guard process in each group waits for the end of the pipe and then kills
-    the group. This is necessary because a program that waits for the network does not notice that
-    its stream has ended. PR_SET_PDEATHSIG is not sufficient: the kernel sends that signal when the
-    thread that forked the child ends, and sends it neither to grandchildren nor to processes of
-    another user.
+    The switch is a pipe. A guard process in each group waits for its end and then kills the group:
+    a program that waits for the network does not notice that its stream has ended. PR_SET_PDEATHSIG
+    is not sufficient: the kernel sends that signal when the thread that forked the child ends, and
+    neither to grandchildren nor to processes of another user.
     """
 
     def __init__(self) -> None:
@@ -214,10 +203,8 @@ class KillSwitch:
         self.is_closed = False
 
     def attach(self) -> int:
-        """Return a descriptor for a guard to read. The caller closes the descriptor.
-
-        Raises OSError if the kill switch is closed.
-        """
+        """Return a descriptor for a guard to read, which the caller closes. Raises OSError after
+        ``close``."""
         with self._lock:
             if self.is_closed:
                 raise OSError("the job is over")
@@ -229,7 +216,7 @@ class KillSwitch:
     def kill(self, group: int) -> None:
         """Kill one process group, unless all its processes have ended."""
         with self._lock:
-            # While the kill switch is open the guard runs, so that the group id cannot be reused.
+            # A guard of an open kill switch runs, so that the group id cannot be reused.
             if not self.is_closed:
                 with suppress(
                     ProcessLookupError, PermissionError
@@ -237,14 +224,14 @@ class KillSwitch:
                     os.killpg(group, signal.SIGKILL)
 
     def detach(self) -> None:
-        """End the use of one descriptor. When none is in use, the pipe is closed."""
+        """End the use of one descriptor. With the last one, the pipe is closed."""
         with self._lock:
             self._attached -= 1
             if not self._attached:
                 self._cut()
 
     def close(self) -> None:
-        """Kill all groups, without waiting for their end. ``attach`` is an error from now on."""
+        """Kill all groups, without waiting for their end."""
         with self._lock:
             self.is_closed = True
             self._cut()
@@ -258,14 +245,13 @@ class KillSwitch:
 class Child:
     """A program in its own session, so that a terminal's Ctrl-C does not reach it. No method waits.
 
-    A program that only carries bytes has a ``kill_switch``. A program without one must exit when
-    its stream ends; only ``stop`` kills it.
+    A program without ``kill_switch`` must exit when its stream ends; only ``stop`` kills it.
     """
 
     def __init__(
         self, argv: Sequence[str], *, environ: Mapping[str, str], kill_switch: KillSwitch | None
     ) -> None:
-        """Start the program. Raises OSError if it cannot be started."""
+        """Start the program. Raises OSError."""
         reap()
         self._kill_switch = kill_switch
         self._stderr = bytearray()
@@ -291,7 +277,7 @@ class Child:
         return self._stderr_fd
 
     def read_stderr(self) -> bytes:
-        """Read stderr without waiting. Return the last bytes of everything read so far."""
+        """Read stderr without waiting. Return the last bytes read so far."""
         while self._stderr_fd >= 0:
             try:
                 data = os.read(self._stderr_fd, _CHUNK)
@@ -304,7 +290,7 @@ class Child:
         return bytes(self._stderr)
 
     def clear_stderr(self) -> None:
-        """Drop the stderr that has arrived up to now."""
+        """Drop the stderr up to now."""
         self.read_stderr()
         self._stderr.clear()
 
@@ -316,16 +302,15 @@ class Child:
             return None
 
     def stop(self, within_s: float) -> None:
-        """Send TERM; if the program has not exited within ``within_s`` seconds, send KILL."""
+        """Send TERM, and KILL after ``within_s`` seconds."""
         self._process.terminate()
         if self.returncode(within_s) is None:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the stream.
+        """Close the stream, and kill the group of a program with a kill switch.
 
-        If the program is attached to a kill switch, its process group is killed. ``read_stderr``
-        can still be called. Can be called again.
+        ``read_stderr`` can still be called. Can be called again.
         """
         if self._closed:
             return
@@ -359,10 +344,8 @@ class Child:
 def _start(
     argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
 ) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
-    """Return our end of the stream, our end of stderr, and the process.
-
-    The stream is also the program's stdin, unless ``stdin`` is set.
-    """
+    """Return our end of the stream, our end of stderr, and the process. The stream is also its
+    stdin, unless ``stdin`` is set."""
     ours, theirs = socket.socketpair()
     our_stderr, their_stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(their_stderr, True)
@@ -386,19 +369,19 @@ def _start(
 
 
 class BackgroundCommand:
-    """A command that runs in the background until its output is needed. The command never outlives
-    the launcher."""
+    """A command that runs in the background until its output is needed. It never outlives the
+    launcher."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the command. Raises OSError if it cannot be started."""
+        """Start the command. Raises OSError."""
         self._child = Child(argv, environ=environ, kill_switch=KillSwitch())
         self._child.stream.shutdown(socket.SHUT_WR)
 
     def result(self, *, within_s: float) -> tuple[int, bytes, bytes]:
-        """Return exit code, stdout, and the end of stderr. Can be called once.
+        """Return exit code, stdout, and the end of stderr, once.
 
-        If the command has not ended within ``within_s`` seconds, kill it and raise TimeoutError.
-        Raises OSError if its output cannot be read.
+        After ``within_s`` seconds, kill the command and raise TimeoutError. Raises OSError if its
+        output cannot be read.
         """
         deadline = time.monotonic() + within_s
         child = self._child
@@ -425,8 +408,8 @@ def run_command(
 ) -> tuple[int, bytes, bytes]:
     """Run a command and return its exit code, stdout, and the end of stderr.
 
-    The command outlives neither the call nor the launcher. Raises OSError if it cannot be started,
-    and TimeoutError if it has not ended within ``within_s`` seconds.
+    It outlives neither the call nor the launcher. Raises OSError if it cannot be started, and
+    TimeoutError after ``within_s`` seconds.
     """
     return BackgroundCommand(argv, environ).result(within_s=within_s)
 
@@ -440,17 +423,13 @@ def guarded(argv: Sequence[str], to_three: str) -> list[str]:
 
 
 def reap() -> None:
-    """Reap child processes that have exited after their connections were closed.
-
-    An agent exits only after its workers, so it can outlive its connection.
-    """
+    """Reap processes that exited after their connections were closed, as agents do."""
     with _reaping:
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
 
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:
-    """Raise OSError if a program cannot be run. Otherwise only the shell's message on stderr would
-    say so."""
+    """Raise OSError if a program cannot be run; otherwise only the shell's stderr would say so."""
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
         if os.path.exists(program) and "/" in program:
             raise PermissionError(13, os.strerror(13), program)

@@ -14,15 +14,14 @@ _lock = threading.Lock()
 _jobs: deque[Callable[[], None]] = deque()
 _thread: threading.Thread | None = None
 _MOST_S = 0.1
-"""Longest total wait of a main loop. The time is regained at ``_RATE``. A thousand connections may
-be lost at once."""
+"""Longest total wait of a main loop, regained at ``_RATE``. A thousand connections may be lost at
+once."""
 _RATE = 0.02
 T = TypeVar("T")
 
 
 def run_in_background(job: Callable[[], None]) -> None:
-    """Run a job soon, after the jobs that were added before. If no thread can be started, run it
-    now."""
+    """Run a job after those that were added before; at once if no thread can be started."""
     global _thread  # noqa: PLW0603 - one for all connections of the process
     with _lock:
         _jobs.append(job)
@@ -62,8 +61,7 @@ class WaitBudget:
         self._at = clock()
 
     def spend(self, wait: Callable[[float], T]) -> T:
-        """Call ``wait`` with the number of seconds that are left, and deduct the time that the call
-        takes."""
+        """Call ``wait`` with the seconds that are left, and deduct the time that it takes."""
         began = self._clock()
         self._left_s = min(_MOST_S, self._left_s + (began - self._at) * _RATE)
         result = wait(max(0.0, self._left_s))

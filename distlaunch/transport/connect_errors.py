@@ -1,8 +1,7 @@
 """Errors for nodes that cannot be reached: the failed step, the reason, and a hint.
 
-Code that connects to a node raises ``ConnectStepError``, which does not name the host. A transport
-adds the host and reports ``ConnectFailure`` to the coordinator, which shows it to the user as one
-row of a table.
+Code that connects to a node raises ``ConnectStepError``, without the host. A transport adds the
+host and reports ``ConnectFailure`` to the coordinator, one row of a table for the user.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class KeyScan(Record):
     file: str = "~/.ssh/known_hosts"
 
     def command(self, hosts: Sequence[str] | None = None) -> str:
-        """Return the ssh-keyscan command for this host, or for ``hosts`` instead."""
+        """Return the ssh-keyscan command for this host, or for ``hosts``."""
         at = "" if self.port == SSH_PORT else f"-p {self.port} "
         names = " ".join(map(printable, hosts or (self.host,)))
         return f"ssh-keyscan {at}-H {names} >> {printable(self.file)}"
@@ -91,7 +90,7 @@ class ConnectFailure(Record):
     host: str
     """The host as the user or the source of the nodes wrote it."""
     address: str = ""
-    """The address that was tried: ``10.0.0.7:22``; empty if not known."""
+    """The address that was tried: ``10.0.0.7:22``; may be empty."""
     user: str = ""
     step: Step
     text: str
@@ -101,5 +100,4 @@ class ConnectFailure(Record):
     """Whether a later try may succeed: connection refused, no route, no answer. A wrong key or a
     missing Python requires the user."""
     scan: KeyScan | None = None
-    """The ssh-keyscan command in ``hint``. One command, and so one hint, can cover several
-    hosts."""
+    """The ssh-keyscan command in ``hint``. One hint can cover several hosts."""

@@ -33,7 +33,7 @@ class EndKind(Enum):
     CARRIER = "carrier"
     """``text`` is a message of the program that carries the connection, such as a ProxyCommand."""
     RAY_DRIVER = "ray driver"
-    """Ray's driver ended, and therefore the connections to all nodes."""
+    """Ray's driver ended, and with it the connections to all nodes."""
     RAY_ACTOR = "ray actor"
     """Ray lost the actor that carries the bytes."""
 
@@ -47,8 +47,7 @@ class ConnectionEnd(Record):
     text: str = ""
     """Details for other kinds; printable."""
     last_words: str = ""
-    """The last line of the program's stderr after a colon (``quoted_lines``); empty if it has
-    none."""
+    """The last line of the program's stderr after a colon (``quoted_lines``); may be empty."""
 
 
 _FIRST_OF_SIGNALS = 128
@@ -56,10 +55,7 @@ _FIRST_OF_SIGNALS = 128
 
 
 def end_of_program(code: int | None, last_words: str) -> ConnectionEnd:
-    """Return how a connection ended, from the exit code of its program as in ``subprocess``.
-
-    ``code`` is None if the program still runs.
-    """
+    """Return how a connection ended, from the exit code of its program; None if it still runs."""
     if code is None:
         return ConnectionEnd(kind=EndKind.OUTPUT_CLOSED, last_words=last_words)
     kind = EndKind.KILLED if code < 0 else EndKind.EXITED
@@ -77,7 +73,7 @@ def end_to_json(end: ConnectionEnd) -> dict[str, object]:
 
 
 def end_from_json(record: Mapping[str, Any]) -> ConnectionEnd:
-    """Return the end that another process has sent, with printable texts."""
+    """Return the end from another process, with printable texts."""
     return ConnectionEnd(
         kind=EndKind(record["kind"]),
         number=record["number"],
@@ -95,8 +91,7 @@ def behind_shell(end: ConnectionEnd) -> ConnectionEnd:
 
 
 def describe_end(end: ConnectionEnd, who: str = "it") -> str:
-    """Return a clause on how a connection ended. ``who`` is the program that carries the
-    connection."""
+    """Return a clause on how a connection ended. ``who`` is the program that carries it."""
     match end.kind:
         case EndKind.EXITED:
             text = f"{who} ended with status {end.number}"
@@ -130,17 +125,14 @@ def describe_end(end: ConnectionEnd, who: str = "it") -> str:
 class Connection(Protocol):
     """An open stream to an agent that has sent its greeting.
 
-    ``send`` and ``close`` may be called from any thread, ``fileno`` and ``receive`` by the main
-    loop only.
+    ``send`` and ``close`` may be called from any thread, the rest by the main loop only.
     """
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading. It is readable if ``receive`` has data or the
-        end to return."""
+        """Return the descriptor to poll for reading: ``receive`` has data or the end to return."""
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have arrived: b"" if there are none yet; None at the end, and in
-        all later calls."""
+        """Return the bytes that have arrived, perhaps none; None from the end on."""
 
     def send(self, data: bytes) -> None:
         """Send all bytes. Waits while the network is busy. Raises OSError if the connection is
@@ -161,7 +153,7 @@ class Target(Record):
     user: str | None = None
     port: int | None = None
     here: bool = False
-    """Whether the node is this machine, so that no network is needed."""
+    """Whether the node is this machine."""
 
 
 class ConnectError(Exception):
@@ -173,6 +165,8 @@ class ConnectError(Exception):
 
 
 Open = Callable[[Target, float], Connection]
-"""Connects to a node, starts the agent and reads its greeting, within a number of seconds. Called
-in several threads at once, for different nodes. If that fails, raises ConnectError and leaves no
-process running."""
+"""Connects to a node, starts the agent and reads its greeting, within a number of seconds.
+
+Called in several threads at once, for different nodes. On failure, raises ConnectError and leaves
+no process running.
+"""

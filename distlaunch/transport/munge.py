@@ -1,6 +1,6 @@
 """Authentication between processes of one user on the nodes of a cluster, by munge.
 
-Sources: munge(1), unmunge(1), and munge 0.5.15. For a credential that was decoded before or has
+Sources: munge(1), unmunge(1), and munge 0.5.15. Of a credential that was decoded before or has
 expired, unmunge prints the content and returns a special exit code.
 """
 
@@ -24,16 +24,14 @@ _REAL_UID = re.compile(rb"^UID:\s+(\d+)\s*$", re.MULTILINE)
 
 
 class MungeCommand:
-    """The commands munge and unmunge. ``socket`` is that of the munge daemon, if it is not the
-    default."""
+    """The commands munge and unmunge. ``socket`` is that of the daemon, if not the default."""
 
     def __init__(self, environ: Mapping[str, str], socket: str | None) -> None:
         self._environ = dict(environ)
         self._socket = [] if socket is None else ["--socket", socket]
 
     def seal(self, key: str) -> str:
-        """Return a credential with the key that only this user can open. Raises OSError if munge
-        fails."""
+        """Return a credential with the key that only this user can open. Raises OSError."""
         argv = ["munge", *self._socket, "--restrict-uid", str(os.geteuid())]
         code, output, errors = self._run(argv, key.encode())
         if code:
@@ -41,8 +39,7 @@ class MungeCommand:
         return output.decode("ascii", "replace").strip()
 
     def open(self, credential: str) -> str:
-        """Return the key in a credential that this user has made. Raises OSError if it is invalid
-        or another user's."""
+        """Return the key in a credential of this user. Raises OSError."""
         argv = ["unmunge", *self._socket, "--keys", "STATUS,UID", "--numeric"]
         code, output, errors = self._run(argv, credential.encode("ascii", "replace"))
         about, _, key = output.partition(b"\n\n")
@@ -82,7 +79,7 @@ class MungeCommand:
 
 
 def find_munge(environ: Mapping[str, str]) -> MungeCommand | None:
-    """Return munge as configured for Slurm; None if munge cannot be used."""
+    """Return munge as configured for Slurm, if it can be used."""
     munge = MungeCommand(environ, _socket_in_slurm_conf(environ))
     return munge if munge.works() else None
 

@@ -1,7 +1,6 @@
 """Raises the launcher's limit of open files for jobs with many nodes and ranks.
 
-Workers start with the original limit. The limit belongs to the process, so this module stores the
-original one.
+Workers start with the original limit, which this module keeps.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Sequence
 _PER_CONNECTION = 8
 _OF_OUR_OWN = 128
 _original: list[int] = []
-"""The original limit, if the limit was raised."""
 _SCRIPT = 'ulimit -S -n "$0" && exec "$@"'
 
 
@@ -26,10 +24,7 @@ def raise_limit_for_job(*, connections: int, logs: int) -> None:
 
 
 def raise_limit(needed: int) -> bool:
-    """Raise the soft limit of open files to ``needed``, or to the hard limit if that is lower.
-
-    Return whether the limit was raised.
-    """
+    """Raise the soft limit to ``needed`` or to the hard limit. Return whether it was raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft == resource.RLIM_INFINITY or most <= soft:
@@ -44,7 +39,7 @@ def raise_limit(needed: int) -> bool:
 
 
 def original_limit(soft: int) -> int:
-    """Return the original limit, or ``soft`` if the limit was not raised."""
+    """Return the original limit, or ``soft`` if it was not raised."""
     return _original[0] if _original else soft
 
 

@@ -44,9 +44,9 @@ def opener(
 ) -> Open:
     """Return the function that opens connections to the agents of a job.
 
-    The agent's code is packed once. ``note`` gets lines for the user, from any thread.
-    ``logged_in`` gets a node whose agent is being started. Programs that carry bytes are attached
-    to the kill switch. Raises ConfigError if ``--ssh-command`` is not a command.
+    ``note`` gets lines for the user, from any thread. ``logged_in`` gets a node whose agent is
+    being started. Programs that carry bytes are attached to the kill switch. Raises ConfigError if
+    ``--ssh-command`` is not a command.
     """
     code = agent_zip()
     ssh_options = SshOptions(

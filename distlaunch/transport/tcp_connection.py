@@ -14,7 +14,7 @@ _MOST_DRAINED = 1 << 20
 
 
 class TcpConnection:
-    """Owns a connected socket. ``address`` is the address of the other end, for messages."""
+    """Owns a connected socket. ``address`` is that of the other end, for messages."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
@@ -33,7 +33,7 @@ class TcpConnection:
         return self._socket.fileno()
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have arrived: b"" if there are none yet, None after the end."""
+        """Return the bytes that have arrived, perhaps none; None after the end."""
         if self._closed or self._ended:
             return None
         try:
@@ -57,7 +57,7 @@ class TcpConnection:
     def close(self) -> None:
         """Close the connection. Can be called again.
 
-        Bytes that were sent before still arrive, unless the other end keeps sending.
+        Sent bytes still arrive, unless the other end keeps sending.
         """
         with self._lock:
             if self._closed:

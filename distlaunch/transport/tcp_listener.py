@@ -1,10 +1,10 @@
 """The listener on the rendezvous port, to which launchers and agents connect, and possibly
 strangers.
 
-A stranger costs one of a limited number of connections, a few kilobytes and a few seconds.
-Connections are divided into stages of the handshake. If the limit is reached, the listener takes
-the stage with the most connections, and closes its connection that was idle for longest. Launchers
-and agents send their first message at once, so they are in another stage than a flood of strangers.
+A stranger costs one of a limited number of connections, a few kilobytes and a few seconds. At the
+limit, the listener takes the stage of the handshake with the most connections, and closes the one
+that was idle for longest. Launchers and agents send their first message at once, so they are in
+another stage than a flood of strangers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MOST_PENDING = 512
 """Largest number of open connections before their handshake is complete."""
 HANDSHAKE_S = 5.0
 ACCEPTED_PER_S = 2500
-"""Limit of accepted connections in the long run, so that a flood does not use up the CPU. Others
-wait in the kernel."""
+"""Limit of accepted connections in the long run, to save CPU in a flood. Others wait in the
+kernel."""
 _BURST = 4096
 _STEP = 64
 _MOST_EVENTS = 128
@@ -98,7 +98,7 @@ class Listener:
         self._pending: dict[int, _Pending] = {}
         # By descriptor, the oldest first.
         self._stages: tuple[dict[int, _Pending], ...] = ({}, {}, {})
-        # The same by stage of the handshake, the one that was idle for longest first.
+        # By stage of the handshake, the one that was idle for longest first.
         self._admitted: list[tuple[Call, TcpConnection]] = []
         self._raise_limit = raise_limit
         self._most = _room(expected_callers, raise_limit)
@@ -125,8 +125,8 @@ class Listener:
         return min((one for one in times if one is not None), default=None)
 
     def ready(self) -> list[tuple[Call, TcpConnection]]:
-        """Do what can be done now. Return the callers that have been sent a ``Welcome`` since the
-        last call."""
+        """Do what can be done now. Return the callers that got a ``Welcome`` since the last
+        call."""
         if self._resume_at is not None and self._clock() >= self._resume_at:
             self._resume()
         called: list[socket.socket] = []
@@ -150,7 +150,7 @@ class Listener:
         return admitted
 
     def close(self) -> None:
-        """Stop listening. Connections that were returned are not closed."""
+        """Stop listening. Returned connections stay open."""
         for pending in list(self._pending.values()):
             self._drop(pending)
         for _, connection in self._admitted:
@@ -201,7 +201,7 @@ class Listener:
     def _make_room(self, number: int | None) -> bool:
         """Return whether a descriptor is available for the next caller.
 
-        If none is, raises the limit of open files, closes another connection, or pauses accepting.
+        If not, raises the limit of open files, closes another connection, or pauses accepting.
         """
         if number == errno.EMFILE and self._raise_limit(
             2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -334,13 +334,12 @@ class PortTakenError(ConfigError):
 
 
 def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.socket]:
-    """Return sockets that listen on the first free port. All of them listen on the same port. Port
-    0 means any.
+    """Return sockets that listen on the first free port, all on the same. Port 0 means any.
 
-    If ``host`` is an address of this machine, the sockets listen on that address; for
-    ``localhost``, on both loopback addresses. For a name they listen on all addresses, because
-    other machines may resolve the name to another address. Raises PortTakenError that names the
-    process if a port is in use; ConfigError if no port can be used for another reason.
+    If ``host`` is an address of this machine, the sockets listen on it; for ``localhost``, on both
+    loopback addresses. For a name they listen on all addresses, because other machines may resolve
+    it differently. Raises PortTakenError that names the process if a port is in use; ConfigError if
+    no port can be used for another reason.
     """
     problems: list[ConfigError] = []
     for port in ports:
@@ -437,8 +436,7 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
 
 
 class RepeatedNotices:
-    """Limits similar notices: ``log`` is called with the first of each kind, then once a minute
-    with a count."""
+    """Limits similar notices: ``log`` gets the first of each kind, then once a minute a count."""
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._log = log
@@ -446,7 +444,7 @@ class RepeatedNotices:
         self._kinds: dict[Enum, _NoticeKind] = {}
 
     def note(self, kind: Enum, line: str) -> None:
-        """Log the line, or count it if a line of the same ``kind`` was logged less than
+        """Log the line, or count it if one of the same ``kind`` was logged less than
         ``NOTICE_PERIOD_S`` ago."""
         known = self._kinds.get(kind)
         if known is None:
@@ -477,8 +475,6 @@ class RepeatedNotices:
 
 
 class _NoticeKind:
-    """One kind of notice, and how many were not logged since the last one."""
-
     def __init__(self, since: float) -> None:
         self.since = since
         self.more = 0

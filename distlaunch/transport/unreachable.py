@@ -29,8 +29,8 @@ class _Group(Record):
 def render(failures: Sequence[ConnectFailure]) -> str:
     """Return the table: a row for each host, then each hint once.
 
-    The columns are host, address, user, step and reason. If many hosts fail in the same way, the
-    first hosts have rows and one line names the others. The largest groups are listed first.
+    The columns are host, address, user, step and reason. Of many hosts that fail in the same way,
+    one line names all but the first. The largest groups come first.
     """
     groups = _grouped(failures)
     shown = _rows_per_group([len(group.rows) for group in groups])
@@ -61,8 +61,8 @@ def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
 
 
 def _without_own_names(text: str, row: ConnectFailure) -> str:
-    """Return a text without names and addresses of this host, so that it can be compared with those
-    of other hosts."""
+    """Return a text without names and addresses of this host, to compare it with those of
+    others."""
     place = row.address.rpartition(":")[0].strip("[]")
     for own in (row.address, row.host, place):
         if own:
@@ -71,8 +71,7 @@ def _without_own_names(text: str, row: ConnectFailure) -> str:
 
 
 def _rows_per_group(sizes: list[int]) -> list[int]:
-    """Return how many rows each group gets: one row each, then the remaining rows for the larger
-    groups."""
+    """Return how many rows each group gets: one, then the remaining rows for the larger groups."""
     shares = [1 if number < _MOST_ROWS else 0 for number in range(len(sizes))]
     free = _MOST_ROWS - sum(shares)
     for number, size in enumerate(sizes):
@@ -108,7 +107,7 @@ def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
 
 
 def _hints(groups: Sequence[_Group]) -> list[str]:
-    """Return each hint once. Hints of different hosts that differ only in the host are combined."""
+    """Return each hint once. Hints that differ only in the host are combined."""
     found: dict[str, list[ConnectFailure]] = {}
     for group in groups:
         for row in group.rows:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class AgentActor:
-    """An actor in one bundle. It reports its GPUs. It can start the node's agent and transport the
+    """An actor in one bundle. It reports its GPUs, and can start the node's agent and carry the
     agent's bytes."""
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class AgentActor:
     def start(
         self, argv: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float
     ) -> str | None:
-        """Start the agent and wait at most ``within_s`` seconds for its greeting.
+        """Start the agent and wait at most ``within_s`` seconds for its greeting. Return the
+        problem, if any.
 
-        Return a text with the problem; None if the agent has started. ``mask`` are the ids of the
-        GPUs for the device mask.
+        ``mask`` are the ids of the GPUs for the device mask.
         """
         # Ray sets OMP_NUM_THREADS by the CPUs of this actor alone.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -97,16 +97,14 @@ class AgentActor:
         return os.read(stream, most) or None
 
     def write(self, data: bytes) -> None:
-        """Send all bytes to the agent. Raises OSError if the agent has ended."""
+        """Send all bytes to the agent. Raises OSError if it has ended."""
         left = memoryview(data)
         while left:
             left = left[os.write(self._agent.stdin.fileno(), left) :]
 
     def end(self) -> tuple[int | None, str]:
-        """Return the agent's exit code, and the last line of its stderr.
-
-        The code is negative for a signal, and None if the agent still runs.
-        """
+        """Return the agent's exit code (negative for a signal, None if it runs), and its last line
+        of stderr."""
         try:
             code = self._agent.wait(2.0)
         except subprocess.TimeoutExpired:
@@ -126,8 +124,8 @@ class AgentActor:
         return f"{how}: {line}" if line else how
 
     def stop(self, within_s: float) -> None:
-        """Close the agent's stdin, so that the agent stops its workers and exits. Wait at most
-        ``within_s`` seconds for its exit."""
+        """Close the agent's stdin, so that it stops its workers and exits. Wait at most
+        ``within_s`` seconds."""
         if self._agent is None:
             return
         with suppress(OSError):

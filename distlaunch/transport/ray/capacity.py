@@ -1,7 +1,5 @@
-"""Which bundles fit into a Ray cluster, and messages about those that do not. No I/O.
-
-A bundle is a set of resources (CPUs, GPUs) that Ray reserves on one node.
-"""
+"""Which bundles (CPUs and GPUs on one node) fit into a Ray cluster, and messages about those that
+do not. No I/O."""
 
 from __future__ import annotations
 
@@ -39,10 +37,9 @@ class RayError(Exception):
 
 
 def bundle_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[Bundle]:
-    """Return a bundle like ``each`` for each GPU of the cluster. ``nodes`` are those of
-    ``ray.nodes()``.
+    """Return a bundle like ``each`` for each GPU of the cluster. Raises RayError if it has none.
 
-    Raises RayError if the cluster has no GPU.
+    ``nodes`` are those of ``ray.nodes()``.
     """
     count = int(sum(node["Resources"].get("GPU", 0) for node in nodes))
     if not count:
@@ -59,7 +56,7 @@ def describe_shortage(
 ) -> str:
     """Return a message about the bundles that Ray cannot reserve.
 
-    ``free`` are the resources of the whole cluster that are not in use.
+    ``free`` are the free resources of the whole cluster.
     """
     without = bundles_without_room(bundles, strategy, nodes)
     which = without or range(len(bundles))

@@ -1,20 +1,16 @@
 """Ray's driver, as a process of its own. It reserves bundles and carries bytes to agents.
 
-The driver is not part of the launcher, because Ray handles signals and starts threads in the
-driver's process. Ray also ends this process when the cluster is lost.
+The driver is not part of the launcher, because Ray handles signals and starts threads in its
+process, and ends it when the cluster is lost.
 
-The driver's stdin is a socket to the launcher. The launcher sends requests through it as lines of
-JSON, and the driver sends its replies back through it. For each connection to an agent the launcher
-makes a pair of sockets, and passes one of them to the driver with the request. The driver's own
-messages go to stderr. When its stdin ends, the driver returns everything to Ray within a time
-limit, and exits.
+The driver's stdin is a socket to the launcher, for requests and replies as lines of JSON. For each
+connection to an agent the launcher makes a pair of sockets, and passes one with the request. The
+driver's own messages go to stderr. When its stdin ends, the driver returns everything to Ray within
+a time limit, and exits.
 
 A bundle is a set of resources that Ray reserves on one node. A place is all bundles on one node.
-The driver starts actors in the bundles of a place:
-
-* The actor in the first bundle starts the agent as its child process, and carries the agent's bytes
-  in its calls.
-* The actor in each other bundle with GPUs reports these GPUs.
+The actor in its first bundle starts the agent as its child process, and carries the agent's bytes
+in its calls. The actor in each other bundle with GPUs reports these GPUs.
 
 So the launcher opens no connection to a node, and no node opens one to the launcher. The launcher
 only has to reach the cluster (``ray://``).
@@ -52,11 +48,11 @@ _CHUNK = 1 << 20
 _TURN_S = 20.0
 """How long one call of an actor waits for the agent's bytes."""
 _ANSWER_S = 30.0
-"""How much longer than its own time limit an actor may take to answer. After that, Ray is
-considered broken."""
+"""How much longer than its own time limit an actor may take to answer before Ray counts as
+broken."""
 _LOOK_S = 0.5
 _AGENT_ENDS_S = 20.0
-"""Its workers have their grace period, then they are killed."""
+"""Its workers have their grace, then they are killed."""
 _STOPS_S = _AGENT_ENDS_S + 5.0
 _START_S = 5.0
 """How much longer than its own time limit the start of an actor may take."""
@@ -284,15 +280,15 @@ class RayDriver:
             left.set()
 
     def _release_place(self, place: int, within_s: float) -> None:
-        """Kill the actors of the previous connection of a place. They may hang, and would then
-        block the bundles."""
+        """Kill the actors of a place's previous connection, which may hang and block the
+        bundles."""
         left, actors = self._actors_of_place.get(place, (None, []))
         if left is not None and not left.wait(min(_AGENT_ENDS_S, within_s / 4)):
             _kill_actors(actors)
 
     def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
-        """Return the node of a place's bundles. If the node is lost, wait while Ray reserves its
-        bundles elsewhere."""
+        """Return the node of a place's bundles. If it is lost, wait while Ray reserves the bundles
+        elsewhere."""
         while True:
             alive, placed = self._nodes(), self._nodes_of_bundles()
             nodes = {placed.get(bundle, "") for bundle in bundles}
@@ -406,10 +402,7 @@ class RayDriver:
 
 
 def _check_reachable(host: str, port: str) -> None:
-    """Check that a cluster's address accepts connections, because Ray would try for minutes.
-
-    Raises RayError if it does not.
-    """
+    """Raise RayError if a cluster's address accepts no connection. Ray would try for minutes."""
     try:
         socket.create_connection((host, int(port)), _REACHED_S).close()
     except ValueError as exc:

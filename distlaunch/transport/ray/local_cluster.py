@@ -14,8 +14,7 @@ from contextlib import suppress
 _PREFIX = "dl-ray-"
 _OWNER = "owner"
 _YOUNG_S = 60.0
-"""Directories younger than this are not removed, because their owner may not have locked them
-yet."""
+"""Younger directories are not removed: their owner may not have locked them yet."""
 _KILLED_S = 5.0
 _LOOK_S = 0.05
 
@@ -23,8 +22,8 @@ _LOOK_S = 0.05
 def make_folder(base: str | None) -> tuple[str, int]:
     """Create Ray's directory and lock it. Return its path and the descriptor with the lock.
 
-    Directories whose owners no longer exist are removed. ``base`` should be short: a socket's path
-    is limited to 107 bytes, of which Ray needs most.
+    Directories without an owner are removed. ``base`` should be short: a socket's path is limited
+    to 107 bytes, of which Ray needs most.
     """
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
     os.chmod(folder, 0o700)  # whatever the umask

@@ -1,5 +1,4 @@
-"""Agents on the nodes of a Ray cluster. A driver process beside the launcher communicates with
-Ray."""
+"""Agents on the nodes of a Ray cluster, through a driver process beside the launcher."""
 
 from __future__ import annotations
 
@@ -61,9 +60,8 @@ class RayNode(Record):
     """The bundles that Ray has reserved on one node."""
 
     host: str
-    """The node's name. If several nodes have the same name, the beginning of its id is appended."""
+    """The node's name, with the beginning of its id if several nodes have the same."""
     node: str
-    """Its id."""
     bundles: int
 
 
@@ -74,7 +72,7 @@ class RayCluster:
     """
 
     def __init__(self, environ: Mapping[str, str], driver: str = _DRIVER) -> None:
-        """Start the driver, a Python program, with this environment. Raises ConfigError if it cannot be started."""
+        """Start the driver, a Python program, with this environment. Raises ConfigError."""
         self._code = agent_zip()
         self._lock = threading.Lock()
         self._calls = itertools.count()
@@ -120,9 +118,9 @@ class RayCluster:
         """Reserve all bundles, or if ``bundles`` is None one like ``each`` for every GPU. Return
         their nodes.
 
-        ``within_s`` is the time limit in seconds. ``when_connected`` is called before the bundles
-        are reserved. ``say`` is called with a notice if reserving takes long. Raises ConfigError
-        for a cluster that cannot be used, and NodesError if it cannot reserve the bundles in time.
+        ``when_connected`` is called before the bundles are reserved, ``say`` with a notice if that
+        takes long. Raises ConfigError for a cluster that cannot be used, and NodesError if it
+        cannot reserve the bundles within ``within_s`` seconds.
         """
         code = base64.b64encode(self._code).decode()
         request = {
@@ -172,9 +170,7 @@ class RayCluster:
 
     def open(self, target: Target, within_s: float) -> Connection:
         """Start the agent of a node within ``within_s`` seconds, and return the connection to it.
-
-        Raises ConnectError if the agent does not start.
-        """
+        Raises ConnectError."""
         nonce = os.urandom(16).hex()
         ours, theirs = socket.socketpair()
         request = {
@@ -207,8 +203,8 @@ class RayCluster:
         raise ConnectError(_failure(reply, target.host))
 
     def driver_end(self) -> ConnectionEnd | None:
-        """Return how the driver ended, and therefore the job's share of the cluster; None while the
-        driver runs."""
+        """Return how the driver ended, and with it the job's share of the cluster; None while it
+        runs."""
         return self._end
 
     def cancel(self) -> None:
@@ -261,7 +257,7 @@ class RayCluster:
         return {"problem": describe_end(end), "hint": _AGAIN, "passing": False, "ended": end}
 
     def _read(self) -> None:
-        """Read the driver's replies to their end. All that still wait then get an error."""
+        """Read the driver's replies to their end. Pending requests then get an error."""
         try:
             self._read_all()
         finally:
@@ -330,8 +326,8 @@ def _failure(reply: Mapping[str, Any], host: str) -> ConnectFailure:
 class _Call:
     """One request to the driver, and its reply.
 
-    ``connection`` is the end of the connection that was passed to the driver. A copy remains open
-    here until the end of the agent or the driver is known, so that the launcher can report it.
+    ``connection`` is the end of the connection that was passed to the driver. A copy stays open
+    here until the end of the agent or the driver is known, for the report.
     """
 
     def __init__(self, connection: socket.socket | None) -> None:
@@ -347,7 +343,6 @@ class _Call:
 
     @property
     def has_reply(self) -> bool:
-        """Whether there is a reply."""
         return self._has_reply.is_set()
 
     def wait(self, within_s: float) -> dict[str, Any] | None:
@@ -383,13 +378,12 @@ class _RayConnection(TcpConnection):
         self._answer = pending
 
     def end(self) -> ConnectionEnd:
-        """Return how the connection ended. Called after its end."""
         return self._answer.end or super().end()
 
 
 def _driver_sys_path() -> list[str]:
-    """Return ``sys.path`` for the driver, with the working directory last. ``python -m`` puts it
-    first."""
+    """Return ``sys.path`` for the driver, with the working directory, which ``python -m`` puts
+    first, last."""
     here = os.getcwd()
     return sorted(sys.path, key=lambda each: each in {"", here})
 

@@ -38,7 +38,7 @@ _GATHER_S = 0.1
 """Nodes that return within this time get one common step."""
 _LOOK_S = 0.5
 _LONGEST_WAIT_S = 3600.0
-"""Longest poll. The argument of poll is milliseconds as a C int."""
+"""Longest poll. ``poll`` takes milliseconds as a C int."""
 _LAST_LINES = 3
 _PASSING = re.compile(
     r"timed out|unable to contact|connect|busy|not "
@@ -68,7 +68,7 @@ class SrunConnector:
     """Opens connections to the agents of a Slurm job. ``open`` may be called by several threads.
 
     ``hosts`` are all nodes, ``addresses`` those of this machine, best first. Raises ConfigError if
-    no port is free to listen on.
+    no port is free.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class SrunConnector:
     # --- called by other threads
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Wait at most ``within_s`` seconds until the agent of a node connects, and return the
-        connection. srun starts the agent.
+        """Wait at most ``within_s`` seconds until the agent of a node, which srun starts, connects.
+        Raises ConnectError.
 
-        Raises ConnectError if the agent does not connect.
+        Return the connection.
         """
         pending = _PendingAgent(target.host, time.monotonic() + within_s)
         with self._lock:
@@ -153,13 +153,12 @@ class SrunConnector:
         return pending.connection
 
     def on_agent_lost(self, host: str) -> None:
-        """Remember that the agent's step may end the others, or wait for ever."""
+        """Record that the agent's step may end the others, or wait forever."""
         if (step := self._step_of.get(host)) is not None:
             step.has_lost = True
 
     def is_ending(self, host: str) -> bool:
-        """Return whether Slurm ends the agent of a node because another agent of its step is
-        lost."""
+        """Return whether Slurm ends the agent of a node because another one of its step is lost."""
         step = self._step_of.get(host)
         return self._settings.all_or_none and step is not None and step.has_lost
 
@@ -364,7 +363,7 @@ def _srun_failure(step: Step, host: str) -> ConnectStepError:
 
 
 def _last_lines(step: Step, host: str) -> str:
-    """Return srun's last lines after a colon. If some lines name the node, only these."""
+    """Return srun's last lines after a colon, only those that name the node if there are any."""
     own = [line for line in step.lines if re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", line)]
     lines = (own or list(step.lines))[-_LAST_LINES:]
     return ": " + " / ".join(lines) if lines else ""

@@ -56,40 +56,37 @@ _SWITCH_IS_STDERR = "exec 3<&2 2>&1"
 """Merges stderr into stdout. Unlike in ``child_process``, stdin must be a pipe: srun does not read
 the rest of a socket whose other end was closed."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
-"""How long srun may take to exit: after all agents have exited; if it waits for a lost agent; and
-after a signal. If no agent has connected, srun is terminated at once."""
+"""How long srun may take to exit: after all agents; if it waits for a lost agent; after a signal.
+If no agent has connected, srun is terminated at once."""
 _CHUNK = 1 << 16
 _MOST_READS = 16
-"""Largest number of reads from an srun that has ended, because its children may go on writing."""
+"""Largest number of reads from an ended srun, whose children may go on writing."""
 _MOST_LINES = 50
 _LONGEST_LINE = 300
 
 
 class StepSettings(Record):
-    """Settings that all steps of a job have in common. Times are in seconds."""
+    """Settings of all steps of a job. Times are in seconds."""
 
     args: tuple[str, ...] = ()
-    """The user's own options of srun. They follow distlaunch's options."""
+    """The user's own options of srun, after distlaunch's."""
     gpus: int | None = None
     """Number of GPUs of all nodes of the job together. None: srun's default."""
     nodes: int
     """Number of nodes of the job."""
     all_or_none: bool
-    """Whether the loss of an agent ends the step, because the job cannot continue without the
-    agent."""
+    """Whether the loss of an agent ends the step, because the job cannot continue without it."""
     grace_s: float
     components: Mapping[str, int] = {}
-    """The component of each node of a heterogeneous job. Each component needs its own srun, because
-    stdin reaches only one component."""
+    """The component of each node of a heterogeneous job. Each needs its own srun, because stdin
+    reaches only one component."""
     inside: bool
     """Whether the launcher itself runs in a step, whose resources our steps must share."""
 
 
 def step_argv(settings: StepSettings, hosts: Sequence[str], *, again: bool) -> list[str]:
-    """Return the srun command up to the program.
-
-    ``again``: an earlier step on these nodes may still exist.
-    """
+    """Return the srun command up to the program. ``again``: an earlier step on these nodes may
+    still exist."""
     count = len(hosts)
     argv = [
         "srun",
@@ -119,7 +116,7 @@ def step_argv(settings: StepSettings, hosts: Sequence[str], *, again: bool) -> l
 
 
 def node_list(hosts: Sequence[str]) -> str:
-    """Return a short node list for Slurm, since an argument is limited to 128 KiB."""
+    """Return a short node list for Slurm: an argument is limited to 128 KiB."""
     alike = groupby(hosts, key=lambda host: host.rstrip("0123456789"))
     return ",".join(fold_hosts(group) for _, group in alike)
 
@@ -139,8 +136,7 @@ def agent_argv(
 class Step:
     """A running srun, which is killed if the launcher ends in any way.
 
-    ``has_lost`` may be set by any thread; all other members are for one thread. Only ``wait``
-    blocks.
+    ``has_lost`` may be set by any thread; the rest is for one thread. Only ``wait`` blocks.
     """
 
     def __init__(
@@ -152,7 +148,7 @@ class Step:
         *,
         kill_switch: KillSwitch,
     ) -> None:
-        """Start srun. Raises OSError if it cannot be started."""
+        """Start srun. Raises OSError."""
         self.hosts = tuple(hosts)
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
 
@@ -198,8 +194,7 @@ class Step:
         return {descriptor: mask for descriptor, mask in events.items() if descriptor >= 0}
 
     def send(self) -> None:
-        """Write as much of the zip to srun as possible without blocking. Close srun's stdin after
-        the last byte."""
+        """Write as much of the zip to srun as possible. Close srun's stdin after the last byte."""
         if self._writing < 0:
             return
         try:
@@ -239,8 +234,8 @@ class Step:
         return new
 
     def finish_reading(self) -> None:
-        """Read the remaining output of an srun that has ended, even if another process still has
-        the pipe open."""
+        """Read the remaining output of an ended srun, even if another process still has the pipe
+        open."""
         for _ in range(_MOST_READS):
             if self._read() is None:
                 break
@@ -267,8 +262,7 @@ class Step:
         )
 
     def wait(self, until: float) -> bool:
-        """Wait for srun's end, at most until the monotonic time ``until``. Return whether it has
-        ended."""
+        """Wait for srun's end until the monotonic time ``until``. Return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         return self.returncode is not None
@@ -294,7 +288,7 @@ class Step:
 
 
 def end_steps(steps: Sequence[Step]) -> None:
-    """Wait until all steps have ended. Send TERM, then KILL, to steps that take too long."""
+    """Wait until all steps have ended. Slow ones get TERM, then KILL."""
     began = time.monotonic()
     left = [step for step in steps if not step.wait(began + _end_timeout_s(step))]
     for step in left:

@@ -86,7 +86,7 @@ def connect(
 ) -> SshConnection:
     """Negotiate keys, check the host's key and log in, before the monotonic time ``until``.
 
-    If a step fails, closes the stream and raises ConnectStepError.
+    On failure, closes the stream and raises ConnectStepError.
     """
     try:
         transport = _transport(stream, settings, check)
@@ -145,8 +145,7 @@ def _transport(
 def _allowed(
     has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Return paramiko's algorithms, fast ones first, limited to those that the configuration
-    allows."""
+    """Return paramiko's algorithms, fast ones first, that the configuration allows."""
     ordered = [name for name in preferred if name in has] + [
         name for name in has if name not in preferred
     ]
@@ -159,8 +158,8 @@ def _allowed(
 def load_paramiko(*, whole: bool) -> None:
     """Import paramiko and redirect its log away from the terminal.
 
-    Unless ``whole``, paramiko is imported without invoke, which takes 45 % of the time and is only
-    used for ``Match exec`` in an ssh_config.
+    Unless ``whole``, without invoke, which takes 45 % of the time and is only used for ``Match
+    exec`` in an ssh_config.
     """
     with _loading:
         logger = logging.getLogger("paramiko")

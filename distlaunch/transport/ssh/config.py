@@ -1,7 +1,7 @@
 """Reads the ssh_config settings of a host, with OpenSSH if it is installed, else with paramiko.
 
-``ssh -G`` takes 8 ms per host and supports Include, Match and the defaults of the site. paramiko
-supports only some of them.
+``ssh -G`` takes 8 ms per host and supports Include, Match and the site's defaults, paramiko only
+some of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _NOTHING = ("", "none")
 
 
 class HostSettings(Record):
-    """The settings for connecting to one host. Paths are absolute, and tokens (``%h``) are
-    replaced."""
+    """The settings for one host. Paths are absolute, and tokens (``%h``) are replaced."""
 
     host: str
     """The host as the caller named it."""
@@ -41,7 +40,7 @@ class HostSettings(Record):
     agent: str | None
     """Socket of the ssh-agent; None if no agent is used."""
     only_key_files: bool = False
-    """IdentitiesOnly: of the agent's keys, use only those that have a key file on this machine."""
+    """IdentitiesOnly: of the agent's keys, use only those with a key file on this machine."""
     jumps: str | None = None
     """ProxyJump, as ``user@host:port,...``."""
     command: str | None = None
@@ -58,12 +57,11 @@ class HostSettings(Record):
     bind_address: str | None = None
     family: socket.AddressFamily = socket.AF_UNSPEC
     algorithms: Mapping[str, tuple[str, ...]] = {}
-    """Allowed algorithms by ``ciphers``, ``macs``, ``kex`` and ``keys``; no entry if not
-    configured."""
+    """Allowed algorithms by ``ciphers``, ``macs``, ``kex`` and ``keys``, if configured."""
 
 
 class SshOptions(Record):
-    """Command-line options for all hosts. They take precedence over configuration files."""
+    """Command-line options for all hosts, which win over configuration files."""
 
     user: str | None = None
     port: int | None = None
@@ -79,8 +77,7 @@ def read_settings(
     options: SshOptions,
     environ: Mapping[str, str],
 ) -> HostSettings:
-    """Return the settings of one host. ``user`` and ``port`` take precedence over all other
-    sources.
+    """Return the settings of one host. ``user`` and ``port`` win over all other sources.
 
     Raises ConnectStepError if the configuration cannot be read or is invalid.
     """
@@ -107,11 +104,8 @@ def read_settings(
 
 
 def home_of(environ: Mapping[str, str]) -> str:
-    """Return the directory with ``.ssh``: the account's home, or HOME if it is another directory
-    with ``.ssh``.
-
-    OpenSSH itself ignores HOME.
-    """
+    """Return the directory with ``.ssh``: the account's home, or another HOME with ``.ssh``.
+    OpenSSH itself ignores HOME."""
     account = _account()[1]
     home = environ.get("HOME", "")
     return home if home and home != account and os.path.isdir(f"{home}/.ssh") else account
@@ -179,8 +173,8 @@ def config_words(config: str | None, home: str) -> list[str]:
 
 
 def parse(text: str) -> dict[str, list[str]]:
-    """Return the values in ``text``, the output of ``ssh -G``, by keyword in lower case. A keyword
-    may have several values."""
+    """Return the values in the output of ``ssh -G``, by keyword in lower case. A keyword may have
+    several."""
     config_values: dict[str, list[str]] = {}
     for line in text.splitlines():
         keyword, _, value = line.partition(" ")
@@ -320,7 +314,7 @@ def _agent(
 
 
 def with_tokens(text: str, tokens: Mapping[str, str]) -> str:
-    """Return ``text`` with tokens such as ``%h`` replaced. Unknown tokens are not changed."""
+    """Return ``text`` with tokens such as ``%h`` replaced. Unknown tokens stay."""
     parts = text.split("%")
     shown = [parts[0]]
     rest = iter(parts[1:])

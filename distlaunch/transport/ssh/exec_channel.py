@@ -1,6 +1,6 @@
 """An agent's byte stream through one channel of a paramiko connection.
 
-paramiko's own buffers are replaced. Its ``fileno`` can miss data if stdout and stderr arrive at the
+paramiko's buffers are replaced. Its ``fileno`` can miss data if stdout and stderr arrive at the
 same time (two locks, one pipe). Its ``recv`` sends window adjustments, which may block on the
 network; the main loop must not block.
 """
@@ -59,7 +59,7 @@ class ChannelConnection:
         return self._buffer.fileno()
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have arrived: b"" if there are none yet, None after the end."""
+        """Return the bytes that have arrived, perhaps none; None after the end."""
         if self._closed:
             return None
         data = self._buffer.take()
@@ -70,8 +70,8 @@ class ChannelConnection:
         """Allow the other end to send as many bytes as were received, unless sending this would
         block.
 
-        In that case a later call does it: with the next bytes in either direction, or within a
-        second if a thread waits to send.
+        Then a later call does it: with the next bytes in either direction, or within a second if a
+        thread waits to send.
         """
         if self._buffer.needs_window():
             size = self._buffer.take_window()
@@ -95,8 +95,8 @@ class ChannelConnection:
             return False  # it is closed; the next ``receive`` returns the end
 
     def _can_send(self) -> bool:
-        # Nothing else may be sent during a key exchange. One cannot begin meanwhile, since it
-        # begins with a packet.
+        # Nothing else may be sent during a key exchange, which begins with a packet and so cannot
+        # begin meanwhile.
         return (
             self._transport.is_active()
             and self._transport.clear_to_send.is_set()
@@ -104,15 +104,12 @@ class ChannelConnection:
         )
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back. ``receive`` returns these bytes first, and ``fileno`` becomes
-        readable."""
+        """Put bytes back, for the next ``receive``. ``fileno`` becomes readable."""
         self._buffer.unread(data)
 
     def execute(self, command: str) -> None:
-        """Request a command without waiting for the server's answer. A refusal closes the channel.
-
-        Raises OSError if the connection is closed.
-        """
+        """Request a command without waiting for the answer. A refusal closes the channel. Raises
+        OSError."""
         message = self._message(_REQUEST)
         message.add_string("exec")
         message.add_boolean(True)  # noqa: FBT003 - paramiko's
@@ -159,7 +156,7 @@ class ChannelConnection:
         self._buffer.release()
 
     def clear_stderr(self) -> None:
-        """Drop the stderr that has arrived up to now."""
+        """Drop the stderr up to now."""
         self._buffer.stderr.clear()
 
     def end(self) -> ConnectionEnd:
@@ -202,11 +199,11 @@ class ByteStream(Protocol):
         """Release descriptors. Called when no thread waits for the stream any longer."""
 
     def why_closed(self) -> str:
-        """Return why the stream ended; "" if not known."""
+        """Return why the stream ended; "" if unknown."""
 
 
 class ReceiveBuffer:
-    """Bytes received on a channel. Replaces paramiko's ``BufferedPipe``. An eventfd is readable
+    """Bytes received on a channel, in place of paramiko's ``BufferedPipe``. An eventfd is readable
     while it has bytes."""
 
     def __init__(self) -> None:
@@ -258,8 +255,7 @@ class ReceiveBuffer:
             os.eventfd_write(self._descriptor, 1)
 
     def take(self) -> bytes | None:
-        """Return the bytes that have arrived, without waiting. Return None at the end of the
-        stream."""
+        """Return the bytes that have arrived; None at the end of the stream."""
         with self._lock:
             count, size = 0, 0
             while count < len(self._chunks) and size < _MOST_TAKEN:
@@ -310,7 +306,7 @@ class ReceiveBuffer:
 
 
 class StderrBuffer:
-    """The stderr of a channel. Replaces paramiko's buffer."""
+    """The stderr of a channel, in place of paramiko's buffer."""
 
     def __init__(self, buffer: ReceiveBuffer) -> None:
         self._buffer = buffer

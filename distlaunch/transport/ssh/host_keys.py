@@ -1,9 +1,9 @@
 """Check the key of a host against known_hosts, as ``--ssh-host-keys`` requires, and word the
 errors.
 
-``HostKeyCheck`` accepts or refuses a key. It reads known_hosts with ``KnownHosts``, since
-paramiko's reader supports neither wildcards nor markers and does not store the line of a key.
-``changed``, ``unknown`` and ``refused`` make the errors, for paramiko and OpenSSH alike.
+``KnownHosts`` reads known_hosts, since paramiko's reader supports neither wildcards nor markers and
+does not store the line of a key. ``changed``, ``unknown`` and ``refused`` make the errors, for
+paramiko and OpenSSH alike.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Unchecked:
         self._first = threading.Lock()
 
     def say(self, why: str | None = None) -> None:
-        """Warn once, with the reason ``why``. May be called from any thread."""
+        """Warn once, with the reason. May be called from any thread."""
         if self._first.acquire(blocking=False):
             self._note(
                 f"host keys are not checked ({why or Opt.SSH_HOST_KEYS('off')}): whoever answers "
@@ -49,8 +49,8 @@ class HostKeyCheck:
     """Judges the keys of all hosts of a launcher; reads each file once."""
 
     def __init__(self, mode: HostKeys | None, unchecked: Unchecked | None = None) -> None:
-        """``mode`` is the value of --ssh-host-keys. None: as StrictHostKeyChecking in ssh_config,
-        and strict if it is not set."""
+        """``mode`` is the value of --ssh-host-keys. None: StrictHostKeyChecking in ssh_config, else
+        strict."""
         self._mode = mode
         self._unchecked = unchecked
         self._lock = threading.Lock()
@@ -65,8 +65,7 @@ class HostKeyCheck:
         )  # type: ignore[return-value]
 
     def known_kinds(self, settings: HostSettings) -> list[str]:
-        """Return the types of a host's known keys. The host is asked to prove itself with a key of
-        these types."""
+        """Return the types of a host's known keys, of which the host is asked for one."""
         return list(dict.fromkeys(line.kind for line in self._lines(settings) if not line.marker))
 
     def _lines(self, settings: HostSettings) -> list[KnownKey]:
@@ -104,8 +103,8 @@ class HostKeyCheck:
         if verdict == "unknown" and name != (
             bare := (settings.key_alias or settings.hostname).lower()
         ):
-            # As in OpenSSH, a key that is known for the host without a port is accepted. A
-            # different key there proves nothing.
+            # As in OpenSSH, a key that is known without a port is accepted. A different key there
+            # proves nothing.
             without_port, _ = judge(hosts.of(bare), kind, key)
             verdict = without_port if without_port in ("known", "revoked") else verdict
         if verdict == "known":
@@ -203,7 +202,7 @@ class KnownKey(Record):
     file: str
     line: int
     names: str
-    """Names, patterns and hashes of hosts, with commas between them, as in the file."""
+    """Names, patterns and hashes of hosts, separated by commas, as in the file."""
     marker: str
     """``@revoked``, ``@cert-authority`` or nothing."""
     kind: str
@@ -218,7 +217,7 @@ class KnownKey(Record):
 
 
 class KnownHosts:
-    """All lines of some files, found by name; the files are read once."""
+    """All lines of some files, found by name."""
 
     def __init__(self, files: Iterable[str]) -> None:
         self._plain: dict[str, list[KnownKey]] = {}
@@ -300,7 +299,7 @@ def _like(name: str, pattern: str) -> bool:
 
 
 def _decoded(names: str) -> tuple[bytes, bytes] | None:
-    """Return salt and digest of ``|1|salt|digest``; None if the text has another form."""
+    """Return salt and digest of ``|1|salt|digest``; None for another form."""
     parts = names.split("|")
     if len(parts) != _HASHED_PARTS or parts[:2] != ["", "1"]:
         return None
@@ -322,11 +321,8 @@ def hashed_name(name: str, salt: bytes) -> str:
 
 
 def judge(known: Sequence[KnownKey], kind: str, key: str) -> tuple[Verdict, KnownKey | None]:
-    """Return the verdict on the key that a host has shown, and the line of known_hosts that
-    decides.
-
-    ``known`` are the lines for the host, ``kind`` is the type of the key.
-    """
+    """Return the verdict on a host's key of type ``kind``, and the line of ``known`` that
+    decides."""
     same = [line for line in known if line.kind == kind and line.key == key]
     for line in same:
         if line.marker == "@revoked":
@@ -357,7 +353,7 @@ def changed(what: str, name: str, scan: KeyScan) -> ConnectStepError:
 
 
 def unknown(what: str, scan: KeyScan) -> ConnectStepError:
-    """Return the error that a host's key is not known. ``what`` is its text."""
+    """Return the error that a host's key is unknown. ``what`` is its text."""
     return refused(
         what,
         hint=f"to trust it: {scan.command()}; {Opt.SSH_HOST_KEYS} accept-new takes the keys of "
@@ -368,5 +364,5 @@ def unknown(what: str, scan: KeyScan) -> ConnectStepError:
 
 
 def refused(text: str, *, hint: str | None = None, scan: KeyScan | None = None) -> ConnectStepError:
-    """Return the error ``text`` that a host's key is refused, with ``hint``."""
+    """Return the error ``text`` that a host's key is refused."""
     return ConnectStepError("host key", text, hint=hint, passing=False, scan=scan)

@@ -1,4 +1,4 @@
-"""Connections to jump hosts (ProxyJump), shared by all nodes behind the same jump host.
+"""Connections to jump hosts (ProxyJump), shared by all nodes behind the same one.
 
 A jump host drops logins if too many arrive at once (MaxStartups). Channels through one connection
 do not count.
@@ -22,8 +22,7 @@ _MOST_HOPS = 8
 _FORWARD_S = 15.0
 
 Reach = Callable[[HostSettings, tuple[str, ...], float], SshConnection]
-"""Connects to a host. The strings are the jump hosts that are already being connected to for this
-host."""
+"""Connects to a host. The strings are the jump hosts that are already being connected to for it."""
 
 
 class _Gateway:
@@ -45,8 +44,7 @@ class _Gateway:
 
 
 class Jumps:
-    """Opens channels through jump hosts. The connection to a jump host remains open while it has
-    users."""
+    """Opens channels through jump hosts. A connection stays open while it has users."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -181,11 +179,8 @@ def _channel(connection: SshConnection, settings: HostSettings, last: str, until
 
 
 def hop_of(text: str) -> tuple[str | None, str, int | None]:
-    """Return user, host and port of ``user@host:port``, also in the forms ``ssh://…`` and
-    ``[address]``.
-
-    Raises ConnectStepError if ``text`` has another form.
-    """
+    """Return user, host and port of ``user@host:port``, also of ``ssh://…`` and ``[address]``.
+    Raises ConnectStepError."""
     user, _, place = text.removeprefix("ssh://").rstrip("/").rpartition("@")
     host, port = place, ""
     if place.startswith("["):

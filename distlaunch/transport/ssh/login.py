@@ -97,8 +97,7 @@ def _sort_keys(held: list[Any], files: list[KeyFile], *, only_files: bool) -> It
 
 
 def _login_methods(transport: paramiko.Transport, user: str, until: float) -> list[str]:
-    """Return the server's login methods; [] if no proof is required, so that the user is logged in
-    already."""
+    """Return the server's login methods; [] if the user is logged in without proof."""
     import paramiko
 
     transport.auth_timeout = max(0.1, until - time.monotonic())
@@ -189,17 +188,16 @@ class _Agent:
 
 
 class KeyRing:
-    """The key files of a launcher. Each file is read only once, unless reading fails."""
+    """The key files of a launcher, each read once, unless reading fails."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[str, KeyFile] = {}
 
     def files(self, paths: tuple[str, ...]) -> list[KeyFile]:
-        """Return the content of the key file at each path, in the order of ``paths``.
+        """Return the key file at each path, in order.
 
-        A file that has no usable key is returned with ``key`` None, and is read again in the next
-        call.
+        One without a usable key has ``key`` None, and is read again in the next call.
         """
         with self._lock:
             files = [self._files.get(path) or KeyFile(path) for path in paths]
@@ -248,10 +246,8 @@ class KeyFile:
 
 
 def parse_private_key(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return a private key's cipher and public key, as far as its format shows them. No I/O.
-
-    The cipher is None if the key is not encrypted.
-    """
+    """Return a private key's cipher (None: not encrypted) and public key, as far as its format
+    shows them. No I/O."""
     if _BEGIN not in data:
         return (b"PEM" if b"ENCRYPTED" in data else None), None
     try:

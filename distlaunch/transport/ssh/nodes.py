@@ -47,7 +47,7 @@ class SshConnector:
         logged_in: Callable[[Target], None] = lambda _: None,
     ) -> None:
         """``kill_switch`` ends the programs that the connector starts (ProxyCommand). ``logged_in``
-        is called with a node after the login to the node, when its agent is about to be started."""
+        gets a node after its login, when its agent is about to be started."""
         self._logged_in = logged_in
         self._options = options
         self._check = check
@@ -62,11 +62,8 @@ class SshConnector:
         )
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Connect, log in and start the agent within ``within_s`` seconds. Return the connection to
-        the agent.
-
-        Raises ConnectError if a step fails.
-        """
+        """Connect, log in and start the agent within ``within_s`` seconds. Return the connection.
+        Raises ConnectError."""
         until = time.monotonic() + within_s
         place = _Place()
         load_paramiko(whole=self._whole)

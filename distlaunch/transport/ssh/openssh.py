@@ -1,8 +1,7 @@
-"""Reaches nodes by the user's own ssh program (``--ssh-command ssh``), which has features that
-paramiko lacks.
+"""Reaches nodes by the user's own ssh program (``--ssh-command ssh``).
 
-The program needs 110 ms of CPU per node. It supports certificates, GSSAPI, host-based logins and
-security keys.
+It needs 110 ms of CPU per node, and supports certificates, GSSAPI, host-based logins and security
+keys, which paramiko lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from distlaunch.transport.ssh.host_keys import changed, unknown
 
 _CONNECT_S = 15
 _OWN_FAILURE = 255
-"""Exit code of ssh for its own errors. Other exit codes are those of the command."""
+"""Exit code of ssh for its own errors. Others are those of the command."""
 _LONGEST = 300
 _CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
@@ -68,10 +67,8 @@ class SshCommandConnector:
         environ: Mapping[str, str],
         kill_switch: KillSwitch | None = None,
     ) -> None:
-        """Raise ConfigError if the command cannot be split into words.
-
-        Programs are attached to the kill switch.
-        """
+        """Raise ConfigError if the command cannot be split into words. Programs are attached to the
+        kill switch."""
         try:
             self._words = shlex.split(command)
         except ValueError as exc:
@@ -86,11 +83,8 @@ class SshCommandConnector:
         self._kill_switch = kill_switch or KillSwitch()
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Run the command, and start the agent through it, within ``within_s`` seconds. Return the
-        connection to the agent.
-
-        Raises ConnectError if a step fails.
-        """
+        """Start the agent through the command within ``within_s`` seconds. Return the connection.
+        Raises ConnectError."""
         until = time.monotonic() + within_s
         nonce = os.urandom(16).hex()
         command = remote_command(count=len(self._code), nonce=nonce, pythons=self._pythons)
@@ -121,7 +115,7 @@ class SshCommandConnector:
         return connection
 
     def options(self, target: Target) -> list[str]:
-        """Return ssh's options for one host: no questions, no forwarding, no terminal, no shared
+        """Return ssh's options for one host: no questions, forwarding, terminal or shared
         connection."""
         ssh_options = self._options
         argv = ["-T", "-a", "-x"]

@@ -16,8 +16,7 @@ _LONGEST_LINE = 8 << 10
 
 
 class Packets(Packetizer):
-    """A packetizer for a socket without a timeout. Closing the stream wakes the threads that wait
-    for it."""
+    """A packetizer for a socket without a timeout. Closing the stream wakes waiting threads."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -47,11 +46,11 @@ class Packets(Packetizer):
             self.writing.release()
 
     def start_handshake(self, timeout: float) -> None:
-        """Start no thread for a deadline: the connection has its own deadline."""
+        """Do nothing: the connection has its own deadline."""
 
     def readline(self, timeout: float) -> str:
-        """Return a line that the server sends before the packets. Raises SSHException if the line
-        is too long."""
+        """Return a line that the server sends before the packets. Raises SSHException if it is too
+        long."""
         line = bytearray()
         while not line.endswith(b"\n"):
             if len(line) > _LONGEST_LINE:

@@ -1,4 +1,4 @@
-"""The byte streams that an SSH connection can run over: a socket, a ProxyCommand, a jump host.
+"""The byte streams of SSH connections: a socket, a ProxyCommand, a jump host.
 
 ``resolve`` and ``dial`` open the socket and try all addresses of a host.
 """
@@ -27,16 +27,13 @@ from distlaunch.transport.connect_errors import ConnectStepError
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
 _STAGGER_S = 0.25
-"""If an address has not answered for this long, the next one is tried at the same time (RFC
-8305)."""
+"""After this time without an answer, the next address is tried as well (RFC 8305)."""
 _STDERR_TAIL = 4 << 10
 
 
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
-    """Return the addresses of a name, found before the monotonic time ``until``.
-
-    Raises ConnectStepError if the name cannot be resolved in time.
-    """
+    """Return the addresses of a name before the monotonic time ``until``. Raises
+    ConnectStepError."""
     try:
         return _to_addresses(resolve_host(name, port, family=family, numeric=True))
     except (OSError, UnicodeError):
@@ -76,11 +73,10 @@ def _to_addresses(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
 def dial(
     addresses: list[Address], *, until: float, within_s: float | None, bind: str | None
 ) -> tuple[socket.socket, Address]:
-    """Connect to the first address that answers. Further addresses are tried while a slow one is
-    pending.
+    """Connect to the first address that answers. Others are tried while a slow one is pending.
 
     ``within_s`` limits each address, ``until`` (monotonic) all together. Raises ConnectStepError if
-    no address answers.
+    none answers.
     """
     attempts = _Attempts(bind)
     each_s = CONNECT_S if within_s is None else within_s
@@ -133,7 +129,7 @@ class _Attempts:
         self._poll.register(sock, select.POLLOUT)
 
     def wait(self, until: float) -> tuple[socket.socket, Address] | None:
-        """Return the first socket that is connected; None if all failed, or at the monotonic time
+        """Return the first connected socket; None if all failed, or at the monotonic time
         ``until``."""
         while self._open and (left_s := until - time.monotonic()) > 0:
             for descriptor, _ in self._poll.poll(left_s * 1000 + 1):
@@ -195,7 +191,7 @@ class SocketStream:
             return False
 
     def close(self) -> None:
-        """Shut the socket down, which wakes threads that use it. The descriptor remains open until
+        """Shut the socket down, which wakes threads that use it. The descriptor stays open until
         ``free``."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -203,11 +199,11 @@ class SocketStream:
             pass  # the other end was first
 
     def free(self) -> None:
-        """Close the descriptor. Called when no thread uses the socket any longer."""
+        """Close the descriptor. Called when no thread uses it any longer."""
         self.sock.close()
 
     def why_closed(self) -> str:
-        """Return "", because a socket has no message."""
+        """Return "": a socket has no message."""
         return ""
 
 
@@ -239,7 +235,7 @@ class ProxyCommandStream(SocketStream):
             self._child.close()
 
     def why_closed(self) -> str:
-        """Return the command's last message, or how it ended; "" if not known."""
+        """Return the command's last message, or how it ended; "" if unknown."""
         with self._asking:
             if not self._closed:
                 stderr_end = self._child.read_stderr()[-_STDERR_TAIL:].decode(errors="replace")
@@ -266,8 +262,7 @@ class JumpStream:
         self._closed = False
 
     def can_write(self) -> bool:
-        """Return whether a write would not block: the channel and the connection below have
-        room."""
+        """Return whether channel and connection below have room."""
         return self.sock.out_window_size > _STDERR_TAIL and self._below()
 
     def close(self) -> None:
