@@ -147,7 +147,7 @@ def _jobs(word: str, before: Sequence[str], environ: Mapping[str, str]) -> Candi
     from distlaunch.jobs.find import find_jobs
     from distlaunch.jobs.show import command
 
-    asks = before[0] in ("wait", "stop")
+    asks = before[0] in ("attach", "wait", "stop")
     jobs = [job for job in find_jobs(None, environ) if not (asks and job.state.has_ended)]
     return _words(word, [("latest", ""), *((job.name, command(job)) for job in jobs)])
 

@@ -355,6 +355,11 @@ _JOB_COMMANDS = (
         ("distlaunch stack latest --rank 3", "The stack of one rank."),
     ),
     _jobs(
+        "attach",
+        "Show the console of a job that was started with --detach. Ctrl-C asks: detach or stop?",
+        ("distlaunch attach latest", "From the last screenful, until the job has ended."),
+    ),
+    _jobs(
         "wait",
         "Wait until a job has ended. Exit with its exit code.",
         ("distlaunch wait latest && ./upload.sh", "Continue after a job that succeeds."),

@@ -750,6 +750,19 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--quiet", "flag", "output", "Print no messages of distlaunch, except warnings and errors."
     ),
     _row(
+        "--detach",
+        "flag",
+        "output",
+        "Return when all workers have started, and print the name of the job, which goes on in the "
+        "background.",
+        variable=None,
+        absent=_not_in(
+            *_RENDERED,
+            why="the job of a scheduler is in the background already, and would end with its script",
+        )
+        | _not_in(*_DROP_INS, why="only train has it"),
+    ),
+    _row(
         "--dry-run",
         "flag",
         "output",

@@ -40,7 +40,7 @@ _SBATCH_OPTIONS = {
 _OTHER_COMMANDS = {
     ("kill", "cancel", "down"): "distlaunch stop JOB stops a job; distlaunch ps lists them",
     ("list", "ls", "jobs"): "distlaunch ps --all lists the jobs",
-    ("log", "tail", "attach"): "distlaunch logs JOB --follow shows the output of a job",
+    ("log", "tail"): "distlaunch logs JOB --follow shows the output of a job",
 }
 """Hints by name of another program's command."""
 

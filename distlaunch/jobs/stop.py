@@ -13,6 +13,8 @@ from itertools import cycle
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.launcher_process import LauncherProcess
 from distlaunch.core.model.text import printable
+from distlaunch.core.protocol.control_messages import ControlError
+from distlaunch.jobs.control import NoControlError, ask
 from distlaunch.jobs.events import POLL_S
 from distlaunch.jobs.job import Job, State, read_job
 
@@ -24,31 +26,46 @@ class JobGoneError(ConfigError):
     """The run directory of a job was removed while its end was waited for."""
 
 
+def find_end(job: Job) -> Job | None:
+    """Return what the run directory shows if the job has ended; None if it has not.
+
+    Raises JobGoneError if the run directory was removed.
+    """
+    now = _read_again(job)
+    return now if now.state.has_ended else None
+
+
 def wait_for_end(job: Job, *, each: Callable[[], None] = lambda: None) -> Job:
     """Wait until a job has ended, and return what its run directory shows then.
 
-    ``each`` is called several times a second. Raises ConfigError if the state of the job cannot be
-    known here, and JobGoneError if its run directory is removed.
+    ``each`` is called several times a second, and once after the end. Raises ConfigError if the
+    state of the job cannot be known here, and JobGoneError if its run directory is removed.
     """
     while True:
-        now = read_job(job.path)
-        if now is None:
-            raise JobGoneError(
-                f"the run directory of job {printable(job.job_id)} is gone: {printable(job.path)}"
-            )
+        now = _read_again(job)
+        each()
         if now.state.has_ended:
             return now
         if now.state is State.UNKNOWN:
             raise elsewhere_error(now, "wait")
-        each()
         time.sleep(POLL_S)
 
 
-def stop_job(job: Job, *, now: bool = False) -> Job:
+def _read_again(job: Job) -> Job:
+    now = read_job(job.path)
+    if now is None:
+        raise JobGoneError(
+            f"the run directory of job {printable(job.job_id)} is gone: {printable(job.path)}"
+        )
+    return now
+
+
+def stop_job(job: Job, *, now: bool = False, each: Callable[[], None] = lambda: None) -> Job:
     """Ask the launcher of a job to stop it, and wait for the end.
 
     The launcher gets SIGTERM and stops the workers: they get SIGTERM, too, and have the time of
-    --grace. With ``now`` more signals follow, until the launcher kills them.
+    --grace. With ``now`` the launcher is asked to kill the workers at once; a launcher that cannot
+    be asked gets more signals, until it kills them. ``each`` is called several times a second.
     Returns what the run directory shows at the end. Raises ConfigError if the job has ended, or if
     its launcher cannot be signalled from here.
     """
@@ -56,8 +73,25 @@ def stop_job(job: Job, *, now: bool = False) -> Job:
         raise ConfigError(f"job {printable(job.job_id)} has ended already")
     if job.state is State.UNKNOWN or not job.is_here or job.launcher is None:
         raise elsewhere_error(job, "stop")
+    if now and _is_asked_to_kill(job):
+        return wait_for_end(job, each=each)
     again = _Again(job, job.launcher)
-    return wait_for_end(job, each=again if now else lambda: None)
+
+    def each_time() -> None:
+        if now:
+            again()
+        each()
+
+    return wait_for_end(job, each=each_time)
+
+
+def _is_asked_to_kill(job: Job) -> bool:
+    """Ask the launcher to kill the workers. Return whether it has got the request."""
+    try:
+        ask(job.path, "stop", now=True)
+    except (NoControlError, ControlError):
+        return False
+    return True
 
 
 class _Again:

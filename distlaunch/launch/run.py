@@ -37,6 +37,7 @@ from distlaunch.planning.train_options import TrainOptions
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.remote_agents import RemoteAgents
+    from distlaunch.launch.detach import DetachedLauncher
     from distlaunch.launch.remote import RemoteNodes
     from distlaunch.launch.slurm import SlurmJob
     from distlaunch.transport.ray.nodes import RayCluster
@@ -56,6 +57,7 @@ class _Openers(Record):
     terminal: OpenTerminal
     filters: OpenFilters | None
     error_file: ErrorFile
+    detached: DetachedLauncher | None
 
 
 def run_job(
@@ -67,10 +69,12 @@ def run_job(
     open_terminal: OpenTerminal,
     open_filters: OpenFilters | None = None,
     count_from: Callable[[int], None] | None = None,
+    detached: DetachedLauncher | None = None,
 ) -> int:
     """Run a job and return the exit code. Raises LaunchError before the start.
 
     ``count_from`` gets the lowest rank of this launcher's workers if each node has a launcher.
+    ``detached`` is this launcher's side of --detach.
     """
     path = error_file_path(
         options.error_file, environ, of_a_script=is_started_by_script(options, environ)
@@ -82,6 +86,7 @@ def run_job(
         terminal=open_terminal,
         filters=open_filters,
         error_file=error_file,
+        detached=detached,
     )
     try:
         return _run_planned(options, environ, opening, count_from)
@@ -109,6 +114,10 @@ def _run_planned(
 
             report_no_plan(options, environ, exc)
         raise
+    if opening.detached is not None:
+        from distlaunch.launch.detach import check_planned
+
+        check_planned(planned)
     if planned.join is not None:
         from distlaunch.launch.joined import run_launcher
 
@@ -161,6 +170,8 @@ def _run(
         hold_port(plan.wanted_port, owner=plan.job_id) if nodes is None else None
     )  # fails before anything is created
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
+    if opening.detached is not None:
+        opening.detached.on_run_dir(run_dir.path)
     if run_dir.path != plan.run_dir:
         plan = replace(
             plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path}
@@ -251,12 +262,18 @@ def _run(
             backend=planned.backend,
             error_file=opening.error_file,
             output_bytes=lambda: files.output_bytes,
+            on_started=None if opening.detached is None else opening.detached.on_started,
         )
         observers.serve(runner, events)
         run_dir.link_latest()
         report_log_directory(run_dir, plan.job_id, sink)
         for note in slurm_job.notes() if slurm_job is not None else _notes_without_slurm(options):
             sink.say(note, level="warning")
+        if opening.detached is not None and nodes is not None and slurm_job is None:
+            from distlaunch.launch.detach import credential_warnings
+
+            for warning in credential_warnings(options, environ):
+                sink.say(warning, level="warning")
         housekeeping.start_for(runner)
         ended.append(runner.run())
     return ended[-1]

@@ -121,6 +121,8 @@ class TrainOptions(Record):
     output: str = "all"
     format: OutputFormat | None = None
     quiet: bool = False
+    detach: bool = False
+    """Go on in the background when all workers have started."""
     dry_run: bool = False
 
     given: Mapping[str, str] = {}

@@ -1,5 +1,5 @@
-"""``ps``, ``status``, ``logs``, ``events``, ``top``, ``stack``, ``wait``, ``stop`` and ``rm``: jobs
-seen from another shell."""
+"""``ps``, ``status``, ``logs``, ``events``, ``top``, ``stack``, ``attach``, ``wait``, ``stop`` and
+``rm``: jobs seen from another shell."""
 
 from __future__ import annotations
 
@@ -251,6 +251,16 @@ def _wait(request: _Request) -> int:
     return _report_end(wait_for_end(request.job()))
 
 
+def _attach(request: _Request) -> int:
+    from distlaunch.cli.commands.attach import attach
+
+    ended = attach(request.job())
+    if ended is None:
+        return 0
+    print_notice(f"job {printable(ended.job_id)} has ended: {_how(ended)}")
+    return EXIT_KILLED if ended.exit_code is None else ended.exit_code
+
+
 def _stop(request: _Request) -> int:
     job = request.job()
     ended = stop_job(job, now=request.values["now"])
@@ -327,6 +337,7 @@ _COMMANDS: dict[str, Callable[[_Request], int]] = {
     "events": _events,
     "top": _top,
     "stack": _stack,
+    "attach": _attach,
     "wait": _wait,
     "stop": _stop,
     "rm": _rm,

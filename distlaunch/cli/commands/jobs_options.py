@@ -112,6 +112,7 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
         _LOG_DIR,
         _FORMAT,
     ),
+    "attach": (_LOG_DIR,),
     "wait": (_LOG_DIR,),
     "stop": (
         _row("--now", "flag", "Kill the workers without waiting for --grace.", default=False),

@@ -14,12 +14,27 @@ if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.keyboard import Terminal
     from distlaunch.coordinator.runtime.sink import Sink
     from distlaunch.core.model.plan import OuterLauncher
+    from distlaunch.launch.detach import DetachedLauncher
 
 
 def train(options: TrainOptions) -> int:
     """Run a job and return the exit code. With --dry-run, print the plan of the job instead."""
     if options.dry_run:
         return plan(options, "json" if options.format == "jsonl" else "table")
+    if options.detach:
+        from distlaunch.cli.error_output import print_notice, print_warnings
+        from distlaunch.launch.detach import start_detached
+
+        return start_detached(
+            lambda detached: _run(options, detached),
+            os.environ,
+            say=lambda text: None if options.quiet else print_notice(text),
+            warn=lambda text: print_warnings([text]),
+        )
+    return _run(options, None)
+
+
+def _run(options: TrainOptions, detached: DetachedLauncher | None) -> int:
     from distlaunch.launch.run import run_job
 
     front = Front(options)
@@ -30,6 +45,7 @@ def train(options: TrainOptions) -> int:
             open_sink=front.open_sink,
             open_worker_sink=front.open_worker_sink,
             open_terminal=front.open_terminal,
+            detached=detached,
         )
     # Not a broken stdout, for which the command would exit with 0.
     except BrokenPipeError as exc:

@@ -128,7 +128,8 @@ class Runner:
     terminal and the launcher is its foreground job. ``feeder`` sends stdin to rank 0 on another
     machine. ``launchers``: each other node has its own launcher. ``disk_work`` runs work that may
     wait for a disk. ``backend`` sets the variables for the addresses at which workers listen. The
-    first failure is written to ``error_file``. ``output_bytes`` returns how much workers have written.
+    first failure is written to ``error_file``. ``output_bytes`` returns how much workers have
+    written. ``on_started`` is called when all workers have started for the first time.
     """
 
     def __init__(
@@ -152,9 +153,11 @@ class Runner:
         backend: PlannedBackend | None = None,
         error_file: ErrorFile | None = None,
         output_bytes: Callable[[], int] | None = None,
+        on_started: Callable[[], None] | None = None,
     ) -> None:
         self._plan = plan
         self._output_bytes = output_bytes
+        self._on_started = on_started
         self._policy = policy
         self._run_dir = run_dir
         self._transport = transport
@@ -404,6 +407,9 @@ class Runner:
             self._act(action)
         if before != self._shown():
             self._show_status()
+            if self._on_started is not None and self._policy.phase == "running":
+                self._on_started()
+                self._on_started = None
 
     def _shown(self) -> tuple[object, ...]:
         """Return the values that the status line depends on."""

@@ -144,6 +144,7 @@ class Opt(Enum):
     HANG_TIMEOUT = "hang_timeout"
     HANG_ACTION = "hang_action"
     ERROR_FILE = "error_file"
+    DETACH = "detach"
     LOG_DIR = "log_dir"
     OUTPUT = "output"
     FORMAT = "format"

@@ -24,6 +24,8 @@ ON_EVENT_LOG = "on-event.log"
 """Output of the command of --on-event."""
 MARKER = ".distlaunch-run"
 """Marks a run directory. distlaunch removes no directory without this file."""
+CONSOLE = "console.log"
+"""Console of a launcher that --detach has started."""
 PID = "launcher.pid"
 """Process id of the coordinator's launcher while the job runs."""
 STDOUT, STDERR = 1, 2
@@ -127,6 +129,7 @@ _OURS = {
     PRELOAD,
     ON_EVENT_LOG,
     MARKER,
+    CONSOLE,
     PID,
     TORCHRUN.stdout,
     TORCHRUN.stderr,

@@ -80,14 +80,14 @@ def test_the_application_shows_the_same_help_as_the_start_path(words, capsys):
         ("plans", "did you mean plan?"),
         ("cancel", "distlaunch stop JOB stops a job; distlaunch ps lists them"),
         ("ls", "distlaunch ps --all lists the jobs"),
-        ("attach", "distlaunch logs JOB --follow shows the output of a job"),
+        ("tail", "distlaunch logs JOB --follow shows the output of a job"),
         (
             "bin/accelerate",
             "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch",
         ),
         (
             "xyz",
-            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, ps, status, logs, events, wait, stop, rm, help, version, completion, accelerate, render",
+            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, ps, status, logs, events, top, stack, attach, wait, stop, rm, help, version, completion, accelerate, render",
         ),
     ],
 )

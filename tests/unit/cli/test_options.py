@@ -56,9 +56,9 @@ def test_no_variable_of_an_option_reaches_workers():
     assert without_outer_launchers(dict.fromkeys(OPTION_VARIABLES, "1")) == {}
 
 
-def test_every_option_but_what_runs_and_dry_run_has_a_variable_named_after_it():
+def test_every_option_but_what_runs_detach_and_dry_run_has_a_variable_named_after_it():
     without = {option.field for option in TRAIN_OPTIONS if option.variable is None}
-    assert without == {"script", "module", "no_python", "dry_run"}
+    assert without == {"script", "module", "no_python", "detach", "dry_run"}
     odd = {"job_id": "DISTLAUNCH_TRAIN_JOB_ID", "backend": "DISTLAUNCH_TRAIN_BACKEND"}
     for option in TRAIN_OPTIONS:
         if option.variable is not None:

@@ -1,0 +1,94 @@
+"""``attach``: the console of a job that was started with --detach, in another shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import closing
+from typing import Literal
+
+from distlaunch.cli.error_output import print_notice
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.run_files import STDERR, STDOUT
+from distlaunch.core.model.text import printable
+from distlaunch.jobs.console_log import ConsoleLog
+from distlaunch.jobs.events import POLL_S
+from distlaunch.jobs.job import Job
+from distlaunch.jobs.stop import find_end, stop_job
+
+_LINES = 24
+"""Lines that are shown first if stdout is no terminal."""
+
+
+def attach(job: Job) -> Job | None:
+    """Show the console of a job until the job has ended, and return the ended job.
+
+    Ctrl-C asks whether to detach or to stop the job. Return None if the user detaches. Raises
+    ConfigError if the job has no console of its own.
+    """
+    name = printable(job.name)
+    try:
+        console = ConsoleLog(job)
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"job {name} was not started with --detach: its console is the terminal that "
+            "started it",
+            hint=f"distlaunch logs {name} --follow",
+        ) from exc
+    with closing(console):
+        console.skip_to_last(_screen_lines())
+        stops: Literal["", "grace", "now"] = ""
+        while True:
+            try:
+                if stops:
+                    return stop_job(job, each=lambda: _show(console), now=stops == "now")
+                return _follow(job, console)
+            except KeyboardInterrupt:
+                answer = _ask(name, is_stopping=bool(stops))
+            if answer == "detach":
+                print_notice(
+                    f"detached; the job goes on. distlaunch attach {name} shows its console again"
+                )
+                return None
+            if answer == "stop":
+                stops = "now" if stops else "grace"
+
+
+def _follow(job: Job, console: ConsoleLog) -> Job:
+    while True:
+        ended = find_end(job)
+        _show(console)
+        if ended is not None:
+            return ended
+        time.sleep(POLL_S)
+
+
+def _show(console: ConsoleLog) -> None:
+    while block := console.read():
+        console.advance(os.write(STDOUT, block))
+
+
+def _screen_lines() -> int:
+    try:
+        return max(1, os.get_terminal_size(STDOUT).lines - 1)
+    except OSError:
+        return _LINES
+
+
+def _ask(name: str, *, is_stopping: bool) -> Literal["detach", "stop", "stay"]:
+    """Ask the user what Ctrl-C means. Without a terminal, and after another Ctrl-C, it detaches."""
+    if not os.isatty(0):
+        return "detach"
+    stop = "kill its workers now" if is_stopping else "stop"
+    question = f"\ndistlaunch: job {name}: detach or {stop}? [d/s, Enter stays attached] "
+    os.write(STDERR, question.encode(errors="backslashreplace"))
+    try:
+        line = sys.stdin.readline()
+    except (KeyboardInterrupt, OSError):
+        line = ""
+    if not line:
+        os.write(STDERR, b"\n")
+        return "detach"
+    answers: dict[str, Literal["detach", "stop", "stay"]] = {"d": "detach", "s": "stop"}
+    return answers.get(line.strip()[:1].lower(), "stay")

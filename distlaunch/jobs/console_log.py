@@ -1,0 +1,46 @@
+"""Read ``console.log``, the console of a job that was started with --detach."""
+
+from __future__ import annotations
+
+import os
+
+from distlaunch.core.model.run_files import CONSOLE
+from distlaunch.jobs.job import Job
+
+_BLOCK = 1 << 16
+_SCREEN_BYTES = 1 << 20
+"""The last screenful is looked for in this many bytes at the end."""
+
+
+class ConsoleLog:
+    """The console of a job, as far as it has been written. Must be closed."""
+
+    def __init__(self, job: Job) -> None:
+        """Open the file. Raises FileNotFoundError if the job has none."""
+        self._offset = 0
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._descriptor = os.open(os.path.join(job.path, CONSOLE), flags)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def skip_to_last(self, lines: int) -> None:
+        """Begin to read at the last ``lines`` lines; there is at least one."""
+        end = os.fstat(self._descriptor).st_size
+        start = max(0, end - _SCREEN_BYTES)
+        last = os.pread(self._descriptor, end - start, start)
+        place = len(last.removesuffix(b"\n"))
+        for _ in range(lines):
+            place = last.rfind(b"\n", 0, place)
+            if place < 0:
+                break
+        self._offset = start + place + 1
+
+    def read(self) -> bytes:
+        """Return a block of what has not been read; empty if there is nothing."""
+        return os.pread(self._descriptor, _BLOCK, self._offset)
+
+    def advance(self, count: int) -> None:
+        """Take ``count`` bytes of the last block for read."""
+        self._offset += count
