@@ -113,7 +113,8 @@ class Config(Record):
     def _section_variables(
         self, section: str, rows: Mapping[str, Row], prefix: str
     ) -> dict[str, str]:
-        """Keys may have the prefix of the options of ``accelerate launch``."""
+        """Return the variables of a section, whose keys may have the prefix of ``accelerate
+        launch``'s options."""
         given = {
             (key if key in rows else key.removeprefix(prefix)): (key, value)
             for key, value in self.section(section).items()

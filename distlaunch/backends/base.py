@@ -80,9 +80,9 @@ class Requirement(Record):
     module: str
     package: str
     at_least: str = ""
-    """Empty: any."""
+    """The oldest version that works; empty: any."""
     variables: str = ""
-    """For pip, if the package has to be compiled: ``NAME=1 OTHER=1``."""
+    """Variables for pip if the package has to be compiled: ``NAME=1 OTHER=1``."""
     see: str = ""
     """Where the installation is described, if the command is not enough."""
     demanded: bool = True

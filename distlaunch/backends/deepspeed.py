@@ -245,8 +245,8 @@ class DeepSpeed(TorchBackend):
         return zero_variables
 
     def _check_config(self, path: str, text: str) -> None:
-        """Raise ConfigError if they differ. Options fill in only values that the file sets to
-        ``auto``."""
+        """Raise ConfigError if options and file differ. Options fill in only values that the file
+        sets to ``auto``."""
         if path.endswith(".hjson"):
             return
         shown = printable(path)

@@ -166,11 +166,11 @@ class HorovodSetting(Record):
     """A setting of Horovod."""
 
     section: Section
-    """In horovodrun's configuration file."""
+    """The section in horovodrun's configuration file."""
     option: BackendOption
     variable: str
     factor: int = 1
-    """For whole numbers."""
+    """Multiplier for whole numbers."""
     opposite: bool = False
     """Whether the variable is true when the option is off."""
     most: float = float("inf")

@@ -39,7 +39,7 @@ class PlacementRequest(Record):
     """The resources that distlaunch requests from Ray."""
 
     bundles: tuple[Mapping[str, float], ...] | None
-    """None: one bundle like ``each`` for every GPU of the cluster."""
+    """Resources of each bundle. None: one bundle like ``each`` for every GPU of the cluster."""
     each: Mapping[str, float]
     """Resources of a worker."""
     strategy: str
@@ -226,7 +226,7 @@ def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
 
 
 def _check_fractions(bundle: Mapping[str, float]) -> None:
-    """Ray allows no fraction above 1."""
+    """Raise ConfigError for a fraction above 1, which Ray does not allow."""
     for name, amount in bundle.items():
         if amount > 1 and amount != int(amount):
             text = (

@@ -27,7 +27,7 @@ _CLASSES = {
 
 
 _ALIASES = {"tf": "tensorflow", "hvd": "horovod", "torch": "pytorch-ddp", "torchrun": "pytorch-ddp"}
-"""For hints only."""
+"""Other names for backends, for hints only."""
 _COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
 """Backends of torch.distributed, which a user may mean."""
 

@@ -47,7 +47,7 @@ class Candidates(Record):
     kind: Literal["words", "files", "directories"] = "words"
     """Files and directories are found by the shell itself."""
     prefix: str = ""
-    """Such as ``--backend=``."""
+    """The beginning of the word, such as ``--backend=``."""
     rows: tuple[tuple[str, str], ...] = ()
     """Values and their descriptions, which may be empty."""
 

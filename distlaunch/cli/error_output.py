@@ -168,7 +168,7 @@ def _to_stderr(lines: list[str]) -> None:
 
 
 def _unwritable(error: OSError) -> str | None:
-    """To find out, write again: the write fails with the same error."""
+    """Write again to find out: the write fails with the same error."""
     if error.filename is not None:
         return None
     try:

@@ -536,7 +536,7 @@ _TABLE = (
     ),
     *_FILE_KINDS,
 )
-"""In the order of the help."""
+"""All commands, in the order of the help."""
 _COMMANDS = {command.words: command for command in _TABLE}
 SUMMARIES = {command.words: command.summary for command in _TABLE}
 PURPOSES = {

@@ -42,7 +42,7 @@ class HelpPage(Record):
     """The help of one command, before it is wrapped to the terminal's width."""
 
     usage: str
-    """Empty if the page is not about one command."""
+    """The usage line; empty if the page is not about one command."""
     about: str
     examples: Sequence[Row] = ()
     lists: Sequence[Section] = ()

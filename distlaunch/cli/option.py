@@ -121,7 +121,7 @@ class Option(Spelling):
     least_s: float = 0.0
     """The shortest time that the option accepts."""
     absent: Mapping[Place, Absence] = {}
-    """Where the option does not apply."""
+    """Commands and file formats without this option."""
     unset_at: Mapping[Place, str] = {}
     """``unset`` by command, where it differs."""
 

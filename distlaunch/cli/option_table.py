@@ -58,7 +58,7 @@ def _row(
     absent: Mapping[Place, Absence] | None = None,
     unset_at: Mapping[Place, str] | None = None,
 ) -> Option:
-    """By default, field and variable are derived from the long flag."""
+    """Return a row. By default, field and variable are derived from the long flag."""
     words = tuple(flags.split())
     stem = words[-1][2:].replace("-", "_")
     field = field or stem

@@ -12,7 +12,7 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 _FOLDERS = ("", "reference", "contributing")
-"""In the order in which their topics are listed."""
+"""Folders of pages, in the order in which their topics are listed."""
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(`[^`]*`)")
@@ -34,7 +34,7 @@ class Block(Record):
     level: int = 0
     """For a heading, its level (1 is the title). For a list item, its indentation in columns."""
     mark: str = ""
-    """For a list item: ``*`` or its number."""
+    """The mark of a list item: ``*`` or its number."""
     rows: tuple[tuple[str, ...], ...] = ()
     """For a table: the cells of each row. The first row is the head."""
 

@@ -1,8 +1,4 @@
-"""The console of a job: it selects the ranks, the format and the descriptors of the output.
-
-``open_console`` chooses writers and screens. ``torchrun_style`` opens a console that looks like
-torchrun's.
-"""
+"""The console of a job: it selects the ranks, the format and the descriptors of the output."""
 
 from __future__ import annotations
 
@@ -37,28 +33,23 @@ _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 
 
 def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
-    """Return the timeout for closing a writer.
-
-    For a terminal it is at most TERMINAL_CLOSE_S, even if the caller sets no limit. A stopped
-    terminal must not prevent the job from ending. Lines that are still queued after the timeout are
-    dropped.
-    """
+    """Return at most TERMINAL_CLOSE_S for a terminal: a stopped terminal must not prevent the job's
+    end. Lines that are queued then are dropped."""
     if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
     return timeout_s
 
 
 def launcher_lines(text: str) -> bytes:
-    """Return ``text``, a message of the launcher, as lines with the prefix ``distlaunch:``, without
-    control characters."""
+    """Return a message of the launcher as lines with the prefix ``distlaunch:``, without control
+    characters."""
     return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
 
 
 if TYPE_CHECKING:
 
     class TextOutput(Protocol):
-        """Shows the streams of one descriptor as text. Implemented by ``Screen`` and
-        ``TorchrunOutput``."""
+        """Shows the streams of one descriptor as text."""
 
         writer: Writer
 
@@ -69,8 +60,7 @@ if TYPE_CHECKING:
             """Finish the lines of this rank."""
 
         def flush_due(self, now: float) -> float | None:
-            """Show output that has been held long enough. Return when the next output is due, or
-            None."""
+            """Show output that is due. Return when the next is due, or None."""
 
         def show_launcher_lines(self, lines: bytes) -> None:
             """Show messages of the launcher."""
@@ -80,10 +70,9 @@ if TYPE_CHECKING:
 
 
 class Console(Sink):
-    """The sink for worker output and the launcher's messages. Created by ``open_console``.
+    """The sink for worker output and the launcher's messages.
 
-    The pump's thread and the main thread both use the console. Its lock is never held during a
-    write.
+    The pump's thread and the main thread both use it. Its lock is never held during a write.
     """
 
     def __init__(
@@ -114,8 +103,8 @@ class Console(Sink):
         self._suspended = False
         self._lost: int | None = None
         self._stalled_at: float | None = None
-        """When the writer ran out of room; None while it has room. Without room workers cannot
-        write, so held lines wait longer, too."""
+        """When the writer ran out of room. Workers cannot write then, so held lines wait longer,
+        too."""
         self._stalled_s = 0.0
         """Total time without room before ``_stalled_at``."""
 
@@ -128,8 +117,7 @@ class Console(Sink):
             )
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish this rank's lines. Its last lines may wait another 0.1 s for equal lines of other
-        ranks."""
+        """Finish this rank's lines. The last may wait another 0.1 s for equal lines of other ranks."""
         with self._lock:
             for screen in self._screens:
                 screen.rank_ended(rank, now - self._stalled_s)
@@ -143,8 +131,7 @@ class Console(Sink):
         return min((due for due in dues if due is not None), default=None)
 
     def _flush_due(self, now: float) -> list[float | None]:
-        """Show the lines that have been held long enough while workers could write. Return the next
-        deadlines."""
+        """Count only the time in which workers could write. Return the next deadlines."""
         if not self.has_room():
             if self._stalled_at is None:
                 self._stalled_at = now
@@ -159,18 +146,16 @@ class Console(Sink):
         return all(writer.has_room() for writer in self._writers)
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when the writers have room again.
-
-        The function is also called if ``tick`` is due earlier than the last ``tick`` returned.
-        """
+        """Set the function to call when the writers have room again, or ``tick`` is due earlier
+        than it said."""
         self._wake = wake
         for writer in self._writers:
             writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show ``text``, a message of the launcher, after all complete lines of workers.
+        """Show a message of the launcher after all complete lines of workers.
 
-        A ``quiet`` console hides messages of level info.
+        A ``quiet`` console hides level info.
         """
         if self._quiet and level == "info":
             return
@@ -207,7 +192,7 @@ class Console(Sink):
             self._wake()
 
     def suspend(self) -> None:
-        """Clear the live rows, and wait a moment until the terminal has received the change."""
+        """Clear the live rows, and wait a moment until the terminal has them."""
         with self._lock:
             self._suspended = True
             self._redraw_s = None
@@ -230,9 +215,8 @@ class Console(Sink):
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
         """Write everything. Return how many bytes a failed or blocked descriptor did not accept.
 
-        Skipped and dropped lines are not counted, because a line of output reports their number.
-        ``timeout_s`` is None if the job has succeeded. Once ``hurried`` returns True, the user
-        wants a quick end.
+        Skipped and dropped lines are reported in the output instead. ``timeout_s`` is None if the
+        job has succeeded. Once ``hurried`` returns True, the user wants a quick end.
         """
         if self._lost is None:
             with self._lock:
@@ -275,10 +259,9 @@ def open_console(
 ) -> Console:
     """Return the console of a job.
 
-    ``show``: the result of ``parse_output_ranks`` (None: all ranks). The default format is rich if
-    stderr is a terminal and plain otherwise. Colours require a terminal, the format rich, and
-    values of NO_COLOR and TERM that allow colours. If stdout is a pipe (``| tee log``), no status
-    line is shown, because the pipe's reader may write to the same terminal.
+    ``show``: the result of ``parse_output_ranks``. The default format is rich if stderr is a
+    terminal, else plain. NO_COLOR and TERM apply. If stdout is a pipe (``| tee log``), no status
+    line is shown, because its reader may write to the same terminal.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     if format is None:
@@ -325,10 +308,8 @@ def open_console(
 
 
 def same_file(one: int, two: int) -> bool:
-    """Return whether two descriptors refer to the same file.
-
-    In that case one writer is used for both, so that all lines remain in order.
-    """
+    """Return whether two descriptors refer to the same file. One writer then keeps all lines in
+    order."""
     try:
         first, second = os.fstat(one), os.fstat(two)
     except OSError:

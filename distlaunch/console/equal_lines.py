@@ -1,14 +1,13 @@
 """Join equal lines of several ranks without changing the order of any rank's lines.
 
-``LineFolder`` compares line by line while few lines are pending. Pending lines form a sequence of
-groups. A rank's next line joins the first group with the same text that follows the rank's previous
-line. If there is no such group, the line opens a new group at the end. Groups are emitted from the
-front, so each rank's lines remain in order. A group that contains all live ranks is complete; it is
-emitted together with all groups before it.
+``LineFolder`` compares line by line while few lines are pending. A rank's next line joins the first
+group with the same text after the rank's previous line, or opens a group at the end. Groups are
+emitted from the front. A group that contains all live ranks is complete, and is emitted with all
+groups before it.
 
-``BlockFolder`` is used while many lines are pending. It splits, compares and joins lists of lines
-in C. Python code runs once per stretch of equal or different lines. Lines are paired by position.
-If the ranks are out of step, the first lines of each rank are searched in the lines of the others.
+``BlockFolder`` is used while many lines are pending. It compares lists of lines in C; Python code
+runs once per stretch of equal or different lines. Lines are paired by position. If the ranks are
+out of step, the first lines of each rank are searched in those of the others.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from operator import eq
 from distlaunch.console.repeated_blocks import comparison_key, without_rank
 
 HOLD_S = 0.1
-"""How long a line may wait for the same line of other ranks."""
+"""How long a line may wait for other ranks."""
 
 Emit = Callable[["int | frozenset[int]", "list[bytes]"], None]
-"""Called with a rank, or with the ranks that share the lines, and the lines without newlines."""
+"""Called with a rank, or the ranks that share the lines, and the lines without newlines."""
 
 LINE_COST = 48
-"""Approximate memory of a pending line besides its bytes: object header and list slot."""
+"""Memory of a pending line besides its bytes."""
 _BULK_CHUNK = 16 << 10
 _BULK_PENDING = 64 << 10
-"""If pending lines take more memory than this, they are compared in blocks, not line by line."""
+"""Pending lines that take more memory are compared in blocks."""
 _CAPACITY_PER_RANK = 512 << 10
-"""Bytes per rank that may wait for other ranks: a little more than one chunk."""
+"""Bytes per rank that may wait for other ranks, a little more than one chunk."""
 _CAPACITY = (1 << 20, 8 << 20)
 _ALIGN_TRIES = 8
 
@@ -43,14 +42,13 @@ class _Group:
     def __init__(self, seq: int, key: bytes, text: bytes, rank: int, born: float) -> None:
         self.seq = seq
         self.key = key
-        """The value that is equal for all lines of the group
-        (``repeated_blocks.comparison_key``)."""
+        """Equal for all lines of the group (``repeated_blocks.comparison_key``)."""
         self.text = text
         self.ranks = {rank}
         self.born = born
         self.weight = len(text) + LINE_COST
         self.others: dict[int, bytes] = {}
-        """By rank: lines that differ from ``text`` although their key is equal."""
+        """By rank: lines that differ from ``text``."""
 
 
 class LineFolder:
@@ -84,7 +82,7 @@ class LineFolder:
         self._blocks.relieve()
 
     def ended(self, rank: int) -> None:
-        """Record that a rank has ended. Emit the lines that were waiting only for this rank."""
+        """Record that a rank has ended. Emit the lines that waited only for it."""
         self._alive.discard(rank)
         if not self._alive:
             self.flush()
@@ -96,7 +94,7 @@ class LineFolder:
                 return
 
     def flush_due(self, now: float) -> float | None:
-        """Emit lines that have been held for HOLD_S. Return when the next lines are due."""
+        """Emit lines that have been held for HOLD_S. Return when the next are due."""
         if self._blocks:
             return self._blocks.flush_due(now)
         groups = self._groups
@@ -105,8 +103,7 @@ class LineFolder:
         return groups[0].born + HOLD_S if groups else None
 
     def release(self, rank: int) -> None:
-        """Emit all lines of a rank, and the lines of other ranks that must be emitted before
-        them."""
+        """Emit all lines of a rank, and the lines that must precede them."""
         if self._blocks:
             self._blocks.release(rank)
         elif self._groups and (last := self._last.get(rank, -1)) >= self._groups[0].seq:
@@ -175,8 +172,7 @@ class LineFolder:
 
 
 class _Queue:
-    """Pending lines of one rank. ``births`` has [time of arrival, number of lines, memory] of each
-    block."""
+    """``births`` has [time of arrival, number of lines, memory] of each block."""
 
     __slots__ = ("births", "lines", "weight")
 
@@ -207,7 +203,7 @@ class _Queue:
 
 
 class BlockFolder:
-    """Joins equal lines of several ranks in blocks. The object is true while lines are pending."""
+    """Joins equal lines of several ranks in blocks. True while lines are pending."""
 
     def __init__(self, emit: Emit, *, capacity: int) -> None:
         self._emit = emit
@@ -218,11 +214,9 @@ class BlockFolder:
         return bool(self._queues)
 
     def add(self, rank: int, lines: list[bytes], weight: float, born: float) -> None:
-        """Queue lines of a rank. ``settle``, ``relieve``, ``flush_due``, ``release`` and ``flush``
-        emit them.
+        """Queue lines of a rank.
 
-        ``weight`` is the memory in bytes that the lines occupy. ``born`` is the time at which the
-        lines arrived.
+        ``weight`` is their memory in bytes, ``born`` the time at which they arrived.
         """
         queue = self._queues.get(rank)
         if queue is None:
@@ -230,8 +224,7 @@ class BlockFolder:
         queue.add(lines, weight, born)
 
     def settle(self, alive: set[int]) -> None:
-        """Emit, for each rank, as many lines as all ranks have. A live rank without lines delays
-        the others."""
+        """Emit as many lines as all ranks have. A live rank without lines delays the others."""
         queues = self._queues
         if len(queues) < len(alive) or not queues.keys() >= alive:
             return
@@ -247,8 +240,7 @@ class BlockFolder:
         self._queues = {rank: queue for rank, queue in queues.items() if queue.lines}
 
     def relieve(self) -> None:
-        """Limit the memory: emit lines of the ranks with most pending lines until half of the
-        capacity is used."""
+        """Emit lines of the ranks with most of them until half of the capacity is used."""
         total = sum(queue.weight for queue in self._queues.values())
         if total <= self._capacity:
             return
@@ -259,7 +251,7 @@ class BlockFolder:
                 return
 
     def flush_due(self, now: float) -> float | None:
-        """Emit lines that have been held for HOLD_S. Return when the next lines are due."""
+        """Emit lines that have been held for HOLD_S. Return when the next are due."""
         due: float | None = None
         for rank, queue in list(self._queues.items()):
             count = 0
@@ -286,8 +278,8 @@ class BlockFolder:
             self._emit(rank, queue.lines)
 
     def _align(self) -> None:
-        """Align ranks that are out of step: find a first line of one rank that is pending for all
-        ranks, and emit the lines before it."""
+        """Find a first line of one rank that is pending for all ranks, and emit the lines before
+        it."""
         queues = self._queues
         heads = dict.fromkeys(queue.lines[0] for queue in queues.values())
         if len(heads) == 1:
@@ -303,8 +295,7 @@ class BlockFolder:
             return
 
     def _mask(self, count: int) -> bytes:
-        """Return one byte for each of the first ``count`` positions: 1 if all ranks have the same
-        line at this position."""
+        """Return for each position 1 if all ranks have the same line there."""
         first, *others = [queue.lines for queue in self._queues.values()]
         masks = [bytes(map(eq, islice(first, count), other)) for other in others]
         if len(masks) == 1:

@@ -1,11 +1,9 @@
-r"""Remove control sequences from worker output, so that the output cannot disturb the user's
-terminal.
+r"""Remove control sequences from worker output, so that it cannot disturb the user's terminal.
 
-Colours (SGR) and erase-in-line (``K``) are passed on. Sequences that progress bars use, such as
-cursor up (``\x1b[A``) and hiding or showing the cursor, are dropped. Other control characters are
-made visible. An ESC byte is only output as part of a complete harmless sequence, so that two pieces
-cannot form a harmful sequence. Bytes that are not UTF-8 become U+FFFD, so 8-bit controls cannot
-occur.
+Colours (SGR) and erase-in-line (``K``) are passed on. Sequences of progress bars, such as cursor up
+(``\x1b[A``), are dropped. Other control characters are made visible. An ESC byte is only output as
+part of a complete harmless sequence, so that two pieces cannot form a harmful one. Bytes that are
+not UTF-8 become U+FFFD, so 8-bit controls cannot occur.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
     import re
 
 _CONTROLS = bytes([*range(9), *range(0x0B, 0x20), 0x7F])
-"""All C0 characters except tab and newline."""
+"""C0 without tab and newline."""
 _LONGEST_SEQUENCE = 64
-"""Longest sequence that is held back. A 24-bit foreground and background take 37 characters."""
+"""A 24-bit foreground and background take 37 characters."""
 _DELETE = 0x7F
 _C1_FIRST = 0x80
 
@@ -28,10 +26,9 @@ _patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
 
 
 def is_clean(data: bytes) -> bool:
-    """Return whether complete lines contain nothing that ``clean`` would change, and no carriage
-    return.
+    """Return whether ``clean`` would change nothing, and there is no carriage return.
 
-    The test is fast: it uses no Python loop unless the lines have C1 characters.
+    Uses no Python loop unless the lines have C1 characters.
     """
     if len(data.translate(None, _CONTROLS)) != len(data):
         return False
@@ -45,9 +42,9 @@ def is_clean(data: bytes) -> bool:
 
 
 def clean(line: bytes, *, reset: bool = True) -> bytes:
-    """Return a line, or a piece of a line, without harmful control sequences.
+    """Return a line, or a piece of it, without harmful control sequences.
 
-    With ``reset``, a reset sequence is added if a colour is still on at the end.
+    With ``reset``, a colour that is still on is turned off.
     """
     if is_clean(line):
         return line
@@ -62,8 +59,7 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
 
 
 def hold_back(piece: bytes) -> tuple[bytes, bytes]:
-    """Return the complete beginning of a piece, and an unfinished sequence or character at its
-    end."""
+    """Return a piece, and the unfinished sequence or character at its end."""
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
     if start >= 0:
         tail = piece[start + 1 :]

@@ -60,7 +60,7 @@ class JsonOutput:
         self._lines.finish(now)
 
     def message(self, text: str, level: str) -> None:
-        """Write ``text``, a message of the launcher, as a record."""
+        """Write a message of the launcher as a record."""
         self.event(
             {"time": round(self._wall(), 6), "type": "message", "level": level, "text": text}
         )
@@ -97,7 +97,7 @@ class JsonOutput:
 
     def show_unfinished(self, source: Source) -> None:
         """Write the unfinished line in pieces of at most PIECE bytes. An unfinished character
-        remains pending."""
+        stays."""
         start = self._start(source)
         shown, held = hold_back(bytes(source.buf))
         source.buf[:] = held
@@ -111,8 +111,7 @@ class JsonOutput:
         self._put(self._record(self._start(source), state, mark="progress"))
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Write the last state of a bar as a line, even if it was written as a progress record
-        before."""
+        """Write the last state of a bar as a line, even after a progress record."""
         del shown, now
         self.leave_line(source)
         self._put(self._pieces(self._start(source), state, partial=False))
@@ -139,10 +138,7 @@ class JsonOutput:
     # --- records
 
     def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
-        """Return a long or binary line as records of at most PIECE bytes.
-
-        ``partial``: the last record is marked as partial, too.
-        """
+        """Return records of at most PIECE bytes. ``partial``: the last one is partial, too."""
         out = []
         while len(line) > PIECE:
             piece, held = hold_back(line[:PIECE])
@@ -152,7 +148,6 @@ class JsonOutput:
         return "".join(out)
 
     def _start(self, source: Source) -> str:
-        """Return the beginning that all records of one chunk have in common."""
         stream = STREAMS[source.stream]
         return (
             f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": '

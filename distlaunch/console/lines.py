@@ -1,17 +1,13 @@
 r"""Split chunks of worker output into lines, progress bars and displays.
 
-A bar is an unfinished line with carriage returns. The text between two ``\r`` is a state of the
-bar. Only the newest state that is not blank is kept, so that a cleared bar leaves its last state. A
-display is output of a program that moves the cursor up (``live_display``).
+A bar is an unfinished line with carriage returns; the text between two ``\r`` is a state. Only the
+newest state that is not blank is kept, so that a cleared bar leaves its last one. A display is
+output of a program that moves the cursor up (``live_display``).
 
-``LineSplitter`` keeps the state of each stream of each rank in a ``Source``. It passes to a
-``LineView`` (``screen``, ``jsonl``):
-
-* Complete lines, at once.
-* Unfinished lines, after at most PARTIAL_S.
-* States of bars and rows of displays. If the output is a terminal, they are drawn in place as live
-  rows (``live_rows``). Otherwise the newest state is shown as a line at most every PROGRESS_S, and
-  at the end.
+``LineSplitter`` passes to a ``LineView`` (``screen``, ``jsonl``): complete lines, at once;
+unfinished lines, after at most PARTIAL_S; states of bars and rows of displays. On a terminal the
+latter are drawn in place (``live_rows``). Otherwise the newest state is shown as a line at most
+every PROGRESS_S, and at the end.
 """
 
 from __future__ import annotations
@@ -26,23 +22,21 @@ if TYPE_CHECKING:
     from distlaunch.console.live_rows import LiveRows
 
 PARTIAL_S = 0.5
-"""Time after which an unfinished line is shown."""
 PROGRESS_S = 10.0
-"""Minimum time between two states of a bar that cannot be drawn in place."""
+"""Least time between two states of a bar that cannot be drawn in place."""
 PIECE = 64 << 10
-"""A longer line is shown in pieces, so that memory is limited."""
+"""A longer line is shown in pieces."""
 STREAMS = {1: "stdout", 2: "stderr"}
 _REDRAW_S = 0.05
-"""How long a program may still be drawing its bars after it has moved the cursor below them."""
+"""How long a program may still be drawing after it has moved the cursor below its bars."""
 _MAX_HELD_S = 0.2
-"""How long output is held while the rank redraws bars again and again."""
+"""How long output of a rank is held that redraws bars again and again."""
 _MAX_MOVE_BYTES = 8
-"""Maximum length of a sequence that moves the cursor."""
 _NEVER = float("inf")
 
 
 class PendingOutput(Enum):
-    """The output of a source that is shown at ``Source.due``, unless it changes before."""
+    """Output that is shown at ``Source.due``, unless it changes before."""
 
     LINE = auto()
     """The unfinished line in ``Source.buf``."""
@@ -51,8 +45,7 @@ class PendingOutput(Enum):
 
 
 class Source:
-    """One stream of one rank. ``buf`` has the output after the last newline that has not been
-    shown."""
+    """One stream of one rank. ``buf`` has the output of the current line that has not been shown."""
 
     __slots__ = (
         "bar",
@@ -83,40 +76,34 @@ class Source:
         self.buf = bytearray()
         self.pending: PendingOutput | None = None
         self.due = 0.0
-        """When the pending output is due, or when the last one was."""
         self.held: bytearray | None = None
         """Output that came while the rank may be drawing on its other stream."""
         self.held_s = 0.0
-        """Since when output is held."""
         self.timer = _NEVER
         """When ``LineSplitter.flush_due`` next looks at this source."""
         self.started = False
-        """Whether the beginning of the current line is already shown."""
+        """The beginning of the current line is already shown."""
         self.length = 0
         self.cut = False
         """The rest of this line is not shown (terminal only)."""
         self.bar = False
-        """Whether the current line has a carriage return. ``buf`` then holds its newest state,
-        shown or not."""
+        """The line has a carriage return. ``buf`` holds its newest state, shown or not."""
         self.state: bytes | None = None
         """The state of this bar that is shown."""
         self.paced_s = -PROGRESS_S
-        """When a state of a bar was last shown."""
         self.display: Display | None = None
-        """The rows that the program redraws; None if it redraws no rows."""
+        """Rows that the program redraws, if it does."""
         self.display_number = 0
-        """The number of the display, in the order in which displays begin."""
+        """Displays are numbered in the order in which they begin."""
         self.drawn_s = 0.0
-        """When the display last changed."""
 
     @property
     def redraw_end(self) -> float:
-        """Return the time until which output of this source must be held.
+        """Return the time until which output of this source must be held; 0 if not at all.
 
         The rank may be redrawing a display on its other stream. The display looks complete when the
         cursor is back on a free row, but within _REDRAW_S of its last change the program may only
-        be between two rows. Output shown in that moment would break the display. Return 0 if there
-        is no such display.
+        be between two rows.
         """
         other = self.other
         if other is None or other.display is None or not other.display.is_complete:
@@ -129,8 +116,7 @@ class Source:
         return min(self.redraw_end, self.held_s + _MAX_HELD_S)
 
     def next_due(self) -> float | None:
-        """Return the earliest time at which output of this source must be shown. Return None if
-        there is no such time."""
+        """Return the earliest time at which output of this source must be shown."""
         dues = (
             self.held_until if self.held is not None else None,
             self.due if self.pending is not None else None,
@@ -143,18 +129,16 @@ class LineView(Protocol):
     """Shows the lines, bars and displays that the splitter finds."""
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
-        """Show complete lines. ``block`` has newlines between them, but not after the last one."""
+        """Show complete lines. ``block`` has no newline after the last one."""
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line in ``source.buf``. Bytes that cannot be shown yet remain in
-        ``buf``."""
+        """Show the unfinished line in ``source.buf``. Bytes that cannot be shown yet stay there."""
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
-        """Show a state of a bar. The state may change again."""
+        """Show a state of a bar, which may change again."""
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Show the last state of a bar. ``shown`` is the state that has been shown before, if
-        any."""
+        """Show the last state of a bar. ``shown`` is the one that has been shown."""
 
     def leave_line(self, source: Source) -> None:
         """End the visible unfinished line, because other output follows."""
@@ -163,32 +147,27 @@ class LineView(Protocol):
         """Return whether an unfinished line of this source is visible."""
 
     def is_growing(self, source: Source) -> bool:
-        """Return whether further pieces of this source's unfinished line are shown at once."""
+        """Return whether further pieces of the unfinished line are shown at once."""
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
-        """Show former live rows as lines, without waiting for equal lines of other ranks."""
+        """Show former live rows as lines, without joining."""
 
     def end_open_line(self) -> None:
-        """End the unfinished line in which the cursor is, so that live rows can be drawn."""
+        """End the unfinished line with the cursor, so that live rows can be drawn."""
 
 
 class LineSplitter:
-    """Splits the output of all sources of one console.
-
-    ``live``: the live rows of a terminal; None for a pipe or file.
-    """
+    """Splits the output of all sources of one console. ``live`` is None for a pipe or file."""
 
     def __init__(self, view: LineView, live: LiveRows | None = None) -> None:
         self._view = view
         self._live = live
         self._sources: dict[tuple[int, int], Source] = {}
-        """By rank and stream."""
         self._timers: list[tuple[float, int, Source]] = []
-        """A heap of times at which a source may be due, each with a number of its own. Each source
-        that waits has an entry, at the latest at its ``next_due``."""
+        """A heap of times with a number of their own. Each source that waits has an entry, at the
+        latest at its ``next_due``."""
         self._timers_set = 0
         self._displays = 0
-        """The number of displays that have begun."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         source = self._sources.get((rank, stream))
@@ -220,7 +199,7 @@ class LineSplitter:
             del self._sources[rank, source.stream]
 
     def flush_due(self, now: float) -> float | None:
-        """Show what has been held long enough. Return when the next output is due."""
+        """Show what is due. Return when the next output is due."""
         sources = self._pop_timers(now)
         for source in sources:
             if source.held is not None and source.held_until <= now:
@@ -239,7 +218,6 @@ class LineSplitter:
         return self._next_due()
 
     def _set_timer(self, source: Source) -> None:
-        """Schedule a source for ``flush_due``, at the time when its next output is due."""
         due = source.next_due()
         if due is not None and due < source.timer:
             from heapq import heappush
@@ -249,7 +227,6 @@ class LineSplitter:
             heappush(self._timers, (due, self._timers_set, source))
 
     def _pop_timers(self, now: float) -> list[Source]:
-        """Return the sources that may be due, in the order of their times."""
         if not self._timers or self._timers[0][0] > now:
             return []
         from heapq import heappop
@@ -262,7 +239,7 @@ class LineSplitter:
         return list(found)
 
     def _next_due(self) -> float | None:
-        """Return when the next source is due. Drop the times at which no source is due any more."""
+        """Drop the times at which no source is due any more."""
         while self._timers:
             at, _, source = self._timers[0]
             if source.next_due() == at:
@@ -338,7 +315,6 @@ class LineSplitter:
         self._view.show_lines(source, last_states(block) if b"\r" in block else block, now)
 
     def _with_held(self, source: Source, block: bytes) -> bytes:
-        """Return ``block`` preceded by the output that the source holds, and empty the source."""
         if source.pending is PendingOutput.LINE:
             source.pending = None
         if source.buf:
@@ -356,11 +332,8 @@ class LineSplitter:
             self._set_timer(source)
 
     def _hold_s(self, source: Source) -> float:
-        """Return how long an unfinished line is held.
-
-        With live rows the cursor cannot remain in an unfinished line, so each piece becomes a line.
-        The line is therefore held longer.
-        """
+        """Hold a line longer with live rows. The cursor cannot remain in an unfinished line then,
+        so each piece becomes a line."""
         live = self._live
         return PARTIAL_S if live is None or live.owner in (None, source.rank) else PROGRESS_S
 
@@ -423,8 +396,7 @@ class LineSplitter:
             self._show_unfinished(source)
 
     def _end_bar(self, source: Source, line: bytes, now: float) -> None:
-        """Show the last state of a bar, unless this state has been shown. ``line`` is the rest of
-        the bar's line."""
+        """Show the last state of a bar. ``line`` is the rest of its line."""
         line = bytes(source.buf) + line
         shown = source.state
         self._forget_bar(source)
@@ -450,10 +422,7 @@ class LineSplitter:
         self._set_timer(source)
 
     def _show_bar(self, source: Source, now: float) -> None:
-        """Show the newest state of a bar, unless this state has been shown.
-
-        An unfinished character or escape sequence is held.
-        """
+        """Hold an unfinished character or escape sequence."""
         if source.display is not None:
             self._show_display(source, now)
             return
@@ -493,7 +462,7 @@ class LineSplitter:
         self._on_drawn(source)
 
     def _on_drawn(self, source: Source) -> None:
-        """Set the timer of the rank's other stream anew, if its output is held because of this
+        """Set the timer of the rank's other stream, whose output may be held because of this
         display."""
         if source.other is not None and source.other.held is not None:
             self._set_timer(source.other)
@@ -509,7 +478,6 @@ class LineSplitter:
             self.release_rows()
 
     def _show_display(self, source: Source, now: float) -> None:
-        """Show the rows of a display that have changed since they were last shown."""
         rows = source.display.rows() if source.display is not None else []
         shown = (source.state or b"").split(b"\n")
         for row in rows:
@@ -519,7 +487,6 @@ class LineSplitter:
         source.state = b"\n".join(rows)
 
     def _show_rows(self, source: Source, rows: list[bytes], now: float) -> None:
-        """Show final rows of a display, except rows that have been shown."""
         live = self._live
         if live is not None and live.owner == source.rank and rows:
             self._view.show_live_rows_as_lines(source.rank, rows)
@@ -530,7 +497,6 @@ class LineSplitter:
             self._view.show_lines(source, b"\n".join(rows), now)
 
     def _end_display(self, source: Source, now: float) -> None:
-        """Show the last state of a display. The source has plain lines from now on."""
         display = source.display
         if display is not None:
             self._show_rows(source, display.finish(), now)
@@ -544,10 +510,8 @@ class LineSplitter:
             self._after_drawing(source, now)
 
     def _complete_display(self, source: Source, now: float) -> None:
-        """End the display on the rank's other stream if it looks complete.
-
-        This keeps the order of the rank's output.
-        """
+        """End the display on the rank's other stream if it looks complete, to keep the order of the
+        output."""
         other = source.other
         if other is not None and other.display is not None and other.display.is_complete:
             self._end_display(other, now)
@@ -555,8 +519,7 @@ class LineSplitter:
     # --- live rows
 
     def draw_due(self, now: float) -> float | None:
-        """Draw the live rows if they are due. Return when they are due next; None if they are up to
-        date."""
+        """Draw the live rows if they are due. Return when they are due next."""
         live = self._live
         if live is None:
             return None
@@ -565,13 +528,12 @@ class LineSplitter:
         return live.due
 
     def release_rows(self) -> None:
-        """Release the live rows if their rank no longer has a display."""
+        """Release the live rows if their rank has no display any more."""
         if self._live is not None and self._live.owner is not None and not self._live_sources():
             self._live.release()
 
     def _draw_live(self, live: LiveRows, source: Source, now: float) -> None:
-        """Draw a display as live rows. If they showed another rank before, its displays are shown
-        like bars."""
+        """Show the displays of the rank that had the live rows before like bars."""
         before = self._live_sources()
         if live.set_owner(source.rank, now):
             for other in before:
@@ -582,7 +544,7 @@ class LineSplitter:
         live.draw_soon(self._live_displays(), now)
 
     def _live_sources(self) -> list[Source]:
-        """Return the sources whose displays are the live rows, in the order of these displays."""
+        """Return the sources in the order of their displays."""
         owner = None if self._live is None else self._live.owner
         if owner is None:
             return []
@@ -601,13 +563,12 @@ _ERASING = (b"\x1b[K", b"\x1b[0K", b"\x1b[2K", b"\x1b[A")
 
 
 def is_redrawn(line: bytes) -> bool:
-    r"""Return whether a complete line has several states. A ``\r`` at its end only ends the
-    line."""
+    r"""Return whether a complete line has several states. A final ``\r`` only ends the line."""
     return b"\r" in line.removesuffix(b"\r")
 
 
 def newest_state(line: bytes) -> bytes:
-    """Return the last state of a bar that is not blank; empty bytes if all are blank."""
+    """Return the last state of a bar that is not blank."""
     end = len(line)
     while end >= 0:
         start = line.rfind(b"\r", 0, end) + 1
@@ -619,7 +580,7 @@ def newest_state(line: bytes) -> bytes:
 
 
 def shorten_bar(line: bytes) -> bytes:
-    """Return an unfinished line reduced to its newest state and the beginning of the next state."""
+    """Reduce an unfinished line to its newest state and the beginning of the next."""
     end = line.rfind(b"\r")
     if end <= 0 or (end == len(line) - 1 and not is_redrawn(line)):
         return line
@@ -630,7 +591,7 @@ def shorten_bar(line: bytes) -> bytes:
 
 
 def last_states(block: bytes) -> bytes:
-    """Return a block in which each line with several states is reduced to its newest state."""
+    """Reduce each line with several states to its newest one."""
     if block.count(b"\r") == block.count(b"\r\n") + block.endswith(b"\r"):
         return block
     return b"\n".join(

@@ -1,20 +1,18 @@
-r"""Interpret the output of a program that moves the cursor, as a terminal would.
+"""Interpret the output of a program that moves the cursor, as a terminal would.
 
-A progress bar returns to the start of its row (``\r``). Nested bars and live displays also move up
-to rows above (``\x1b[A``). ``Display`` interprets the bytes of one stream. It stores the rows to
-which the program may return. A row to which the program will not return is final, and becomes a
-line:
+``Display`` stores the rows to which the program may return. A row to which it will not return is
+final, and becomes a line:
 
-* If a program hides the cursor, or moves up from an empty row below its display, it redraws its
-  display from the top. The rows above the top of the last redraw are final.
-* Otherwise a row is final SETTLE_S after the cursor has moved down from it, if two conditions hold.
-  First, the row is not a bar, or the program has since completed a line or redrawn a bar below it.
-  Second, the row is further up than the program has ever moved from the lowest row.
-* If a program has written lines for _STALE_S without moving up, its earlier moves are forgotten.
-* With more than MAX_ROWS rows or _MAX_CELLS cells, the top rows are final.
+A program that hides the cursor, or moves up from an empty row below its display, redraws from the
+top. The rows above the top of the last redraw are final.
 
-Time alone does not make a row final, since a worker may pause while drawing. Rows contain only
-printable characters and colours, so no other control sequence of the program is output.
+Otherwise a row is final SETTLE_S after the cursor has moved down from it, if it is not a bar (or
+the program has since completed a line or redrawn a bar below), and if it is further up than the
+program has ever moved from the lowest row.
+
+If a program has written lines for _STALE_S without moving up, its earlier moves are forgotten. With
+more than MAX_ROWS rows or _MAX_CELLS cells, the top rows are final. Time alone does not make a row
+final, since a worker may pause while drawing. Rows contain only printable characters and colours.
 """
 
 from __future__ import annotations
@@ -24,20 +22,18 @@ import re
 from unicodedata import category, east_asian_width
 
 SETTLE_S = 1.0
-"""How long the cursor must have been below a row before the row can be final."""
+"""How long the cursor must have been below a row."""
 MAX_ROWS = 100
 _MAX_ROW_CELLS = 64 << 10
 _MAX_CELLS = 2 * _MAX_ROW_CELLS
-"""Largest number of cells of all rows together. Beyond it, the top rows become final."""
+"""With more cells, the top rows become final."""
 _MAX_COLUMNS = 1000
-"""The cursor cannot move beyond this column unless text is written. No screen is wider."""
+"""The cursor cannot move beyond it unless text is written."""
 _MAX_COLOURED_BYTES = 4 * _MAX_ROW_CELLS
-"""A row that has more bytes with its colours is shown without colours."""
+"""A longer row is shown without colours."""
 _STALE_S = 10.0
-"""If a program has written lines for this long without moving up, its earlier moves are
-forgotten."""
 _PAUSE_S = 1.0
-"""A longer pause between two lines is counted as this long."""
+"""A longer pause between two lines counts as this long."""
 _MAX_STYLE = 160
 _MAX_STATES = 16
 _LONGEST_SEQUENCE = 4096
@@ -61,10 +57,8 @@ def moves_cursor(data: bytes) -> bool:
 
 
 class _Row:
-    """One row: for each column, the character and its colours.
-
-    ``""`` is the second column of a wide character.
-    """
+    """One row: for each column, the character and its colours; ``""`` is the second column of a
+    wide character."""
 
     __slots__ = ("cells", "is_bar", "left_s", "styles")
 
@@ -72,9 +66,9 @@ class _Row:
         self.cells: list[str] = []
         self.styles: list[str] = []
         self.left_s = 0.0
-        """When the cursor last moved down from this row."""
+        """When the cursor last moved down from it."""
         self.is_bar = False
-        """The program has overwritten the row, or moved the cursor to its start to do so."""
+        """The program has overwritten the row, or moved to its start to do so."""
 
     def write(self, column: int, cells: list[str], style: str) -> None:
         if not cells:
@@ -96,7 +90,7 @@ class _Row:
         return not "".join(self.cells).strip()
 
     def render(self, columns: int | None = None) -> bytes:
-        """Return the row with its colours, at most ``columns`` wide and without trailing blanks."""
+        """Return the row with its colours, at most ``columns`` wide, without trailing blanks."""
         cells, styles = self.cells, self.styles
         end = len(cells) if columns is None else min(columns, len(cells))
         if columns and end < len(cells) and not cells[end]:
@@ -124,7 +118,7 @@ class _Row:
 
 
 class Display:
-    """The rows of one stream that the program may redraw. Times are on the console's clock."""
+    """Rows that a program may redraw. Times are on the console's clock."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -140,21 +134,18 @@ class Display:
         """The row from which the cursor is moving up."""
         self._top = 0
         self._max_moved_up = 0
-        """Largest number of rows that the program has moved up."""
         self._has_written = False
-        """Whether the current row was written to since the cursor moved to it."""
+        """The row was written to since the cursor moved to it."""
         self._has_returned = False
-        """Whether the cursor has returned to the start of this row without writing since."""
+        """The cursor has returned to the start of this row without writing since."""
         self._rows_left = 0
-        """How many rows, from the top, the program has left and not returned to."""
+        """Rows, from the top, that the program has left and not returned to."""
         self._left_s = 0.0
-        """When the cursor last moved down."""
         self._lines_time_s = 0.0
-        """How long the program has written lines since it last moved up or hid the cursor. Each
-        pause counts at most _PAUSE_S."""
+        """How long the program has written lines since it last moved up or hid the cursor."""
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """Interpret output of the program. Return the rows that have become final, in order."""
+        """Interpret output. Return the rows that have become final."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
         if (
@@ -186,14 +177,11 @@ class Display:
         return done + self.settle(now)
 
     def settle(self, now: float) -> list[bytes]:
-        """Remove rows that have become final, and return them as lines."""
+        """Remove rows that have become final, and return them."""
         return self._remove_rows(self._count_final_rows(now))
 
     def due(self) -> float | None:
-        """Return when to call ``settle`` if no more output arrives.
-
-        Return None if no row waits to become final.
-        """
+        """Return when to call ``settle`` if no more output arrives; None if no row waits."""
         return self._rows[0].left_s + SETTLE_S if self._count_left_rows() else None
 
     def finish(self) -> list[bytes]:
@@ -213,14 +201,14 @@ class Display:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the cursor is visible and at the start of a row, with no text below."""
+        """The cursor is visible and at the start of a row, with no text below."""
         if self._is_cursor_hidden or self._column or self._held:
             return False
         return all(row.is_blank() for row in self._rows[self._row :])
 
     @property
     def is_over(self) -> bool:
-        """Whether the display has no text left that the program could overwrite."""
+        """No text is left that the program could overwrite."""
         return self._row == 0 and self.is_complete
 
     def _count_final_rows(self, now: float) -> int:
@@ -285,7 +273,7 @@ class Display:
         self._has_written = False
 
     def _end_move_up(self) -> None:
-        """Record how far up the program has moved. Called when other output follows the move."""
+        """Record the move; called when other output follows it."""
         if self._move_up_from is None:
             return
         self._max_moved_up = max(self._max_moved_up, self._move_up_from - self._row)
@@ -325,8 +313,7 @@ class Display:
             self._has_returned = False
 
     def _cells(self, text: str) -> list[str]:
-        """Return one entry per column. A wide character has two columns. A combining character is
-        added to the column before."""
+        """One entry per column. A combining character is added to the column before."""
         cells: list[str] = []
         for char in text:
             if category(char) in ("Mn", "Me", "Cf"):
@@ -398,7 +385,7 @@ class Display:
 
 
 def _drop_old_states(text: str) -> str:
-    """Return a row without the states that were overwritten many carriage returns ago."""
+    """Drop states that were overwritten many carriage returns ago."""
     lines = text.split("\n")
     for index, line in enumerate(lines):
         if line.count("\r") > _MAX_STATES:

@@ -1,8 +1,8 @@
 """Live rows: progress bars that are redrawn in place at the bottom of a terminal.
 
-One rank at a time owns the live rows. The lowest shown rank may become the owner at any time.
-Another rank may if no rank is the owner, or if the owner's bars have not moved for OWNER_S. Lines
-of all ranks appear above the live rows. Bars of ranks that are not the owner are shown as lines.
+One rank owns them. The lowest shown rank may become the owner at any time, another rank if there is
+no owner, or its bars have not moved for OWNER_S. Lines of all ranks appear above. Bars of other
+ranks are shown as lines.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 OWNER_S = 10.0
 """A rank whose bars have not moved for this long may lose the live rows."""
 _FRAME_S = 0.05
-"""Minimum time between two drawings."""
 
 
 class LiveRows:
     """The owner of the live rows, and the times at which they are drawn.
 
-    ``draws``: whether the terminal can erase rows. On a dumb terminal no rank can own the live
-    rows.
+    A dumb terminal cannot erase rows (``draws``), so no rank owns them.
     """
 
     def __init__(
@@ -38,11 +36,9 @@ class LiveRows:
         self._lowest_rank = min(ranks, default=0)
         self._drawn_s = -_FRAME_S
         self.owner: int | None = None
-        """The rank that has the live rows."""
         self.moved_s = 0.0
-        """When a display of the owner last changed."""
         self.due: float | None = None
-        """When the live rows are to be drawn; None if they are up to date."""
+        """When the rows are to be drawn; None if they are up to date."""
 
     def can_own(self, rank: int, now: float) -> bool:
         """Return whether a rank owns the live rows or may become their owner."""
@@ -50,22 +46,21 @@ class LiveRows:
         return self._draws and (is_free or rank == self._lowest_rank)
 
     def set_owner(self, rank: int, now: float) -> bool:
-        """Make a rank the owner, because its display has changed. Return whether the owner has
-        changed."""
+        """Make a rank the owner. Return whether the owner has changed."""
         is_new = self.owner != rank
         self.owner = rank
         self.moved_s = now
         return is_new
 
     def release(self) -> None:
-        """Erase the rows, because their owner no longer has a display."""
+        """Erase the rows, because their owner has no display any more."""
         self.owner = None
         self.due = None
         self._terminal.set_bars(())
 
     def draw_soon(self, displays: Sequence[Display], now: float) -> None:
-        """Draw the owner's displays now. If they were drawn less than _FRAME_S ago, set ``due``
-        instead."""
+        """Draw the owner's displays now, or at ``due`` if the last drawing was less than _FRAME_S
+        ago."""
         if self._drawn_s + _FRAME_S <= now:
             self.draw(displays, now)
         elif self.due is None:

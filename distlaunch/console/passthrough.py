@@ -1,7 +1,6 @@
 """Connect the only worker to the user's terminal, for debuggers and progress bars.
 
-The worker gets a pseudo-terminal. Keys are passed to the worker without being interpreted. Its
-output is written to the screen and its log file unchanged.
+The worker gets a pseudo-terminal. Keys and output pass unchanged.
 """
 
 from __future__ import annotations
@@ -23,11 +22,8 @@ _KEYS = 4096
 
 
 def user_terminal() -> UserTerminal | None:
-    """Return the terminal if stdin, stdout and stderr are terminals and this process is the
-    foreground job.
-
-    Return None otherwise.
-    """
+    """Return the terminal if descriptors 0 to 2 are terminals and this process is the foreground
+    job."""
     terminal = UserTerminal()
     whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
     return terminal if whole and terminal.is_foreground() else None
@@ -44,8 +40,7 @@ class UserTerminal:
         return _STDIN
 
     def keys(self) -> bytes:
-        """Return the bytes that the user has typed; empty bytes if the terminal no longer
-        exists."""
+        """Return what the user has typed; empty if the terminal is gone."""
         try:
             return os.read(_STDIN, _KEYS)
         except OSError:
@@ -67,7 +62,7 @@ class UserTerminal:
         return in_foreground(_STDIN)
 
     def enter_raw_mode(self) -> None:
-        """Set modes in which the terminal passes on every key without interpreting the key."""
+        """Set modes in which the terminal interprets no key."""
         try:
             self._before = termios.tcgetattr(_STDIN)
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes_that_pass_keys_on(self._before))
@@ -83,8 +78,7 @@ class UserTerminal:
 
 
 class Passthrough:
-    """Sink for a worker that has the terminal. Shows its bytes unchanged, with messages in
-    between."""
+    """Sink for a worker that has the terminal."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._writer = Writer(STDOUT)
@@ -108,8 +102,8 @@ class Passthrough:
         self._writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show ``text``, a message of the launcher. Each line begins with a carriage return,
-        because the terminal may be raw."""
+        """Show a message of the launcher. Lines begin with a carriage return: the terminal may be
+        raw."""
         if level == "info" and self._quiet:
             return
         self._writer.put(b"\r" + launcher_lines(text).replace(b"\n", b"\r\n") + b"\r\n", must=True)

@@ -1,4 +1,4 @@
-"""Select the ranks that are shown, and make the prefixes of their lines."""
+"""Select the ranks that are shown, and make prefixes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from distlaunch.core.model.text import format_ranks, name_ranks, quoted
 
 RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-"""Colours of ranks, in turn. Red is for the launcher's errors."""
+"""Ranks have these colours in turn. Red is for the launcher's errors."""
 _CACHED = 4096
 
 
 def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
-    """Return the ranks that ``text``, the value of --output, selects: ``all`` (None), ``none``, or
-    a list as ``0,2-5``.
+    """Return the ranks that --output selects: ``all`` (None), ``none``, or a list as ``0,2-5``.
 
-    Raises ConfigError for any other text and for ranks that do not exist.
+    Raises ConfigError for other text and for ranks that do not exist.
     """
     value = text.strip()
     if value == "all":
@@ -31,8 +30,8 @@ def read_ranks(
 ) -> frozenset[int]:
     """Return the ranks of a list such as ``0,2-5``, the value of ``option``.
 
-    ``takes`` says in a hint which values the option has. Raises ConfigError for any other text and
-    for ranks that a job of ``world_size`` workers does not have.
+    ``takes`` says in a hint which values the option has. Raises ConfigError for other text and for
+    ranks that do not exist.
     """
     given = f"{option} {text}"
     ranks: set[int] = set()
@@ -62,14 +61,14 @@ def _rank(part: str, given: str, world_size: int, takes: str) -> int:
 
 
 class Prefixes:
-    """Prefixes of lines: ``[3] `` for one rank, ``[0-7] `` for a line of several ranks."""
+    """Prefixes of lines: ``[3] ``, or ``[0-7] `` for several ranks."""
 
     def __init__(self, *, colour: bool) -> None:
         self._colour = colour
         self._cache: dict[int | frozenset[int], bytes] = {}
 
     def __call__(self, who: int | frozenset[int]) -> bytes:
-        """Return the prefix of a rank or a set of ranks. A rank always has the same colour."""
+        """Return the prefix. A rank always has the same colour."""
         prefix = self._cache.get(who)
         if prefix is None:
             if len(self._cache) >= _CACHED:

@@ -1,13 +1,12 @@
 """Replace blocks of lines that other ranks have already shown by one line with a count.
 
-``equal_lines`` joins equal lines that arrive within 0.1 s. This module compares lines with those
-that other ranks have shown in the last WINDOW_S. New lines are emitted at once. Lines that may
-repeat a block are a candidate. They are held until a line differs, until GAP_S after the last line
-that matched, and for at most WINDOW_S. Repetitions of one block by several ranks are counted for
-GATHER_S and then reported. The lines of each rank remain in order.
+``equal_lines`` joins equal lines within 0.1 s; this module compares with those of the last
+WINDOW_S. Lines that may repeat a block are a candidate. They are held until a line differs, until
+GAP_S after the last line that matched, and for at most WINDOW_S. Repetitions of one block are
+counted for GATHER_S and then reported. The lines of each rank remain in order.
 
-Lines are equal if ``comparison_key`` returns the same value for them. The key ignores torch's rank
-prefix, addresses of native frames, and, in messages about lost connections, numbers such as ports.
+``comparison_key`` ignores torch's rank prefix, addresses of native frames, and, in messages about
+lost connections, numbers such as ports.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ GAP_S = 0.3
 GATHER_S = 1.0
 _MIN_LINES = 2
 _MAX_LINES = 400
-"""Largest number of lines of one call that are compared, and of lines stored per rank. Further
-lines are passed on."""
+"""Lines of one call that are compared, and lines stored per rank."""
 _MAX_MATCHES = 4
 _MAX_KEYS = 8192
 _MAX_AHEAD = 32
-"""If a candidate has more lines than this beyond the matching ones, it is no repetition."""
+"""A candidate with more lines beyond the matching ones is no repetition."""
 _MAX_BYTES = 256 << 10
-"""Largest number of bytes of a candidate's lines, and of the lines stored per rank."""
+"""Most bytes of a candidate's lines, and of the lines stored per rank."""
 _MIN_CHARS = 4
 _MAX_CHARS = 4096
 """A repetition begins with a line of _MIN_CHARS to _MAX_CHARS."""
@@ -40,7 +38,7 @@ _LOST_CONNECTION_WORDS = (b"peer", b"onnection", b"remote", b"pipe", b"shut")
 
 
 def comparison_key(line: bytes) -> bytes:
-    """Return the text of a line that two lines must have in common to be considered equal."""
+    """Return what two equal lines must have in common."""
     line = without_rank(line)
     if b"0x" in line and line.lstrip().startswith(b"frame #"):
         import re
@@ -67,13 +65,13 @@ def _is_lost_connection(line: bytes) -> bool:
 
 
 class _Shown:
-    """The recent lines of a rank, or of a set of ranks. A set is identified by its lowest rank."""
+    """The recent lines of a rank, or of a set of ranks, identified by the lowest."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.base = 0
         self.entries: deque[tuple[bytes, bytes, float]] = deque()
-        """Comparison key, line, and the time at which the line was shown."""
+        """Comparison key, line, time."""
         self._weight = 0
 
     @property
@@ -97,7 +95,7 @@ class _Shown:
 
 class _Match:
     """A position in the shown lines at which a block may begin, and the number of lines that match
-    up to now."""
+    so far."""
 
     __slots__ = ("exact", "found", "shown", "start")
 
@@ -108,7 +106,7 @@ class _Match:
         self.exact = True
 
     def compare_more(self, keys: list[bytes], lines: list[bytes]) -> bool:
-        """Compare further lines. Return False if a line differs."""
+        """Return False if a line differs."""
         while self.found < len(keys) and (position := self.start + self.found) < self.shown.end:
             entry = self.shown.at(position)
             if entry is None or entry[0] != keys[self.found]:
@@ -119,8 +117,6 @@ class _Match:
 
 
 class _Candidate:
-    """Lines of a rank that are held because they may repeat a block."""
-
     def __init__(self, who: Who, matches: list[_Match], came_s: float) -> None:
         self.who = who
         self.matches = matches
@@ -128,14 +124,12 @@ class _Candidate:
         self.keys: list[bytes] = []
         self.lines: list[bytes] = []
         self.came_s: list[float] = []
-        """When each line arrived."""
         self.due = came_s + GAP_S
-        """When the candidate ends unless another line matches before."""
         self._ends_s = came_s + WINDOW_S
         self._weight = 0
 
     def add(self, key: bytes, line: bytes, came_s: float) -> bool:
-        """Add the next line. Return whether the lines may still be a repetition."""
+        """Return whether the lines may still be a repetition."""
         self.keys.append(key)
         self.lines.append(line)
         self.came_s.append(came_s)
@@ -150,8 +144,7 @@ class _Candidate:
         )
 
     def compare_more(self) -> None:
-        """Compare the held lines with the lines that other ranks have shown since the last
-        comparison."""
+        """Compare with the lines that other ranks have shown since the last comparison."""
         self.matches = [match for match in self.matches if self._compare_more(match)]
 
     def _compare_more(self, match: _Match) -> bool:
@@ -162,7 +155,7 @@ class _Candidate:
 
 
 class _Repetition:
-    """A block that ranks have repeated. The repetition has not been reported yet."""
+    """Ranks have repeated this block, which has not been reported yet."""
 
     def __init__(self, of: int, lines: int, due: float) -> None:
         self.of = of
@@ -190,7 +183,7 @@ class RepeatedBlocks:
         self._repetition_of_rank: dict[int, tuple[int, int, int]] = {}
 
     def add(self, who: Who, lines: list[bytes], now: float) -> None:
-        """Add lines of ``who``: a rank, or several ranks that wrote the same lines."""
+        """Add lines of a rank, or of several ranks that wrote the same lines."""
         if len(lines) > _MAX_LINES:
             self._end_candidates(who, now)
             self._pass_on(who, lines)
@@ -199,8 +192,7 @@ class RepeatedBlocks:
             self._add(who, line, now, now)
 
     def flush_due(self, now: float) -> float | None:
-        """Show the lines that have been held long enough. Return when the next lines are due, or
-        None."""
+        """Show the lines that are due. Return when the next are due."""
         while candidate := next(
             (candidate for candidate in self._candidates.values() if candidate.due <= now), None
         ):
@@ -228,7 +220,7 @@ class RepeatedBlocks:
     # --- candidates
 
     def _add(self, who: Who, line: bytes, came_s: float, now: float) -> None:
-        """Add one line: a new line, or a line that is left over from a candidate that has ended."""
+        """Add a new line, or one that is left over from a candidate that has ended."""
         candidate = self._candidate_of(who, now)
         key = comparison_key(line)
         if candidate is None and not _is_indented(line) and (matches := self._find(who, key, now)):
@@ -242,8 +234,7 @@ class RepeatedBlocks:
             self._end_candidate(candidate, now)
 
     def _candidate_of(self, who: Who, now: float) -> _Candidate | None:
-        """Return the candidate that new lines of ``who`` continue. End other candidates of the same
-        ranks."""
+        """End other candidates of the same ranks."""
         if not self._candidates:
             return None
         candidate = self._candidates.get(next(iter(_ranks(who))))
@@ -261,7 +252,7 @@ class RepeatedBlocks:
             self._end_candidate(self._candidates[rank], now)
 
     def _end_candidate(self, candidate: _Candidate, now: float) -> None:
-        """Count the matching lines of a candidate as a repetition, and show its other lines."""
+        """Count the matching lines as a repetition, and show the others."""
         for rank in _ranks(candidate.who):
             self._candidates.pop(rank, None)
         candidate.compare_more()
@@ -325,8 +316,7 @@ class RepeatedBlocks:
         shown.add(key, line, now)
 
     def _find(self, who: Who, key: bytes, now: float) -> list[_Match]:
-        """Return the positions at which other ranks have recently shown a line with this key,
-        latest first."""
+        """Return the positions of recent lines with this key, latest first."""
         known = self._matches_by_key.get(key)
         if known is None:
             return []
@@ -344,7 +334,7 @@ def _is_indented(line: bytes) -> bool:
 
 
 def _is_cut(lines: list[bytes], count: int) -> bool:
-    """Return whether the first ``count`` lines end inside a traceback or another indented block."""
+    """Return whether the lines end inside a traceback or another indented block."""
     if count < len(lines) and _is_indented(lines[count]):
         return True
     for line in reversed(lines[:count]):

@@ -1,12 +1,8 @@
 """Show the output of all ranks as complete, prefixed lines on one pipe, file or terminal.
 
 One screen handles all streams that are written to the same file, so that each rank's stdout and
-stderr remain in order. Lines pass through ``lines`` (lines, bars and displays), ``equal_lines`` and
-``repeated_blocks`` (equal lines of several ranks). They then get a prefix and are passed to the
-writer.
-
-A pipe or file gets each line unchanged, except bars. A terminal gets lines without harmful control
-sequences and of limited length, and has live rows (``live_rows``).
+stderr remain in order. A pipe or file gets each line unchanged, except bars. A terminal gets lines
+without harmful control sequences and of limited length, and has live rows.
 """
 
 from __future__ import annotations
@@ -25,9 +21,9 @@ CUT = "… line continues, see the log".encode()
 
 
 class Screen:
-    """Joins equal lines, adds prefixes to lines, and passes them to a writer.
+    """Joins equal lines, adds prefixes, and passes lines to a writer.
 
-    ``live``: the live rows, if the writer's descriptor is a terminal.
+    ``live``: the live rows of a terminal.
     """
 
     def __init__(
@@ -48,13 +44,12 @@ class Screen:
         self._repeats = RepeatedBlocks(self._emit) if several else None
         self._now = 0.0
         self._out: list[bytes] = []
-        """The bytes that the next ``_send`` passes to the writer."""
         self._open: Source | None = None
-        """The source in whose unfinished line the cursor is."""
+        """The cursor is in its unfinished line."""
         self._is_coloured = False
-        """Whether that line has colours, on a terminal."""
+        """The unfinished line has colours."""
         self._is_raw_open = False
-        """Whether the cursor is in an unfinished line of raw bytes."""
+        """The cursor is in an unfinished line of raw bytes."""
 
     # --- what the console calls
 
@@ -64,16 +59,14 @@ class Screen:
         self._send()
 
     def raw_output(self, data: bytes) -> None:
-        """Show bytes unchanged. An unfinished line of a source is ended before. Unfinished raw
-        bytes are not."""
+        """Show bytes unchanged, after ending an unfinished line of a source."""
         self._is_raw_open = False
         self._append_lines(data)
         self._send()
         self._is_raw_open = not data.endswith(b"\n")
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish the unfinished lines of a rank. Lines that are held to be joined remain held until
-        they are due."""
+        """Finish the unfinished lines of a rank. Lines that wait to be joined stay."""
         self._now = now
         self._lines.rank_ended(rank, now)
         if self._folder is not None:
@@ -101,7 +94,7 @@ class Screen:
         self._send(must=True)
 
     def finish(self, now: float) -> None:
-        """Show all output that is held. No newline is added to raw bytes."""
+        """Show all output that is held. Raw bytes get no newline."""
         self._now = now
         self._lines.finish(now)
         self._flush_folder()
@@ -125,7 +118,7 @@ class Screen:
         self._add(source.rank, block, now)
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line. Without live rows, the cursor remains in the line."""
+        """Show the unfinished line. Without live rows, the cursor remains in it."""
         if self._live is None:
             self._claim(source)
             self._out.append(bytes(source.buf))
@@ -162,8 +155,7 @@ class Screen:
         return self._open is source
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
-        """Show rows as lines at once, without joining, because the user has seen them as live
-        rows."""
+        """Show rows as lines at once: the user has seen them as live rows."""
         if self._folder is not None:
             self._folder.release(rank)
         if self._repeats is not None:
@@ -210,8 +202,7 @@ class Screen:
     # --- the unfinished line in which the cursor stands
 
     def _claim(self, source: Source) -> bool:
-        """Move the cursor into the unfinished line of a source. Return whether a new line was
-        begun."""
+        """Move the cursor into the unfinished line of a source. Return whether a line was begun."""
         source.started = True
         if self._open is source:
             return False
@@ -222,7 +213,7 @@ class Screen:
         return True
 
     def _add_piece(self, source: Source, piece: bytes) -> None:
-        """Show a piece of the open line on a terminal. A line that becomes too long is cut."""
+        """Cut a line that becomes too long."""
         out = clean(piece[: PIECE - source.length], reset=False)
         self._is_coloured = self._is_coloured or b"\x1b" in out
         self._out.append(out)
@@ -248,7 +239,6 @@ class Screen:
     # --- the writer
 
     def _append_lines(self, data: bytes) -> None:
-        """End the open line, then add bytes."""
         self._flush_folder()
         self.end_open_line()
         self._out.append(data)
@@ -263,7 +253,7 @@ class Screen:
 
 
 def _cleaned_block(block: bytes) -> bytes:
-    """Return lines that a terminal can show: without control sequences, and of limited length."""
+    """Return lines without control sequences and of limited length."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     if is_clean(block) and (len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE):

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.sink import StatusView
 
 SEPARATOR = " · "
-"""Separates the items of the status line. On a narrow terminal, items are dropped from the end."""
+"""Separates items. On a narrow terminal, items are dropped from the end."""
 _HOUR_S = 3600
 _STALE_S = 10.0
-"""A rate that is older than this is not shown."""
+"""An older rate is not shown."""
 _NUMBERS = 3
 _NAME_CHARS = 16
 _WHOLE = 1e12
 
 
 def status_text(view: StatusView, now: float) -> str | None:
-    """Return the job's state in one line; None after the job's end."""
+    """Return the job's state in one line; None after the end."""
     if view.phase == "ended":
         return None
     phase = "" if view.phase == "running" else f"{view.phase} · "
@@ -40,7 +40,6 @@ def status_text(view: StatusView, now: float) -> str | None:
 
 
 def _progress(progress: Summary, age_s: float) -> Iterator[str]:
-    """Yield the step, its rate and the values of the lowest rank as short texts."""
     if progress.step_min is not None and progress.step_max is not None:
         low, high = _number(progress.step_min), _number(progress.step_max)
         yield f"step {low}" if low == high else f"step {low}-{high}"
@@ -60,7 +59,7 @@ def _number(value: float) -> str:
 
 
 def next_change(view: StatusView, now: float) -> float | None:
-    """Return the monotonic time at which the text changes. Return None after the job's end."""
+    """Return the monotonic time at which the text changes; None after the end."""
     if view.phase == "ended":
         return None
     return view.started_s + int(max(0.0, now - view.started_s)) + 1.0

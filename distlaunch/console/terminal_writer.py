@@ -1,10 +1,9 @@
 """Write output to a terminal without blocking the job, and draw live rows at the bottom.
 
-If the terminal is slow, lines are dropped and their number is reported. The live rows are the
-progress bars and, below them, the status line. The writer's thread erases the live rows before
-output and draws them again afterwards, both in one write, so that nothing flickers. Only their
-newest state is written. The live rows are not drawn while the cursor is in an unfinished line (a
-prompt).
+If the terminal is slow, lines are dropped and counted. The live rows are progress bars and, below
+them, the status line. The writer's thread erases them before output and draws them again
+afterwards, in one write, so that nothing flickers. They are not drawn while the cursor is in an
+unfinished line (a prompt).
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from distlaunch.console.writer import Writer
 from distlaunch.core.model.text import printable
 
 BUFFER = 1 << 20
-"""Pending bytes above which lines are skipped, so that the user sees recent output."""
+"""With more pending bytes, lines are skipped, so that the user sees recent output."""
 _OWN_EXTRA = 1 << 20
 _ERASE_ROW = b"\x1b[K"
 _ERASE_BELOW = b"\x1b[J"
 _DIM = b"\x1b[2m"
 _WIDTH, _HEIGHT = 80, 24
 _ROOM_FOR_LINES = 6
-"""Rows of the screen that live rows do not use, for lines and the status line."""
+"""Rows of the screen that live rows leave to lines and the status line."""
 
 
 class TerminalWriter(Writer):
-    """Writer that never blocks. When the terminal is slow, the writer drops lines, and reports
-    their number."""
+    """Drops lines if the terminal is slow, and reports their number."""
 
     def __init__(
         self, fd: int, *, skipped: Callable[[int], bytes], colour: bool, high_water: int = BUFFER
@@ -49,7 +47,7 @@ class TerminalWriter(Writer):
         self._hidden = False
 
     def set_status(self, text: str | None) -> None:
-        """Show ``text`` in the last row of the screen. With None, remove the row."""
+        """Show ``text`` in the last row of the screen, or remove the row."""
         with self._cond:
             if text == self._status or self._dead or self._closing:
                 return
@@ -58,7 +56,7 @@ class TerminalWriter(Writer):
             self._wake()
 
     def set_bars(self, rows: tuple[bytes, ...]) -> None:
-        """Show these rows above the status line. Each must fit the width of the screen."""
+        """Show rows, none wider than the screen, above the status line."""
         with self._cond:
             if rows == self._bars or self._dead or self._closing:
                 return
@@ -84,8 +82,7 @@ class TerminalWriter(Writer):
         return True
 
     def begin_close(self) -> None:
-        """Clear the live rows, and accept no more bytes. The thread ends when all pending bytes are
-        written."""
+        """Clear the live rows, and accept no more bytes."""
         self.set_status(None)
         self.set_bars(())
         super().begin_close()
@@ -167,11 +164,7 @@ class TerminalWriter(Writer):
 
     @staticmethod
     def _fitted(text: str, width: int) -> bytes:
-        """Return the text of the status line shortened to the terminal's width. Items are dropped
-        from the end.
-
-        If the first item alone is too long, it is cut.
-        """
+        """Drop items from the end. Cut the first item if it alone is too long."""
         text = printable(text)
         room = width - 1
         while _columns(text) > room and SEPARATOR in text:
@@ -184,5 +177,5 @@ class TerminalWriter(Writer):
 
 
 def _columns(text: str) -> int:
-    """Return the number of screen columns of a text. Wide characters count as two."""
+    """Wide characters count as two."""
     return sum(2 if char >= "\u1100" and char != "…" else 1 for char in text)

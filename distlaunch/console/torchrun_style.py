@@ -1,13 +1,11 @@
 """The console of ``distlaunch torchrun``: shows each stream as torchrun's users expect.
 
-A ``raw`` stream is passed on unchanged, with unfinished lines. A ``tee`` stream is shown as
-complete lines with the prefix of torchrun's template. A ``hidden`` stream is not shown. Unlike in
-torchrun, lines of a ``tee`` stream are never mixed with another rank's lines, and a progress bar is
-one line, not one line per state.
+A ``raw`` stream is passed on unchanged, a ``tee`` stream as complete lines with the prefix of
+torchrun's template, a ``hidden`` one not at all. Unlike in torchrun, lines of ``tee`` streams are
+never mixed, and a progress bar is one line.
 
-If several ranks are raw on one descriptor, unfinished lines are held for HOLD_S. Unbuffered Python
-writes a line and its newline separately, so another rank's output could otherwise appear between
-the two.
+If several ranks are raw on one descriptor, unfinished lines are held for HOLD_S: unbuffered Python
+writes a line and its newline separately.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ HOLD_S = 0.05
 
 
 class _HeldLine:
-    """The unfinished line of a raw stream."""
-
     __slots__ = ("buf", "due")
 
     def __init__(self) -> None:
@@ -44,7 +40,7 @@ class _HeldLine:
 
 
 class TorchrunOutput:
-    """The streams of one descriptor, raw or as lines. ``screen`` shows both kinds."""
+    """The streams of one descriptor, raw or as lines."""
 
     def __init__(self, screen: Screen, modes: Mapping[tuple[int, int], Mode]) -> None:
         self.writer = screen.writer
@@ -78,7 +74,7 @@ class TorchrunOutput:
         return min((due for due in (raw, lines) if due is not None), default=None)
 
     def finish(self, now: float) -> None:
-        """Show all output that is held. No newline is added to a raw line."""
+        """Show all output that is held. A raw line gets no newline."""
         self._release(None)
         self._screen.finish(now)
 
@@ -114,14 +110,12 @@ class TorchrunOutput:
             self._screen.raw_output(bytes(held.buf))
 
     def _release(self, rank: int | None) -> None:
-        """Show the held output of one rank; with None, of all ranks."""
+        """Show the held output of one rank, or of all."""
         for key in [key for key in self._held if rank in (None, key[0])]:
             self._screen.raw_output(bytes(self._held.pop(key).buf))
 
 
 class _TemplatePrefixes(Prefixes):
-    """Prefixes by rank, made from torchrun's template."""
-
     def __init__(self, template_prefixes: Mapping[int, bytes]) -> None:
         super().__init__(colour=False)
         self._prefixes = template_prefixes
@@ -140,11 +134,10 @@ def open_torchrun_console(
     stderr_fd: int = STDERR,
     clock: Callable[[], float] = monotonic,
 ) -> Console:
-    """Return the console of ``distlaunch torchrun``.
+    """Return the console of ``distlaunch torchrun``, which has no status line.
 
-    ``modes`` holds the mode by rank and stream (default: raw). ``prefixes`` holds the prefixes of
-    ``tee`` streams by rank. Messages of the launcher go to stderr. If ``quiet``, only warnings and
-    errors are shown. There is no status line.
+    ``modes`` are by rank and stream (default: raw), ``prefixes`` by rank, for ``tee`` streams. If
+    ``quiet``, only warnings and errors of the launcher are shown.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     colour = not dumb and not environ.get("NO_COLOR") and os.isatty(stderr_fd)

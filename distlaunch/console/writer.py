@@ -1,11 +1,10 @@
 """A bounded buffer and a thread with blocking writes for one descriptor.
 
-A slow reader must not delay supervision. O_NONBLOCK must not be set on descriptors 0 to 2, because
-they share their file description with the user's shell. Therefore a daemon thread writes, which may
-block. For a pipe, file or socket, ``has_room`` returns False when the buffer is full, and no bytes
-are lost. Only at the end of a failed job may queued lines of workers be dropped, so that the
-launcher's messages reach a slow reader. A descriptor that fails (the reader has gone, the disk is
-full) is not used again.
+A slow reader must not delay supervision. O_NONBLOCK must not be set on descriptors 0 to 2, which
+share their file description with the user's shell. Therefore a daemon thread writes. For a pipe,
+file or socket, ``has_room`` returns False when the buffer is full, and no bytes are lost. Only at
+the end of a failed job may queued lines of workers be dropped, so that the launcher's messages
+reach a slow reader. A descriptor that fails is not used again.
 """
 
 from __future__ import annotations
@@ -21,24 +20,22 @@ from collections.abc import Callable
 from time import monotonic
 
 HIGH_WATER = 4 << 20
-"""With more pending bytes than this, the buffer is full. It has room again at half of this
-number."""
+"""The buffer is full with more pending bytes. It has room again at half of this."""
 _WRITE = 64 << 10
 _WRITE_SLOW = 4 << 10
-"""Size of a write to a slow reader and while closing. Each write is progress, and the rest can be
+"""Size of a write to a slow reader and while closing: each is progress, and the rest can be
 dropped."""
 _SLOW_S = 0.02
-"""If a write takes longer than this, the reader is considered slow."""
+"""A reader is slow if a write takes longer."""
 DRAIN_S = 2.0
-"""How long a failed job waits for its reader before queued lines of workers are dropped."""
+"""How long queued lines of a failed job's workers are kept before they are dropped."""
 HURRIED_S = 1.0
-"""Longest total time that closing waits for a reader once the user wants to end quickly."""
+"""Closing waits so long in total once the user wants to end quickly."""
 MAX_CLOSE_S = 300.0
-"""Longest total time of closing after a failed job, even if the reader goes on reading."""
+"""Closing after a failed job, even if the reader goes on reading."""
 _POLL_S = 0.1
 _LONGEST_LINE = 512 << 10
-"""Before lines are dropped, a line that is partly written is completed, unless it is longer than
-this."""
+"""A line that is partly written is completed before lines are dropped, unless it is longer."""
 
 
 def dropped_text(lines: int) -> str:
@@ -48,18 +45,18 @@ def dropped_text(lines: int) -> str:
 
 
 def dropped_lines_text(lines: int) -> bytes:
-    """Return the message of ``dropped_text`` as an output line."""
+    """Return ``dropped_text`` as an output line."""
     return f"distlaunch: {dropped_text(lines)}\n".encode()
 
 
 class _LauncherLines(bytes):
-    """A chunk of the launcher's own messages, which is never dropped."""
+    """The launcher's own messages are never dropped."""
 
     __slots__ = ()
 
 
 class Writer:
-    """Writes bytes to ``fd``, in order, in a thread. The thread is started with the first bytes.
+    """Writes bytes to ``fd``, in order, in a thread.
 
     ``dropped`` formats the number of lines that were dropped at the end.
     """
@@ -77,13 +74,13 @@ class Writer:
         self._cond = threading.Condition(threading.Lock())
         self._chunks: deque[bytes] = deque()
         self._is_slow = True
-        """Whether the last write took long, or there was none yet."""
+        """The last write took long, or there was none yet."""
         self._dropping = False
-        """Whether the rest of the batch that is being written is to be dropped."""
+        """The rest of the batch that is being written is to be dropped."""
         self._dropped = 0
-        """Dropped lines that are not yet reported."""
+        """Dropped lines that are not reported yet."""
         self._ends_line = True
-        """Whether the last byte written is a newline."""
+        """The last byte written is a newline."""
         self._pending = 0
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -94,8 +91,8 @@ class Writer:
         self._closed = False
         self._progress_s = 0.0
         self.lost = 0
-        """Bytes that could not be shown because the descriptor failed or ``finish_close`` gave
-        up."""
+        """Bytes that could not be shown because the descriptor failed or ``finish_close`` gave up.
+        """
         self.on_room: Callable[[], None] | None = None
         """Called from the writer's thread when a full buffer has drained to half."""
         self._is_pipe = False
@@ -110,28 +107,25 @@ class Writer:
         return os.isatty(self._fd)
 
     def has_room(self) -> bool:
-        """Return whether more bytes may be put.
-
-        Return False from HIGH_WATER on, until the buffer is half empty.
-        """
+        """Return whether more bytes may be put: not from HIGH_WATER on, until the buffer is half
+        empty."""
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
-        """Queue bytes. Return whether the bytes were accepted.
+        """Queue bytes. Return whether they were accepted.
 
-        ``must`` is set for the launcher's messages, which are never dropped.
+        ``must``: messages of the launcher are never dropped.
         """
         with self._cond:
             return self._put(data, must=must)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until all bytes have been written. Return whether they
-        have."""
+        """Wait until all bytes have been written. Return whether they have."""
         with self._cond:
             return self._cond.wait_for(self._is_idle, timeout_s)
 
     def begin_close(self) -> None:
-        """Accept no more bytes. The thread ends when all pending bytes are written."""
+        """Accept no more bytes. The thread ends when all is written."""
         with self._cond:
             self._closing = True
             self._progress_s = monotonic()
@@ -146,7 +140,6 @@ class Writer:
     ) -> int:
         """Wait for the end of the thread. Return the number of lost bytes.
 
-        The reader is the program, terminal or file system that takes the bytes from the descriptor.
         Gives up when the reader has taken nothing for ``timeout_s``. If ``drops``, workers' lines
         that are still queued after ``DRAIN_S`` are dropped. Once ``hurried`` returns True, they are
         dropped in any case, and the reader has ``HURRIED_S`` left.
@@ -179,7 +172,7 @@ class Writer:
             return self.lost
 
     def _unread(self) -> int:
-        """Return how many bytes a pipe holds for its reader. Return 0 for other files."""
+        """Return how many bytes a pipe holds for its reader."""
         if not self._is_pipe:
             return 0
         try:
@@ -188,11 +181,7 @@ class Writer:
             return 0
 
     def _piece(self) -> int:
-        """Return how many bytes to write at once.
-
-        To a pipe, only as many as fit are written, so that the remaining bytes can still be
-        dropped.
-        """
+        """Write to a pipe only what fits, so that the rest can still be dropped."""
         if self._closing or self._is_slow:
             return _WRITE_SLOW
         if not self._is_pipe:
@@ -204,8 +193,7 @@ class Writer:
         return max(_WRITE_SLOW, min(_WRITE, size - self._unread()))
 
     def _drop_queued(self) -> None:
-        """Drop queued lines of workers. If a batch is being written, also drop its bytes after the
-        next line end."""
+        """Drop queued lines of workers, and the bytes of the current batch after its next line end."""
         kept = [chunk for chunk in self._chunks if isinstance(chunk, _LauncherLines)]
         dropped = [chunk for chunk in self._chunks if not isinstance(chunk, _LauncherLines)]
         self._pending -= sum(map(len, dropped))
@@ -262,8 +250,7 @@ class Writer:
             self._cond.notify_all()
 
     def _next(self) -> bytes | None:
-        """Wait for work. Return a batch for about one write; None when the writer is closed and all
-        is written.
+        """Wait for a batch for about one write; None when all is written.
 
         A batch has either messages of the launcher or lines of workers.
         """
@@ -294,14 +281,13 @@ class Writer:
             return _LauncherLines(data) if is_own else data
 
     def _frame(self, batch: bytes) -> bytes:
-        """Return the bytes to write for a batch. A terminal's writer adds the live rows."""
         return batch
 
     def _write(self, data: bytes, share: int, *, may_drop: bool) -> bool:
-        """Write all bytes, or only up to a line end if the remaining bytes are to be dropped.
+        """Write all bytes, or up to a line end if the rest is to be dropped. Return False after a
+        failure.
 
-        ``share`` is the number of pending bytes for which ``data`` is counted. Return False if the
-        descriptor failed.
+        ``share`` is the number of pending bytes for which ``data`` is counted.
         """
         view = memoryview(data)
         while view:
@@ -329,13 +315,11 @@ class Writer:
 
     @staticmethod
     def _to_line_end(view: memoryview) -> memoryview:
-        """Return the beginning of a batch, up to a line end. It is written before the rest of the
-        batch is dropped."""
         end = bytes(view[:_LONGEST_LINE]).find(b"\n")
         return view[: end + 1] if end >= 0 else view[:_LONGEST_LINE]
 
     def _drop_rest(self, rest: memoryview, share: int) -> int:
-        """Drop the rest of a batch. Return for how many pending bytes the rest is counted."""
+        """Return for how many pending bytes the rest is counted."""
         with self._cond:
             part = min(share, len(rest))
             self._pending -= part
@@ -359,8 +343,7 @@ class Writer:
         return True
 
     def _drained(self) -> None:
-        """Handle that the buffer has become shorter, with the lock held. A terminal reports skipped
-        lines."""
+        """Handle that the buffer has become shorter, with the lock held."""
 
     def _fail(self) -> None:
         with self._cond:

@@ -1,1 +1,1 @@
-"""Jobs seen from outside: found by their run directories, read from their files, and stopped."""
+"""Jobs seen from outside: found, read and stopped by their run directories."""

@@ -18,7 +18,7 @@ from distlaunch.core.protocol.control_messages import (
 )
 
 ANSWER_S = 2.0
-"""How long the launcher may take for an answer. It does not answer while it is suspended."""
+"""A suspended launcher does not answer."""
 _BLOCK = 1 << 16
 
 
@@ -29,8 +29,7 @@ class NoControlError(Exception):
 def ask(run_dir: str, kind: str, *, timeout_s: float = ANSWER_S, **fields: object) -> Any:
     """Send a request to the launcher of a job, and return the result.
 
-    Raises NoControlError if no launcher answers within ``timeout_s``, and ControlError if the
-    launcher refuses the request.
+    Raises NoControlError if no launcher answers in time, and ControlError if it refuses.
     """
     until = time.monotonic() + timeout_s
     with connect(run_dir, timeout_s=timeout_s) as connection:
@@ -38,7 +37,7 @@ def ask(run_dir: str, kind: str, *, timeout_s: float = ANSWER_S, **fields: objec
 
 
 def connect(run_dir: str, *, timeout_s: float = ANSWER_S) -> socket.socket:
-    """Connect to the control socket of a job. Raises NoControlError if that fails.
+    """Connect to the control socket of a job, or raise NoControlError.
 
     A socket that a killed launcher has left is removed.
     """
@@ -68,7 +67,7 @@ def connect(run_dir: str, *, timeout_s: float = ANSWER_S) -> socket.socket:
 def ask_at(
     connection: socket.socket, kind: str, *, timeout_s: float = ANSWER_S, **fields: object
 ) -> Any:
-    """Send a request over a connection, and return the result. Raises as ``ask`` does."""
+    """Send a request over a connection. Raises as ``ask``."""
     until = time.monotonic() + timeout_s
     answer = bytearray()
     try:

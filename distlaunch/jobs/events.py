@@ -14,7 +14,7 @@ _BLOCK = 1 << 20
 
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of an event file in order. Yield nothing if it cannot be opened."""
+    """Yield the events of a file in order; none if it cannot be opened."""
     for line in _Tail(path).lines():
         yield from parse_events([line])
 
@@ -32,8 +32,6 @@ def follow_events(job: Job) -> Iterator[dict[str, Any]]:
 
 
 class _Tail:
-    """The complete lines of a file, as far as it has been written."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._offset = 0

@@ -24,15 +24,15 @@ _MOST_NAMED = 5
 def find_jobs(log_dir: str | None, environ: Mapping[str, str]) -> list[Job]:
     """Return all jobs of this user, the newest first.
 
-    ``log_dir``: only those in this log directory. Otherwise those in the default one, in the
-    temporary ones that are used if there is no default one, and those made with --log-dir.
+    Without ``log_dir``: those in the default log directory, in the temporary ones that replace it,
+    and those made with --log-dir.
     """
     jobs = [job for path in run_directories(log_dir, environ) if (job := read_job(path))]
     return sorted(jobs, key=lambda job: (job.started or job.changed, job.name), reverse=True)
 
 
 def run_directories(log_dir: str | None, environ: Mapping[str, str]) -> list[str]:
-    """Return the paths of all run directories; see ``find_jobs``."""
+    """Return the run directories that ``find_jobs`` reads."""
     if log_dir is not None:
         return [os.path.realpath(path) for path in _in(os.path.abspath(log_dir))]
     found: dict[str, None] = {}
@@ -55,7 +55,7 @@ def find_job(word: str, log_dir: str | None, environ: Mapping[str, str]) -> Job:
 
     In this order: the path of a run directory; ``latest``; the name of a run directory that is not
     a job id; a job id (of several jobs with one --job-id, the newest); the beginning of one job id
-    or name. Raises UsageError if there is none, or if a beginning fits several.
+    or name. Raises UsageError if there is none, or several.
     """
     if os.sep in word:
         job = read_job(os.path.realpath(word))
@@ -118,7 +118,6 @@ def _in(base: str) -> Iterator[str]:
 
 
 def _temporary() -> Iterator[str]:
-    """Yield the run directories below the directories for temporary files."""
     try:
         first = temporary_base(tempfile.gettempdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""A job as its run directory shows it: who it is, whether it runs, and how it ended."""
+"""A job as its run directory shows it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import EVENTS, MARKER
 
 _BLOCK = 1 << 16
-"""Bytes that are read at each end of an event file."""
+"""Read at each end of an event file."""
 _LONGEST_ID = 4096
 _SIGNALLED = 128
-"""Exit codes of processes that end by a signal are larger."""
+"""Larger exit codes are of processes that a signal ended."""
 
 
 class State(Enum):
@@ -52,7 +52,7 @@ class Job(Record):
     launcher: LauncherProcess | None
     """None if the event file does not name it."""
     host: str
-    """The launcher's host; empty if it is not known."""
+    """The launcher's host, if it is known."""
     started: float | None
     """None if no event was written."""
     changed: float
@@ -63,7 +63,7 @@ class Job(Record):
     """The command of a worker."""
     cwd: str
     launchers: bool = False
-    """Whether each node has a launcher, which writes the logs of its ranks."""
+    """Each node has a launcher, which writes the logs of its ranks."""
     node_logs: str = ""
     """The directory of --node-logs; empty without."""
 
@@ -74,7 +74,7 @@ class Job(Record):
 
     @property
     def events(self) -> str:
-        """The event file of the coordinator, or of the only launcher that wrote here."""
+        """The event file of the coordinator, or of the only launcher here."""
         return event_file(self.path)
 
     @property
@@ -85,15 +85,14 @@ class Job(Record):
 
 
 def event_file(path: str) -> str:
-    """Return the event file in a run directory: the coordinator's, else the first of another
-    launcher."""
+    """Return the coordinator's event file, else the first of another launcher."""
     whole = os.path.join(path, EVENTS)
     files = event_files(path)
     return whole if whole in files or not files else min(files)
 
 
 def read_job(path: str) -> Job | None:
-    """Read the job of a run directory. Return None if it is no run directory of this user."""
+    """Return None if the path is no run directory of this user."""
     job_id = read_marker(path)
     if job_id is None:
         return None
@@ -123,10 +122,7 @@ def read_job(path: str) -> Job | None:
 
 
 def remove_job(job: Job) -> int:
-    """Remove the run directory of a job. Return how many files of other programs are left in it.
-
-    Files that distlaunch has not written stay, for example checkpoints.
-    """
+    """Remove the run directory of a job. Return how many files of other programs stay."""
     remove_run(job.path)
     latest = os.path.join(os.path.dirname(job.path), LATEST)
     with suppress(OSError):
@@ -138,7 +134,7 @@ def remove_job(job: Job) -> int:
 def read_marker(path: str) -> str | None:
     """Return the job id in the marker of a run directory.
 
-    Return None if there is no marker, or if the directory belongs to another user.
+    None if there is no marker, or the directory belongs to another user.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -151,14 +147,12 @@ def read_marker(path: str) -> str | None:
 
 
 def _ended_state(code: int, last: list[dict[str, Any]]) -> State:
-    """Return how a job has ended. ``last`` has its last events."""
     if code > _SIGNALLED and any(event["type"] == "signal" for event in last):
         return State.STOPPED
     return State.FAILED if code else State.SUCCEEDED
 
 
 def _open_state(events: str, launcher: LauncherProcess | None, host: str) -> State:
-    """Return the state of a job that has no event ``job_ended``."""
     if is_locked(events):
         return State.RUNNING
     here = os.uname().nodename
@@ -181,7 +175,7 @@ def _changed(events: str, path: str) -> float:
 
 
 def _ends(events: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the events at the beginning and at the end of an event file, as far as a block goes."""
+    """Return the first and the last events, as far as one block goes."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(events, flags)
@@ -199,7 +193,7 @@ def _ends(events: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def parse_events(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the events in these lines. Lines that are cut or are no events are left out."""
+    """Return the events in these lines, without those that are cut or no events."""
     found = []
     for line in lines:
         try:
@@ -212,7 +206,7 @@ def parse_events(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 
 
 def _typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a field if it has this type, else None. Event files may have been edited or cut."""
+    """Event files may have been edited or cut."""
     value = fields.get(name)
     if kind is float and type(value) is int:
         return float(value)

@@ -16,22 +16,21 @@ from distlaunch.jobs.worker_logs import log_files
 
 
 class OtherLogs(Record):
-    """Logs of some ranks that are on another host."""
+    """Logs of some ranks on another host."""
 
     host: str
     ranks: tuple[int, ...]
     directory: str
-    """Empty if it is not known: the log directory of the launcher there."""
+    """The directory there. If it is not known, empty: the launcher's log directory."""
     is_lost: bool
     """The node was lost. What came before is here as well."""
 
 
 def other_logs(job: Job, attempt: int, ranks: Collection[int] | None = None) -> list[OtherLogs]:
-    """Return the logs of an attempt that are not here, at least not all of their bytes.
+    """Return the logs of an attempt that are not here, or not completely.
 
-    ``ranks``: only those of these ranks. With one launcher per node, each launcher writes the logs
-    of its ranks to its own log directory. With --node-logs, a node goes on writing after the
-    launcher has lost it.
+    With one launcher per node, each launcher writes the logs of its ranks. With --node-logs, a node
+    goes on writing after the launcher has lost it.
     """
     found = [*_of_launchers(job, attempt), *_of_lost_nodes(job, attempt)]
     chosen = (
@@ -70,7 +69,6 @@ def _of_launchers(job: Job, attempt: int) -> Iterator[OtherLogs]:
 
 
 def _hosts_of_launchers(job: Job) -> Iterator[str]:
-    """Yield the hosts of the joined launchers that write to this run directory."""
     stem, dot, ending = EVENTS.partition(".")
     try:
         names = os.listdir(job.path)
@@ -99,7 +97,6 @@ def _of_lost_nodes(job: Job, attempt: int) -> Iterator[OtherLogs]:
 
 
 def _nodes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the hosts of a plan with their ranks. Yield nothing if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             plan: Any = json.load(file)

@@ -21,8 +21,8 @@ _AGAIN_S = 0.05
 def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields: object) -> Any:
     """Return the answer of a job's launcher to a request.
 
-    ``command`` is the user's, for the line to use on another host. Raises ConfigError if the job has
-    ended, if its launcher is on another host, or if it does not answer.
+    ``command`` is the user's, for the line to use on another host. Raises ConfigError if the job
+    has ended, if its launcher is elsewhere, or if it does not answer.
     """
     if job.state.has_ended:
         raise ended_error(job)
@@ -43,10 +43,7 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
 
 
 def _connect(job: Job) -> socket.socket:
-    """Connect to the launcher, which opens its socket shortly after its start.
-
-    Raises NoControlError.
-    """
+    """Wait for the socket, which the launcher opens shortly after its start. Raises NoControlError."""
     until = time.monotonic() + _OPENS_S
     while True:
         try:
@@ -80,7 +77,7 @@ def _no_answer(job: Job, command: str) -> ConfigError:
 
 
 def _coordinator(job: Job) -> str | None:
-    """Return the coordinator's name and address, if the job's launcher here follows one."""
+    """Return the coordinator's name and address, if the launcher here follows one."""
     found = None
     for event in read_events(job.events):
         match event:

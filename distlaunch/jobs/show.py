@@ -18,10 +18,10 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
 
 
 def jobs_table(jobs: Sequence[Job], statuses: Mapping[str, JobStatus], now: float) -> list[str]:
-    """Return the lines of ``ps``: a heading and a line for each job.
+    """Return the lines of ``ps``.
 
-    ``statuses`` has by run directory what the jobs do that have not ended. ``now`` is in seconds
-    since 1970.
+    ``statuses`` has, by run directory, the jobs that have not ended. ``now`` is in seconds since
+    1970.
     """
     rows = [_COLUMNS, *(_row(job, statuses.get(job.path), now) for job in jobs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS) - 1)]
@@ -133,7 +133,6 @@ def _attempt(status: JobStatus) -> str:
 
 
 def _workers(status: JobStatus) -> str:
-    """Return how many workers run, and which ranks have ended how."""
     if not status.workers:
         return ""
     ended: dict[int, list[int]] = {}
@@ -169,7 +168,6 @@ def _when(seconds: float | None, now: float) -> str:
 
 
 def _local(seconds: float, form: str) -> str:
-    """Return a time since 1970 as local time; event files may hold any number."""
     try:
         return time.strftime(form, time.localtime(seconds))
     except (OverflowError, OSError, ValueError):
@@ -177,7 +175,7 @@ def _local(seconds: float, form: str) -> str:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """Return an event as one line: its time, its type, and its fields."""
+    """Return an event as one line."""
     when = event.get("time")
     text = ""
     if isinstance(when, (int, float)) and math.isfinite(when):

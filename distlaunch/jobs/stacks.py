@@ -14,7 +14,7 @@ from distlaunch.jobs.job import Job
 from distlaunch.jobs.running import ask_running
 
 _ANSWER_S = 7.0
-"""How long the launcher may take: it waits some seconds for nodes that do not answer."""
+"""The launcher waits some seconds for nodes that do not answer."""
 
 
 class StackReport(Record):
@@ -26,10 +26,9 @@ class StackReport(Record):
 
 
 def read_stacks(job: Job, ranks: Collection[int] | None, *, command: str) -> StackReport:
-    """Ask for the stacks of a job's workers, and return those of ``ranks``; None: of all.
+    """Return the stacks of a job's workers.
 
-    ``command`` is the user's command. Raises ConfigError if the job cannot be asked, and UsageError
-    for a rank that does not run.
+    Raises ConfigError if the job cannot be asked, and UsageError for a rank that does not run.
     """
     snapshot = ask_running(job, command, "snapshot", timeout_s=_ANSWER_S)
     answers = ask_running(job, command, "stacks", timeout_s=_ANSWER_S)
@@ -84,6 +83,6 @@ def report_of(
 
 
 def _stack(given: Mapping[str, Any]) -> m.Stack:
-    """Return a stack with the fields that this release knows."""
+    """Read the fields that this release knows."""
     known = {name: given[name] for name in fields_of(m.Stack) if name in given}
     return m.Stack(**{**defaults_of(m.Stack), **known})

@@ -29,22 +29,21 @@ class JobStatus(Record):
 
     job: Job
     attempt: int | None
-    """The newest attempt; None before the first one."""
+    """The newest attempt; None before the first."""
     restarts: int
     max_restarts: int | None
     """None if the job has not been restarted so far."""
     hosts: str
-    """The hosts of the newest attempt, folded as in a host list."""
+    """Hosts of the newest attempt, folded as in a host list."""
     workers: tuple[WorkerStatus, ...]
     lost_nodes: int
     progress: Mapping[str, Any] | None
     """The newest event ``progress`` of the attempt."""
     failure: str
-    """The cause of the newest failure; empty if there was none."""
+    """The cause of the newest failure."""
     hang: str
-    """The summary of the hang that ended the job or an attempt; empty if there was none."""
+    """The summary of the hang that ended the job or an attempt."""
     report: str | None
-    """Path of the report; None if there is none."""
 
     @property
     def running(self) -> int:
@@ -105,7 +104,7 @@ def read_status(job: Job) -> JobStatus:
 
 
 def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
-    """Return what a job does after these events. Events with missing fields are passed over."""
+    """Return what a job does after these events. Events with missing fields are skipped."""
     state = _State()
     for event in events:
         state.apply(event)
@@ -126,8 +125,6 @@ def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
 
 
 class _State:
-    """The fields of a ``JobStatus`` while events are read."""
-
     def __init__(self) -> None:
         self.attempt: int | None = None
         self.restarts = 0

@@ -93,7 +93,7 @@ def view_of(
 ) -> TopView:
     """Return the figures from the launcher's answers.
 
-    ``usage`` and ``before`` are two answers to ``usage``; rates need both.
+    Rates need two answers to ``usage``.
     """
     by_node, earlier = _by_node(usage), _by_node(before)
     if before is not None and usage is not None and before.get("attempt") != usage.get("attempt"):
@@ -146,7 +146,6 @@ def _by_node(usage: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
 def _seconds_between(
     earlier: Mapping[int, Mapping[str, Any]], node: int, now: Mapping[str, Any]
 ) -> float | None:
-    """Return the time between two answers of a node; None if there is only one."""
     if node not in earlier:
         return None
     elapsed_s: float = now["clock_s"] - earlier[node]["clock_s"]
@@ -232,7 +231,7 @@ def _all_bytes(usage: Mapping[str, Any], field: str) -> int:
 
 
 def sorted_ranks(rows: Iterable[RankRow], order: RankOrder) -> list[RankRow]:
-    """Return the rows in an order. Ranks whose figure is unknown come last."""
+    """Return the rows in an order. Unknown figures come last."""
 
     def key(row: RankRow) -> tuple[Any, ...]:
         figures: dict[RankOrder, float | None] = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDE = 120
 """From this width on, the reasons of stragglers stand in a column."""
 _NODE_LINES = 6
-"""Lines for nodes, with their heading, in a screen that is full of ranks."""
+"""Lines for nodes, with their heading, if the screen is full of ranks."""
 _SEVERAL_NODE_SHARE = 3
 """Nodes get at most this fraction of the screen."""
 _HELP = (
@@ -37,12 +37,12 @@ class ScreenState(Record):
 
     order: RankOrder = RankOrder.SLOWEST
     node: int | None = None
-    """Only the ranks of this node are shown; None: of all."""
+    """Show only the ranks of this node."""
     chosen: int | None = None
     """The rank of the marked line."""
     shows_help: bool = False
     text: str = ""
-    """A text that is shown in place of the ranks, as stacks."""
+    """Shown in place of the ranks, as stacks."""
     notice: str = ""
     """A line at the bottom."""
     is_interactive: bool = True
@@ -59,7 +59,7 @@ class _Column:
 
 
 def shown_ranks(view: TopView, state: ScreenState) -> list[RankRow]:
-    """Return the rows of the ranks that the user has chosen to see, in their order."""
+    """Return the rows of the ranks to show, in their order."""
     rows = [row for row in view.ranks if state.node is None or row.node == state.node]
     return sorted_ranks(rows, state.order)
 
@@ -161,7 +161,6 @@ def _reason_lines(rows: Sequence[RankRow], room: int | None) -> list[Text]:
 def _rank_lines(
     view: TopView, rows: Sequence[RankRow], state: ScreenState, width: int, room: int | None
 ) -> list[Text]:
-    """Return the heading and the rows around the chosen one that have room."""
     columns = _columns(view, width)
     first, last = 0, len(rows)
     if room is not None and len(rows) > room - 1:
@@ -194,7 +193,6 @@ def _joined(texts: Sequence[str], widths: Sequence[int], columns: Sequence[_Colu
 
 
 def _columns(view: TopView, width: int) -> list[_Column]:
-    """Return the columns that there is something for."""
     longest = 12 if width < WIDE else 40
     rows = view.ranks
     found = [
@@ -232,7 +230,6 @@ def _state(row: RankRow) -> str:
 
 
 def _node_lines(nodes: Sequence[NodeRow], width: int, room: int | None) -> list[Text]:
-    """Return a table of the nodes. Nodes without room are counted."""
     longest = 12 if width < WIDE else 40
     heading = [
         "NODE",

@@ -1,4 +1,4 @@
-"""Read the log files of a job's ranks: merged by time, from the end, or while they grow."""
+"""Read the log files of a job's ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Line(Record):
 
 
 class _Segment(Record):
-    """Bytes of a file that came within one step of the index of times."""
+    """Bytes that came within one step of the index of times."""
 
     time: float
     file: LogFile
@@ -44,17 +44,13 @@ class _Segment(Record):
 
 
 def attempts_of(job: Job) -> list[int]:
-    """Return the numbers of the attempts that have a directory, in order."""
+    """Return the attempts that have a directory, in order."""
     numbers = [number for name in _names(job.path) if (number := _attempt_number(name)) is not None]
     return sorted(numbers)
 
 
 def log_files(job: Job, attempt: int, ranks: Collection[int] | None = None) -> list[LogFile]:
-    """Return the log files of an attempt, ordered by rank and stream.
-
-    ``ranks``: only those of these ranks. The files may have the names of any layout: those of
-    ``train``, torchrun or horovodrun.
-    """
+    """Return the log files of an attempt, ordered by rank and stream, in any layout."""
     folder = _attempt_directory(job, attempt)
     if folder is None:
         return []
@@ -88,11 +84,10 @@ def read_lines(
     since: float | None = None,
     ends: Mapping[str, int] | None = None,
 ) -> Iterator[Line]:
-    """Yield the lines of an attempt in the order in which they came, to the second.
+    """Yield the lines of an attempt in the order in which they came, to the second, then by rank.
 
-    Lines of one second are ordered by rank. ``since``: only output that came at this time or later,
-    in seconds since 1970. ``ends``: the offset at which to stop in each file, by path. Files that it
-    lacks are left out.
+    ``since`` is in seconds since 1970. ``ends``: the offset at which to stop in each file, by path;
+    files that it lacks are left out.
     """
     files = log_files(job, attempt, ranks)
     begun: dict[str, bytes] = {}
@@ -109,10 +104,7 @@ def last_lines(
     *,
     ends: Mapping[str, int] | None = None,
 ) -> list[Line]:
-    """Return the last ``count`` lines of an attempt.
-
-    Only the end of each file is read. ``ends`` is as for ``read_lines``.
-    """
+    """Return the last ``count`` lines of an attempt. Only the end of each file is read."""
     if count == 0:
         return []
     files = log_files(job, attempt, ranks)
@@ -134,14 +126,13 @@ class LogFollower:
     def __init__(
         self, job: Job, ranks: Collection[int] | None, *, attempt: int | None = None
     ) -> None:
-        """``attempt``: follow this one only. Otherwise follow the newest one and those after it."""
+        """Follow ``attempt`` only, or by default the newest one and those after it."""
         self._job = job
         self._ranks = ranks
         self._attempt = attempt
         self._begun: dict[str, bytes] = {}
         self.offsets = {file.path: _end_of_lines(file.path) for file in self._files()}
-        """Where the next line of each file begins. A line that is not complete yet will be read
-        whole."""
+        """Where the next line of each file begins. An incomplete line will be read whole."""
 
     def lines(self) -> Iterator[Line]:
         """Yield lines as they are written, until the job has ended."""
@@ -172,7 +163,6 @@ class LogFollower:
 
 
 def _unfinished(files: Iterable[LogFile], begun: dict[str, bytes]) -> Iterator[Line]:
-    """Yield the last line of each file that has no newline."""
     for file in files:
         if rest := begun.pop(file.path, b""):
             yield Line(rank=file.rank, text=rest)
@@ -189,10 +179,7 @@ def _segments(
     since: float | None,
     ends: Mapping[str, int] | None,
 ) -> list[_Segment]:
-    """Return the parts of the files, ordered by time and rank.
-
-    A file without marks is one part that is as old as the attempt: an older version has written it.
-    """
+    """Take a file without marks, of an older version, as one part as old as the attempt."""
     marks: dict[tuple[int, int], list[log_times.Mark]] = {}
     for mark in _read_marks(times_path(job.path, attempt)):
         marks.setdefault((mark.rank, mark.stream), []).append(mark)
@@ -224,7 +211,7 @@ def _read_marks(path: str) -> Iterator[log_times.Mark]:
 
 
 def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Iterator[Line]:
-    """Yield the lines that end in a part of a file. ``begun`` has the beginning of the next one."""
+    """``begun`` has the beginning of the next line."""
     rest = begun.pop(segment.file.path, b"")
     for block in _blocks(segment.file.path, segment.start, segment.end):
         *lines, rest = (rest + block).split(b"\n")
@@ -253,7 +240,6 @@ def _blocks(path: str, start: int, end: int) -> Iterator[bytes]:
 
 
 def _end_of_lines(path: str) -> int:
-    """Return the offset behind the last complete line of a file."""
     size = _size(path)
     start = max(0, size - _BLOCK)
     block = b"".join(_blocks(path, start, size))
@@ -261,7 +247,6 @@ def _end_of_lines(path: str) -> int:
 
 
 def _start_of_last(path: str, count: int, size: int) -> int:
-    """Return the offset at which the last ``count`` lines of the first ``size`` bytes begin."""
     end = size
     found = 0
     while end > 0:

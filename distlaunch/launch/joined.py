@@ -58,7 +58,7 @@ OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
 _LEAST_TOKEN = 16
-"""In characters, without --weak-token-ok."""
+"""Shortest token, in characters, that needs no --weak-token-ok."""
 _READ_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _MAKE_TOKEN = "openssl rand -hex 32"  # noqa: S105 - a command
 _TOKEN_FILE_S = 10.0

@@ -251,7 +251,7 @@ class Planned(Record):
     backend: Backend
     topology: Topology
     location: Location | None
-    """None if only this machine is known."""
+    """The nodes; None if only this machine is known."""
     planner: SurveyedPlanner | None = None
     """Plans each attempt from surveys. None for a local job, or with a launcher on each node."""
     join: Callable[[], JoinedPlanner] | None = None

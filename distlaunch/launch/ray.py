@@ -29,7 +29,7 @@ _LOCAL_S = 10.0
 _SLOW_S = 2.0
 """After this time the user gets a line on what a start waits for."""
 _SAY_S = 1.0
-"""In case nothing reads stderr."""
+"""Limit for writing a line, in case nothing reads stderr."""
 
 
 class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distlaunch.transport.ray.nodes import RayCluster
 
 _UNKNOWN_SLOTS = 64
-"""For a node that has not reported its own."""
+"""Assumed number of workers of a node that has not reported its own."""
 _LEAST_CONNECT_S = 10.0
 _LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
 """srun starts all agents at once and does not retry. Its last message should arrive before the join

@@ -46,9 +46,9 @@ OpenSink = Callable[[int], Sink]
 OpenWorkerSink = Callable[[OuterLauncher], Sink]
 """The argument is the launcher whose worker this launcher is."""
 OpenTerminal = Callable[[], Terminal | None]
-"""None if no worker may have the terminal."""
+"""Returns the user's terminal if the only worker may have it."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]
-"""By number of workers: the filters that copy lines of stdout (1) and stderr (2) to a file."""
+"""Returns, for a number of workers, the filters that copy lines of stdout (1) and stderr (2)."""
 
 
 class _Openers(Record):

@@ -34,7 +34,8 @@ class ScriptSource(Record):
     path: str
     name: str
     descriptor: int | None
-    """If the path leads to a descriptor (/dev/fd/63), which is another file in workers."""
+    """The launcher's descriptor if the path leads to one (/dev/fd/63). Workers have another file
+    there."""
 
     def read(self) -> bytes:
         """Return the text of the script.

@@ -384,7 +384,7 @@ def _seconds(clock: str) -> int | None:
 
 
 def _components(environ: Mapping[str, str]) -> dict[str, int]:
-    """Empty unless the job is heterogeneous."""
+    """Return the component of each node of a heterogeneous job."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
     for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
@@ -399,7 +399,7 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
-    """None if the variables do not determine it."""
+    """Return how many GPUs these nodes have; None if the variables do not determine it."""
     counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
     mine = [counts.get(host) for host in hosts]
     if all(count is not None for count in mine):

@@ -16,7 +16,7 @@ from distlaunch.render.yaml import Commented, Value
 JOIN_TIMEOUT_S = 600
 """Long, because pods start minutes apart while nodes are provisioned and images pulled."""
 _EXIT_MARGIN_S = 5
-"""Between the workers' grace period and the kubelet's KILL."""
+"""Time between the workers' grace period and the kubelet's KILL."""
 _EFA_HUGE_PAGES = "5120Mi"
 """From AWS' documentation of EFA on EKS."""
 _KEEP_S = 7 * 24 * 3600

@@ -18,7 +18,8 @@ _JOB = _CONTAINER = "node"
 """The names of the pods' job and of their container in Trainer's runtimes."""
 
 _SUFFIX = "-abcde"
-"""As long as Kubernetes' suffix of pod names. JobSet refuses names that are too long with it."""
+"""A text as long as Kubernetes' suffix of pod names. JobSet refuses names that are too long with
+it."""
 
 
 def render(request: RenderRequest, shape: Shape) -> str:

@@ -20,7 +20,7 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _WIDTH = 110
 
 Value = Union[str, int, "Commented", Mapping[str, "Value"], Sequence["Value"]]
-"""In the order of writing. ``bool`` is an ``int``."""
+"""Content of a manifest, in the order of writing. ``bool`` is an ``int``."""
 
 
 class Commented(Record):

@@ -75,7 +75,7 @@ class Front:
         return self._terminal
 
     def open_sink(self, world_size: int) -> Sink:
-        """If the only worker has the terminal, the sink passes its output on unchanged."""
+        """Open a console; if the only worker has the terminal, a sink that passes its output on."""
         if world_size == 1 and self.open_terminal() is not None:
             from distlaunch.console.passthrough import Passthrough
 

@@ -53,7 +53,7 @@ _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
 
 
 class DeepspeedTranslation(Translation):
-    """With ``save_pid``, a file with the process id is kept (``pid_file``)."""
+    """A translated command. With ``save_pid``, a file with the process id is kept."""
 
     save_pid: bool
 

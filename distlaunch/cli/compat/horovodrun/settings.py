@@ -1,4 +1,4 @@
-"""From horovodrun's options and configuration file to values of ``-o``.
+"""Convert horovodrun's options and configuration file to values of ``-o``.
 
 The table of settings is in ``backends/horovod``.
 """

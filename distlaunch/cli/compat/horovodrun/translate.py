@@ -95,7 +95,7 @@ class Command(Record):
     words: tuple[str, ...]
     """A script or module and its arguments; or any command."""
     python: str | None = None
-    """None if the command is no Python that runs a script or module."""
+    """The interpreter, if the command is a Python that runs a script or module."""
     module: bool = False
 
 

@@ -115,9 +115,9 @@ class TorchrunFront(Front):
         self._silent = translation.silent
         self._hostname = printable(socket.gethostname()) or "localhost"
         self._prefixes: dict[int, bytes] = {}
-        """By rank as the console counts ranks. Filled by ``count_from``."""
+        """Prefixes by rank, as the console counts ranks. Filled by ``count_from``."""
         self._filtered: dict[int, dict[int, bytes]] = {}
-        """By stream and local index, of the workers whose lines are copied."""
+        """Prefixes of the workers whose lines are copied, by stream and local index."""
         self._first_local_rank = 0
         self._first_rank = 0
 

@@ -31,7 +31,7 @@ _JOIN_S = 600.0
 NODE_RANK_HINT = (
     "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
 )
-"""For launchers of a static rendezvous that are all node 0."""
+"""The hint for launchers of a static rendezvous that are all node 0."""
 _JOIN_KEYS = ("join_timeout", "timeout")
 """Keys of the time limit in --rdzv-conf. The first one present counts."""
 _JOIN_DIGITS = 9
@@ -243,7 +243,7 @@ def _is_ranked(parsed: Parsed) -> bool:
 
 
 def _join_timeout(conf: str | None, source: str) -> float:
-    """In seconds. Raises ConfigError for a text that torchrun does not accept."""
+    """Return seconds. Raises ConfigError for a text that torchrun does not accept."""
     items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
     entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
     pairs = dict(entries)
@@ -344,7 +344,10 @@ def _columns(display: OutputOptions) -> int:
 
 
 def _option_names(sources: Mapping[str, str], *, assumed: bool) -> OptionNames:
-    """With ``assumed``, a port in use may belong to another launcher that is node 0 as well."""
+    """Return torchrun's options, or the variables that set them.
+
+    With ``assumed``, a port in use may belong to another launcher that is node 0 as well.
+    """
     own = {option.name: sources[option.field] for option in OPTIONS}
     names = {"backend": "the backend"}
     for option in BY_VARIABLE:
