@@ -1,7 +1,5 @@
-"""Checks that all nodes of a job agree on the script and on the options. No I/O.
-
-Also chooses the Python interpreter of the workers on each node.
-"""
+"""Checks that all nodes of a job agree on the script and on the options, and chooses each node's
+interpreter. No I/O."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.train_options import TrainOptions
 
 ELSEWHERE = "python3"
-"""The workers' interpreter on nodes that lack the launcher's interpreter. With --setup, it is found
-on the PATH that the setup command sets."""
+"""The workers' interpreter on nodes that lack the launcher's, on the PATH that --setup sets."""
 _HASH_SHOWN = 8
 
 
@@ -32,10 +29,8 @@ def _directory_hint() -> str:
 
 
 class NodesDifferError(ConfigError):
-    """Nodes have different scripts, or none.
-
-    A network file system may deliver the right file a moment later.
-    """
+    """Nodes have different scripts, or none. A network file system may deliver the right file a
+    moment later."""
 
     def __init__(self, message: str, *, nodes: tuple[int, ...], hint: str | None = None) -> None:
         """``nodes`` are the numbers of the nodes to survey again."""
@@ -52,8 +47,8 @@ def check_script(
 ) -> None:
     """Raise NodesDifferError if the script is missing on a node or differs between nodes.
 
-    ``hashes`` and ``hosts`` are by node number. ``ours`` is the number of this machine; its script
-    is then the reference. If ``ours`` is None, the script that most nodes have is the reference.
+    ``hashes`` and ``hosts`` are by node number. The reference is the script of this machine
+    (``ours``), or that of most nodes.
     """
     by_hash: dict[str | None, list[int]] = {}
     for number, sha in hashes.items():
@@ -87,7 +82,7 @@ def check_script(
 def command_digest(options: TrainOptions) -> str:
     """Return a digest of script and arguments, by which launchers compare their commands.
 
-    The directory of the script is not included, because it may differ between nodes.
+    The directory of the script may differ between nodes.
     """
     name = (options.script or "").rpartition("/")[2]
     command = (
@@ -99,18 +94,18 @@ def command_digest(options: TrainOptions) -> str:
 
 
 def choices_digest(backend: PlannedBackend) -> str:
-    """Return a digest of the options of a backend that must be equal on all nodes."""
+    """Return a digest of the backend's options that must be equal on all nodes."""
     return hashlib.sha256(json.dumps(dict(backend.agreed()), sort_keys=True).encode()).hexdigest()
 
 
 def difference(
     other: LauncherInfo, own: LauncherInfo, *, who: str, me: str, what: str
 ) -> str | None:
-    """Return how the options of another launcher differ from the coordinator's (``own``); None if
-    they agree.
+    """Return how the options of another launcher differ from the coordinator's (``own``), if they
+    do.
 
-    ``who`` and ``me`` name the two launchers in the text. ``what`` is "nodes" or "launchers",
-    whichever ``num_nodes`` counts.
+    ``who`` and ``me`` name the two launchers. ``what`` is "nodes" or "launchers", whichever
+    ``num_nodes`` counts.
     """
     if tuple(other.num_nodes) != tuple(own.num_nodes):
         return (
@@ -144,14 +139,11 @@ class Interpreter(Record):
 
 
 def interpreter_of(options: TrainOptions, ours: str, surveyed: Surveyed) -> Interpreter:
-    """Return the interpreter of the workers on a node.
-
-    In order of preference: the user's (--python), the launcher's (``ours``) if the node has it, the
-    one that the node's survey found.
-    """
+    """Return the workers' interpreter on a node: --python, the launcher's (``ours``) if the node
+    has it, or the survey's."""
     if options.python is not None:
-        # The survey did not look for our interpreter. A shared run directory suggests that
-        # software is shared as well.
+        # The survey did not look for our interpreter. A shared run directory suggests shared
+        # software.
         return Interpreter(python=options.python, with_ours=surveyed.shares_run_dir)
     if surveyed.python == ours:
         return Interpreter(python=ours, with_ours=True)

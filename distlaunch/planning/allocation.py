@@ -1,8 +1,7 @@
 """The result of a source of nodes, such as Slurm or a host file: the hosts, and this launcher's
 position among them.
 
-A source does not guess. A value that it does not know is None. The user's options or the nodes
-provide it later.
+A source does not guess. An unknown value is None; options or nodes provide it later.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 Part = Literal["all", "node", "worker"]
-"""Which workers this launcher starts: ``all`` workers; those of its ``node`` (the scheduler starts
-one launcher per node); or a single ``worker`` (the scheduler starts one launcher per task)."""
+"""The workers that this launcher starts: ``all``; those of its ``node`` (one launcher per node); or
+a single ``worker`` (one launcher per task)."""
 
 
 Unit = Literal["workers", "gpus", "cores"]
@@ -25,25 +24,22 @@ class Host(Record):
     """One host, by the name that its source uses."""
 
     name: str
-    """Host name or address, without user, port and brackets. If the host is not ``known``, a label
-    such as ``node-1``."""
+    """Name or address, without user, port and brackets. If not ``known``, a label such as
+    ``node-1``."""
     known: bool = True
-    """Whether the source gave the host's name. Without a name, no connection to the host is
-    possible, and no filter can name it."""
+    """Whether the source gave the name. Otherwise no connection is possible, and no filter can name
+    the host."""
     slots: int | None = None
-    """How many ``unit`` the host has; None if only a survey of the node can tell."""
+    """How many ``unit`` the host has; None if only a survey can tell."""
     unit: Unit = "workers"
-    """A host must have the GPUs that were granted. Cores do not limit workers on GPUs, nor GPUs
-    workers on CPUs."""
+    """Granted GPUs are required. Cores do not limit workers on GPUs, nor GPUs workers on CPUs."""
     tasks: int | None = None
-    """How many tasks were requested from a scheduler beside GPUs. The number of workers that use no
-    GPU."""
+    """How many tasks were requested beside GPUs: the number of workers that use no GPU."""
     user: str | None = None
     port: int | None = None
     """SSH port."""
     devices: tuple[str, ...] | None = None
-    """Ids of the granted devices, as in a device mask; None if only a survey of the node can
-    tell."""
+    """Ids of the granted devices, as in a device mask; None if only a survey can tell."""
 
 
 ValueName = Literal[
@@ -56,14 +52,14 @@ ValueName = Literal[
     "master address",
     "master port",
 ]
-"""The values that a source can determine, under the names that ``--explain`` prints."""
+"""Values that a source can determine, by their names in ``--explain``."""
 
 
 class Origin(Record):
     """The source of one value, for ``--explain``."""
 
     value: str
-    """A ``ValueName``, or another name that ``--explain`` shows: ``workers``, ``job-id``, ..."""
+    """A ``ValueName``, or another name in ``--explain``: ``workers``, ``job-id``, ..."""
     shown: str
     """The value as text."""
     source: str
@@ -79,14 +75,14 @@ class Allocation(Record):
     source: str
     """For people and for ``--source``: ``slurm``, ``kubernetes``, ``hostfile``, ``openmpi``, ..."""
     hosts: tuple[Host, ...]
-    """At least one host, in rank order. If a source knows only the number of hosts, they are not
+    """At least one host, in rank order. Hosts of which only the number is known are not
     ``known``."""
     by_user: bool = False
-    """Whether the user named the hosts. A host that the user named may be left unused, with a note.
-    A host that a scheduler granted may not."""
+    """Whether the user named the hosts. Such a host may be left unused, with a note; one that a
+    scheduler granted may not."""
     part: Part = "all"
     node_rank: int | None = None
-    """Index of this machine in ``hosts``; None if the source does not determine it."""
+    """Index of this machine in ``hosts``, if the source determines it."""
     local_rank: int | None = None
     """If ``part`` is ``worker``: the local rank of this launcher's worker."""
     nodes: tuple[int, int] | None = None
@@ -94,11 +90,11 @@ class Allocation(Record):
     master_addr: str | None = None
     master_port: int | None = None
     cpus: int | None = None
-    """How many CPUs are granted on this node. The source may not enforce that."""
+    """How many CPUs are granted on this node, perhaps without enforcing it."""
     job_id: str | None = None
     number: int | None = None
-    """A number that is unique among the jobs of this system. The launchers derive their port from
-    the number."""
+    """A number that is unique among the jobs of this system, from which the launchers derive their
+    port."""
     origins: tuple[Origin, ...] = ()
     notes: tuple[str, ...] = ()
-    """Notes for the user that are shown even without ``--explain``."""
+    """Notes for the user even without ``--explain``."""

@@ -1,8 +1,7 @@
 """Makes the plan of an attempt from its topology. No I/O.
 
-``build_plan`` makes the plan. ``bind`` adds the values that are known only when the attempt starts,
-such as the master port. The plan includes the environment variables that every worker gets with any
-backend.
+``build_plan`` makes the plan; ``bind`` adds the values of the attempt, such as the master port. The
+plan includes the variables that every worker gets with any backend.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _SETUP = (
     'PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
     'exec "$@"'
 )
-"""The shell script that runs the setup command, then the worker. ``{SETUP}`` and ``{PYTHON3}`` are
-replaced by options."""
+"""The shell script that runs the setup command, then the worker. Options replace ``{SETUP}`` and
+``{PYTHON3}``."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _LEAST_COLUMNS = 20
 _DEFAULTS: Mapping[str, str] = {
@@ -55,11 +54,11 @@ _DEFAULTS: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
-"""Variables that are set only if neither the environment, the user nor the backend sets them.
-Without PYTHONUNBUFFERED the last lines before a crash are lost."""
+"""Variables that are set only if neither environment, user nor backend sets them. Without
+PYTHONUNBUFFERED the last lines before a crash are lost."""
 _OF_A_PLAIN_WORKER: Mapping[str, str] = {"PYTHONFAULTHANDLER": "1"}
-"""Set in the same way for a worker without bootstrap. The bootstrap turns faulthandler on itself,
-so that child processes with other interpreters are not concerned."""
+"""The same for a worker without bootstrap. The bootstrap turns faulthandler on itself, and only in
+the worker."""
 
 
 class CpuShare(Record):
@@ -67,7 +66,7 @@ class CpuShare(Record):
 
     cpus: CpuInventory
     granted: int | None
-    """How many of these CPUs a scheduler grants. The scheduler may not enforce this number."""
+    """How many of these CPUs a scheduler grants, perhaps without enforcing it."""
 
 
 def build_plan(
@@ -86,10 +85,10 @@ def build_plan(
     """Return the plan of an attempt. Raises ConfigError for everything that would keep workers from
     starting.
 
-    ``local``: this machine is one of the nodes; if not, script, directory and interpreter need not
-    exist on this machine. ``base``: the environment that workers inherit, by default the
-    launcher's. ``shares``: the CPUs of each node by rank, from a survey. ``only``: plan only the
-    workers of the node with this rank.
+    ``local``: this machine is one of the nodes; otherwise script, directory and interpreter need
+    not exist here. ``base``: the environment that workers inherit, by default the launcher's.
+    ``shares``: the CPUs of each node by rank, from a survey. ``only``: plan only the workers of the
+    node with this rank.
     """
     dialect = options.dialect
     if backend.ipv4_only and ":" in (options.master_addr or ""):
@@ -123,8 +122,7 @@ def build_plan(
         target = os.path.join(run_dir, facts.script_file)
     argv = command_line(options, python, target, backend)
     preload = preloaded_modules(options)
-    # With several workers, the notice says which one holds up the others. With one worker there
-    # is nothing to say.
+    # With several workers, the notice says which one holds up the others.
     hang_notice_s = (
         options.hang_notice if options.hang_timeout is None and topology.world_size != 1 else None
     )
@@ -205,8 +203,8 @@ def build_plan(
         from distlaunch.planning.worker_addresses import check_cluster
 
         check_cluster(plan, backend)
-    # The workers get the error files of the first attempt at once: building 131,072 workers a
-    # second time takes long.
+    # The error files of the first attempt are set at once: building 131,072 workers a second time
+    # takes long.
     error_file = options.dialect.layout.error_files(run_dir, 0) if run_dir else None
     if shares is None:
         of_this = CpuShare(cpus=facts.cpus, granted=topology.cpus)
@@ -241,8 +239,8 @@ def bind(
 ) -> LaunchPlan:
     """Return the plan with the values of one attempt: its number, the master port, the error files.
 
-    ``meeting`` has the master address, and the variables that nodes need to use this address; None
-    if the job has one node.
+    ``master`` has the master address and the variables that nodes need to use it; None if the job
+    has one node.
     """
     if master is not None:
         nodes = tuple(
@@ -288,8 +286,7 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 
 
 def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
-    """Return the workers' directory. Raises ConfigError if ``local`` and the directory does not
-    exist."""
+    """Return the workers' directory. Raises ConfigError if ``local`` and it does not exist."""
     if options.workdir is None:
         return facts.cwd
     path = os.path.join(facts.cwd, options.workdir)
@@ -300,7 +297,7 @@ def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> st
 
 
 def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
-    """Return what the workers run: the path of a script, the name of a module, or a program.
+    """Return the path of a script, the name of a module, or a program.
 
     Raises ConfigError if ``local`` and the file does not exist.
     """
@@ -321,7 +318,7 @@ def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: 
 def command_line(
     options: TrainOptions, python: str, target: str, backend: PlannedBackend
 ) -> tuple[str, ...]:
-    """Return the command line of the workers, without arguments that differ by rank."""
+    """Return the workers' command line, without arguments that differ by rank."""
     program = (
         (python, "-m", target)
         if options.module
@@ -338,12 +335,13 @@ def command_line(
 
 
 def script_paths(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
-    """Return the paths at which a script may be: in the workers' directory, else in the launcher's."""
+    """Return the paths at which a script may be: in the workers' directory, else in the
+    launcher's."""
     return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
 
 
 def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: str) -> str | None:
-    """Return a note if the workers do not run the interpreter of the active environment; else None.
+    """Return a note if the workers do not run the interpreter of the active environment.
 
     ``python`` is the launcher's interpreter.
     """
@@ -361,7 +359,7 @@ def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: 
 
 def other_environment(environ: Mapping[str, str], python: str) -> str | None:
     """Return the directory of the active environment (VIRTUAL_ENV, CONDA_PREFIX) if ``python`` is
-    not in it; otherwise None."""
+    not in it."""
     prefix = next(
         (environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None
     )
@@ -404,10 +402,10 @@ def job_variables(
 def _terminal_variables(
     topology: Topology, columns: int | None, *, in_front: int | None = None
 ) -> dict[str, str]:
-    """Return COLUMNS for the workers: the width of the user's terminal without the prefix of lines.
+    """Return COLUMNS for the workers: the terminal's width without the prefix of lines. Workers
+    write to a pipe.
 
-    Workers cannot find the width, because their output goes to a pipe. ``in_front`` is the width of
-    the prefix; None for a rank in brackets.
+    ``in_front`` is the width of the prefix; None for a rank in brackets.
     """
     if columns is None:
         return {}
@@ -419,9 +417,8 @@ def _bar_variables(
 ) -> dict[str, str]:
     """Return the variables that make rank 0 draw progress bars as on a terminal.
 
-    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE. tqdm reads TQDM_NCOLS. Its value is one column
-    less than the width, since tqdm leaves the last column free only if it measures the width
-    itself.
+    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm TQDM_NCOLS: one column less than the width,
+    since tqdm leaves the last column free only if it measures the width itself.
     """
     if columns is None:
         return {}
@@ -432,11 +429,7 @@ def _bar_variables(
 def _attempt_variables(
     *, attempt: int, master_addr: str | None, master_port: int | None
 ) -> dict[str, str]:
-    """Return the variables that change with each attempt.
-
-    ``master_addr`` and ``master_port`` are None until they are known; their variables are then
-    missing.
-    """
+    """Return the variables of an attempt, without those that are not known yet."""
     variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
     if master_addr is not None:
         variables["MASTER_ADDR"] = master_addr
@@ -471,10 +464,8 @@ def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
 
 
 def _names_set_per_worker(topology: Topology, backend: PlannedBackend) -> set[str]:
-    """Return the names of the variables that the backend sets for each node or worker.
-
-    Empty as long as the number of workers is not known.
-    """
+    """Return the names of the variables that the backend sets for each node or worker, if the
+    number of workers is known."""
     if not topology.nodes or not topology.nodes[0].slots:
         return set()
     names = {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0)}
@@ -505,7 +496,7 @@ def _left_out(names: Sequence[str], backend: str) -> str:
 
 
 def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
-    """Return whether the console draws rank 0's progress bars in place if it is a terminal."""
+    """Return whether the console draws rank 0's progress bars in place on a terminal."""
     dumb = facts.environ.get("TERM") in ("dumb", "unknown")
     return (
         options.format != "jsonl"
@@ -521,8 +512,7 @@ def _output_shows_rank_0(output: str) -> bool:
 
 
 def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the items of ``files`` (variable -> file) whose file no variable in ``layers`` names
-    yet.
+    """Return the items of ``files`` (variable -> file) whose file no variable in ``layers`` names.
 
     A file may have an old and a new variable. If either is set in a layer, both are left out.
     """
@@ -542,7 +532,7 @@ def _workers(
     only: int | None,
     first_local_rank: int = 0,
 ) -> Iterator[WorkerPlan]:
-    """Yield the workers in rank order, up to the first node whose number of workers is not known.
+    """Yield the workers in rank order, up to the first node of unknown size.
 
     ``shares`` has the CPUs of nodes by node rank. Workers of other nodes get neither CPUs nor
     threads.
@@ -590,7 +580,7 @@ def _workers(
 def _bind_workers(
     options: TrainOptions, share: CpuShare | None, node: Node, *, threads: bool
 ) -> list[tuple[tuple[int, ...] | None, dict[str, str]]]:
-    """Return the CPUs of each worker of a node, and the variables that follow from the CPUs."""
+    """Return the CPUs of each worker of a node, and the variables that follow from them."""
     slots = node.slots or 0
     if share is None:
         return [(None, {})] * slots
@@ -609,7 +599,7 @@ def _bind_workers(
 def _own_argv(
     options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return the command line of one worker if it differs from that of other ranks; otherwise None.
+    """Return the command line of one worker if it differs from that of other ranks.
 
     ``more`` are the backend's arguments for this worker.
     """
@@ -653,7 +643,7 @@ def _settled(
 
 
 def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
-    """Return the backend's variables that must have the same value as one in ``settled``."""
+    """Return the backend's variables that must equal one in ``settled``."""
     return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
 
 

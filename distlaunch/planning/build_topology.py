@@ -2,8 +2,8 @@
 
 A host that the user named but that is not needed is left out, with a note. A host that a scheduler
 granted is never left idle without an error. Values that only a node knows (its devices, its CPUs,
-often its slots) remain unknown until its survey. Most nodes differ only in their names and the
-UUIDs of their GPUs, so the devices of such nodes are computed once.
+often its slots) stay open until its survey. Most nodes differ only in names and UUIDs of GPUs, so
+their devices are computed once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from distlaunch.planning.worker_counts import (
 _NAMED = ("GPU-", "MIG-")
 _MOST_KINDS = 3
 _FEW = 32
-"""Environments with more variables than this are not compared. A survey returns only a few
-variables; this machine's whole environment is larger."""
+"""Larger environments are not compared. A survey returns only a few variables; this machine's whole
+environment is larger."""
 
 
 def build_topology(
@@ -57,9 +57,9 @@ def build_topology(
     """Return how many workers each host runs, and on which devices.
 
     ``here`` is the index of this machine in ``allocation.hosts``; ``facts`` describe only that
-    host. If ``present`` is set, only the first ``present`` hosts are available now, but filters may
-    name the others. Raises ConfigError for sizes that contradict each other or exceed the available
-    slots, and for an idle node that a scheduler granted.
+    host. With ``present``, only the first ``present`` hosts are available, but filters may name the
+    others. Raises ConfigError for sizes that contradict each other or exceed the slots, and for an
+    idle node that a scheduler granted.
     """
     check_kind(options)
     bounds = bounds_of(allocation, options)
@@ -108,11 +108,11 @@ def surveyed_topology(
     *,
     here: int | None,
 ) -> Topology:
-    """Return the topology of hosts that have been surveyed.
+    """Return the topology of surveyed hosts.
 
     ``indices`` are indices of ``allocation.hosts``, in the order of ranks. ``known`` has the facts
-    of these hosts by index. ``here`` is the index of this machine; None if it is no node of the
-    job. Raises ConfigError that names the hosts with fewer GPUs or slots than the options ask for.
+    of these hosts by index, ``here`` is the index of this machine, if it is a node of the job.
+    Raises ConfigError that names the hosts with fewer GPUs or slots than the options ask for.
     """
     bounds = None if bounds_of(allocation, options) is None else (len(indices), len(indices))
     request = WorkerRequest(allocation=allocation, options=options, bounds=bounds)
@@ -137,8 +137,8 @@ def filtered_hosts(
 ) -> tuple[int, ...]:
     """Return the indices of the hosts that remain after ``--include`` and ``--exclude``.
 
-    ``here`` is the index of this machine, None if it is no host of the job. Raises ConfigError for
-    an invalid filter, or if no host remains.
+    ``here`` is the index of this machine, if it is a host of the job. Raises ConfigError for an
+    invalid filter, or if no host remains.
     """
     bounds = bounds_of(allocation, options)
     slots = _Slots(
@@ -151,8 +151,7 @@ def filtered_hosts(
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
-    """Return the smallest and the largest number of nodes; None if neither the user nor the source
-    sets it."""
+    """Return the smallest and the largest number of nodes, if the user or the source sets them."""
     if options.num_nodes is None:
         return allocation.nodes
     return (
@@ -178,7 +177,7 @@ def _picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
 class _DeviceAssigner:
     """Assigns devices to the workers of hosts whose facts are known.
 
-    ``surveyed``: the facts are from surveys of the nodes. ``several``: the job has several nodes.
+    ``surveyed``: the facts are from surveys. ``several``: the job has several nodes.
     """
 
     def __init__(
@@ -197,8 +196,8 @@ class _DeviceAssigner:
         self._devices: dict[str, list[PlannedHost]] = {}
 
     def node(self, candidate: PlannedHost, count: int | None) -> Node | None:
-        """Return the node for a host; None if the host has too few devices. ``check`` raises one
-        error for all such hosts."""
+        """Return the node for a host; None if it has too few devices. ``check`` raises one error
+        for all such hosts."""
         host = candidate.host
         try:
             found = self._found(candidate, count)
@@ -219,8 +218,7 @@ class _DeviceAssigner:
         return replace(found.nodes[0], **changes)
 
     def check(self) -> None:
-        """Raise ConfigError if a host has too little, or if some hosts have GPUs and some have
-        none."""
+        """Raise ConfigError if a host has too little, or if only some hosts have GPUs."""
         if self._failed:
             kinds = list(self._failed.items())
             said = [
@@ -241,7 +239,7 @@ class _DeviceAssigner:
 
     @property
     def device(self) -> str | None:
-        """The device type of all these nodes; None if the type differs or is not known."""
+        """The device type of all these nodes, if it is the same."""
         return next(iter(self._devices)) if len(self._devices) == 1 else None
 
     def notes(self) -> list[str]:
@@ -308,7 +306,7 @@ class _DeviceAssigner:
 
 
 def _hardware_key(facts: Facts) -> object:
-    """Return a key that is equal for hosts that differ only in their names and their GPUs' UUIDs."""
+    """Return a key that is equal for hosts that differ only in names and UUIDs of GPUs."""
     inventory, environ = (
         facts.gpus,
         tuple(sorted(facts.environ.items())) if len(facts.environ) < _FEW else None,
@@ -345,8 +343,7 @@ class _Slots:
         self._picked = None if picked is None else len(picked)
 
     def _seen(self, index: int) -> int | None:
-        """Return the number of devices that workers may use; None if the number is unknown or
-        irrelevant."""
+        """Return the number of devices that workers may use, if known and relevant."""
         facts = self._known.get(index)
         host = self._request.allocation.hosts[index]
         # A launcher of one of several workers sees the worker's devices, not the node's.
@@ -359,8 +356,8 @@ class _Slots:
             except ConfigError:
                 if not self._surveyed:
                     raise
-                # The same error comes again when the workers get their devices, and then names
-                # all hosts.
+                # The same error comes again when the workers get their devices, and then names all
+                # hosts.
                 return None
         return self._counts[key]
 
@@ -402,7 +399,7 @@ class _Slots:
     def room(self, chosen: Chosen) -> PlannedHost:
         """Return a chosen host with the number of workers that fit.
 
-        Raises ConfigError if --exclude removes slots from a host whose number of slots is unknown.
+        Raises ConfigError if --exclude removes slots from a host of unknown size.
         """
         host, options = self._request.allocation.hosts[chosen.index], self._request.options
         if chosen.without and on_cpus(options):
@@ -444,7 +441,7 @@ def _first_nodes(
 ) -> tuple[Sequence[Chosen], Sequence[Chosen]]:
     """Return the hosts that become nodes, and the spares.
 
-    If a scheduler granted several hosts and the job has one node, the node is this machine. Raises
+    If a scheduler granted several hosts and the job has one node, it is this machine. Raises
     ConfigError if there are too few hosts.
     """
     bounds, spares = request.bounds, request.options.spares
@@ -479,10 +476,8 @@ def _assign_workers(
     notes: list[Note],
     warnings: list[str],
 ) -> list[tuple[PlannedHost, int | None]]:
-    """Return the hosts that have workers, each with the number of its workers.
-
-    Raises ConfigError if the requested sizes do not fit.
-    """
+    """Return the hosts with workers, each with their number. Raises ConfigError if the sizes do not
+    fit."""
     counts = count_workers(candidates, request)
     if 0 in counts:
         idle = explain_idle(candidates, counts, request)
@@ -498,7 +493,7 @@ def _assign_workers(
 
 
 class _Builder:
-    """Makes the nodes of the hosts that have workers, with devices if facts are ``known``."""
+    """Makes the nodes of the hosts with workers, with devices if facts are ``known``."""
 
     def __init__(
         self,
@@ -528,7 +523,7 @@ class _Builder:
         self._known = {} if self._by_task else known
 
     def topology(self, notes: list[Note], warnings: Sequence[str]) -> Topology:
-        """Return the topology. ``notes`` and ``warnings`` are put first in its lists."""
+        """Return the topology, with ``notes`` and ``warnings`` first in its lists."""
         self._check_picked()
         options = self._options
         on_gpus = asks_for_gpus(options) or all(
@@ -570,10 +565,8 @@ class _Builder:
         )
 
     def _cpu_tasks(self) -> list[str]:
-        """Return a note if each worker has its own launcher and the workers run on the CPU.
-
-        Raises ConfigError if the user requested GPUs.
-        """
+        """Return a note if each worker has its own launcher and runs on the CPU. Raises ConfigError
+        if GPUs were requested."""
         counts = {candidate.chosen.index: count for candidate, count in self._planned}
         for index, facts in self._without.items():
             workers_here(self._options, facts, count=counts.get(index), several=self._several)
@@ -609,8 +602,8 @@ class _Builder:
                 )
 
     def _elsewhere(self, candidate: PlannedHost, count: int | None) -> Node:
-        """Return a node without facts. It finds its devices itself, unless the devices are set or
-        workers use none."""
+        """Return a node without facts. It finds its devices itself, unless they are set or workers
+        use none."""
         host, chosen = candidate.host, candidate.chosen
         on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
         first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
@@ -636,8 +629,8 @@ class _Builder:
     def _master(self, first: PlannedHost, notes: list[Note]) -> MasterAddress:
         """Return the planned address of rank 0's node, and add a note about it.
 
-        Raises ConfigError if a node other than this machine has a loopback name, which would lead
-        each machine to itself.
+        Raises ConfigError if another node has a loopback name, which would lead each machine to
+        itself.
         """
         for candidate, _ in self._planned:
             if not candidate.here and is_loopback(candidate.host.name):
@@ -662,8 +655,8 @@ def _names(candidates: Sequence[PlannedHost]) -> str:
 
 
 def _with_gpus_of(found: Topology, model: Sequence[Gpu], own: Sequence[Gpu]) -> Topology:
-    """Return the topology ``found``, which was computed with the GPUs ``model``, for a node with
-    the GPUs ``own``."""
+    """Return the topology ``found``, computed with the GPUs ``model``, for a node with the GPUs
+    ``own``."""
     node = found.nodes[0]
     if not node.gpus or model is own:
         return found

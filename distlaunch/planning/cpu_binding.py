@@ -17,10 +17,10 @@ def bind_cpus(
     """Return the CPUs of each worker by local rank, ascending; None for a worker that keeps the
     launcher's CPUs.
 
-    ``cores`` splits the allowed cores evenly and without overlap. Each worker's cores are near its
-    GPU if ``gpu_numa`` (NUMA node of its GPU by local rank; may be short) is known. A physical core
-    is split only if there are more workers than cores. With more workers than CPUs, workers share
-    CPUs in turn. ``numa`` gives each worker all allowed CPUs of its GPU's NUMA node, or of the NUMA
+    ``cores`` splits the allowed cores evenly, without overlap, near each worker's GPU if
+    ``gpu_numa`` (NUMA node of its GPU by local rank; may be short) is known. A physical core is
+    split only if there are more workers than cores; with more workers than CPUs, workers share CPUs
+    in turn. ``numa`` gives each worker all allowed CPUs of its GPU's NUMA node, or of the NUMA
     nodes in turn.
     """
     if mode == "none":
@@ -54,9 +54,9 @@ def threads_per_worker(
 ) -> int:
     """Return how many threads a worker should compute with (OMP_NUM_THREADS).
 
-    The limits are affinity, cgroup quota and ``granted`` (the CPUs that the scheduler grants to all
-    workers of this node). The lowest limit is divided by ``workers``. The result is at least 1, and
-    at most the number of CPUs in ``bound``, to which the worker is bound.
+    The lowest of affinity, cgroup quota and ``granted`` (the scheduler's CPUs for all workers of
+    this node) is divided by ``workers``. The result is at least 1, and at most the number of CPUs
+    in ``bound``, to which the worker is bound.
     """
     limits: list[float] = [len(cpus.allowed)]
     limits += [cpus.quota] if cpus.quota else []
@@ -66,11 +66,10 @@ def threads_per_worker(
 
 
 def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | None:
-    """Return a note if the process ``who`` may use at most a quarter of the CPUs of its cpuset;
-    otherwise None.
+    """Return a note if the process ``who`` may use at most a quarter of the CPUs of its cpuset.
 
     The cause is usually ``taskset`` or ``mpirun --bind-to core``, which every worker inherits. A
-    cgroup's cpuset does not count, because a scheduler or a container sets it on purpose.
+    scheduler or a container sets a cpuset on purpose.
     """
     have, could = len(cpus.allowed), min(cpus.online, cpus.cpuset or cpus.online)
     if have * 4 > could:
@@ -80,10 +79,8 @@ def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | N
 
 
 def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
-    """Return the allowed cores by number of the NUMA node.
-
-    CPUs that belong to no NUMA node are added to the lowest node that has allowed CPUs.
-    """
+    """Return the allowed cores by NUMA node. CPUs without one belong to the lowest node with
+    allowed CPUs."""
     rest = set(cpus.allowed)
     nodes: dict[int, set[int]] = {}
     for number, node in enumerate(cpus.numa):
@@ -96,7 +93,7 @@ def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
 
 
 def _cores(cpus: CpuInventory, rest: set[int]) -> Cores:
-    """Group CPUs by physical core. A CPU whose core is unknown forms a group of its own."""
+    """Group CPUs by physical core. A CPU of an unknown core is a group of its own."""
     groups: Cores = []
     for group in cpus.siblings:
         own = rest.intersection(group)
@@ -115,9 +112,9 @@ def _numa_node_of_workers(
 ) -> list[int]:
     """Return the NUMA node of each worker.
 
-    A worker gets its GPU's NUMA node if ``known``. The others are assigned in contiguous runs, in
-    proportion to cores. Unless ``crowded``, a NUMA node gets no more workers than it has cores; the
-    rest go to idle cores.
+    A worker gets its GPU's, if ``known``. The others are assigned in contiguous runs, in proportion
+    to cores. Unless ``crowded``, a NUMA node gets no more workers than cores; the rest go to idle
+    cores.
     """
     load = dict.fromkeys(nodes, 0)
     node_of_worker: dict[int, int] = {}
@@ -138,7 +135,7 @@ def _numa_node_of_workers(
 
 
 def _split(cores: Cores, workers: int) -> list[tuple[int, ...]]:
-    """Split cores into contiguous shares whose sizes differ by at most one core."""
+    """Split cores into contiguous shares whose sizes differ by at most one."""
     if workers > len(cores):
         cores = [(cpu,) for core in cores for cpu in core]
     if workers > len(cores):

@@ -32,7 +32,7 @@ CUDA, HIP, ROCR, ZE = (
 
 
 class NotTheseGpusError(ConfigError):
-    """The request names GPUs that this machine does not have. Another machine may have them."""
+    """The request names GPUs that this machine lacks and another may have."""
 
 
 class DeviceSelection(Record):
@@ -42,14 +42,14 @@ class DeviceSelection(Record):
     ids: tuple[str, ...] = ()
     """Entries of ``mask_variable``."""
     gpus: tuple[Gpu | None, ...] = ()
-    """The physical GPU of each id; None if the GPU is only known from the mask."""
+    """The physical GPU of each id, if known."""
     mig: bool = False
     """Whether the devices are MIG slices. CUDA uses one slice per process, so each worker gets its
-    own slice."""
+    own."""
     source: str
-    """What decided, for ``--explain``: ``--gpus 4 within CUDA_VISIBLE_DEVICES=4,5``."""
+    """The deciding source, for ``--explain``: ``--gpus 4 within CUDA_VISIBLE_DEVICES=4,5``."""
     notes: tuple[str, ...] = ()
-    """Notes for the user: a mask that CUDA reads only in part, a driver that does not answer."""
+    """Notes on a mask that CUDA reads only in part, or a driver that does not answer."""
 
 
 def select_devices(
@@ -59,12 +59,11 @@ def select_devices(
     requested: str | None = None,
     several: bool = False,
 ) -> DeviceSelection:
-    """Return the devices that workers may use: all visible devices, or those that --gpus
-    (``requested``) names.
+    """Return the devices that workers may use: all visible ones, or those in --gpus
+    (``requested``).
 
-    A device mask limits the visible devices. ``several``: the job has several nodes, for hints.
-    Raises ConfigError if ``requested`` names a GPU twice, one that does not exist, or one outside
-    the mask.
+    ``several``: the job has several nodes, for hints. Raises ConfigError if ``requested`` names a
+    GPU twice, one that does not exist, or one outside the mask.
     """
     variable, mask = _mask(inventory, environ)
     notes = [inventory.problem] if inventory.problem else []
@@ -112,8 +111,7 @@ def select_devices(
 def first_devices(
     selection: DeviceSelection, count: int, *, several: bool = False
 ) -> DeviceSelection:
-    """Return the selection with its first ``count`` devices. Raises ConfigError if it has fewer
-    devices.
+    """Return the selection with its first ``count`` devices. Raises ConfigError if it has fewer.
 
     ``several``: the job has several nodes, for the hint.
     """
@@ -138,18 +136,16 @@ def first_devices(
 def split_devices(
     selection: DeviceSelection, workers: int, *, isolate: bool
 ) -> tuple[tuple[str, ...], ...]:
-    """Return each worker's mask: all devices, or with ``isolate`` (implied by MIG) one device each.
-
-    If there are more isolated workers than devices, devices are shared in turn.
-    """
+    """Return each worker's mask: all devices, or with ``isolate`` (implied by MIG) one device each,
+    shared in turn if they are too few."""
     if not (isolate or selection.mig) or not selection.ids:
         return (selection.ids,) * workers
     return tuple((selection.ids[worker % len(selection.ids)],) for worker in range(workers))
 
 
 def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
-    """Return one line that lists the GPUs by index, or with ``uuids`` by UUID. MIG slices always
-    have UUIDs."""
+    """Return one line with the GPUs by index, or with ``uuids`` by UUID. MIG slices always have
+    UUIDs."""
     plain = [gpu for gpu in inventory.gpus if not gpu.mig]
     parts: list[str] = []
     if uuids:
@@ -170,8 +166,7 @@ def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
 
 
 def _mask(inventory: GpuInventory, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the variable that limits the devices visible to workers, and its value; None if it is
-    not set."""
+    """Return the variable that limits the visible devices, and its value if set."""
     if is_amd(inventory):
         # HIP treats its own variable as unset if it is empty, and then reads CUDA's.
         if not environ.get(HIP) and environ.get(CUDA) is not None:
@@ -237,7 +232,7 @@ def _name(device: Device, entry: str) -> str:
 
 
 def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
-    """Replace indices by UUIDs, since CUDA accepts no mixture of the two."""
+    """Replace indices by UUIDs, since CUDA accepts no mixture."""
     if not all(device.uuid for device in devices):
         raise ConfigError(
             f"{Opt.GPUS(requested)} mixes indices and UUIDs, and here the one cannot be told from "

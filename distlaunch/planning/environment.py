@@ -14,23 +14,18 @@ from distlaunch.planning.train_options import TrainOptions
 MOST_BYTES = 131_071
 """Limit of one argument or one variable (NAME=VALUE): MAX_ARG_STRLEN of execve(2), less the NUL."""
 _FOR_EACH = 1 + 8
-"""Bytes that each variable and argument takes in addition: a NUL and a pointer."""
+"""Additional bytes of each variable and argument: a NUL and a pointer."""
 
 
 def base_environment(facts: Facts) -> dict[str, str]:
-    """Return the environment that workers inherit: the launcher's, without variables of an outer
-    launcher.
-
-    An outer launcher is one that has started this launcher as its worker.
-    """
+    """Return the environment that workers inherit: the launcher's, without variables of a launcher
+    that has started it as a worker."""
     return without_outer_launchers(facts.environ)
 
 
 def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
-    """Return the variables of --env-file and --env; the latter take precedence.
-
-    Raises ConfigError with file and line.
-    """
+    """Return the variables of --env-file and --env, which wins. Raises ConfigError with file and
+    line."""
     given: dict[str, str] = {}
     for path in options.env_file:
         given.update(_parse_file(path, facts.texts[path]))
@@ -68,7 +63,7 @@ def check_length(
 ) -> None:
     """Raise ConfigError if a variable is too long for any program to start.
 
-    ``who`` is the option or file that sets the variable, and ``hint`` the error's hint.
+    ``who`` is the option or file that sets it.
     """
     length = byte_length(f"{name}={value}")
     if length > MOST_BYTES:
@@ -80,8 +75,8 @@ def check_length(
 
 
 def check_total(environment: Mapping[str, str], argv: Sequence[str], most: int) -> None:
-    """Raise ConfigError if all variables and arguments together have more than ``most`` bytes, the
-    limit of execve."""
+    """Raise ConfigError if all variables and arguments have more than ``most`` bytes, the limit of
+    execve."""
     words = (*(f"{name}={value}" for name, value in environment.items()), *argv)
     total = sum(byte_length(word) + _FOR_EACH for word in words)
     if total > most:
@@ -144,7 +139,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def unless_set(defaults: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
-    """Return those of ``defaults`` whose names occur in no layer."""
+    """Return those of ``defaults`` that no layer has."""
     return {
         name: value
         for name, value in defaults.items()

@@ -18,8 +18,7 @@ from distlaunch.planning.train_options import TrainOptions
 
 _LABEL = 16
 _LONGEST = 400
-"""Longest value in the text. Names that do not fold would fill screens. The JSON data has all
-names."""
+"""Longest value in the text. Names that do not fold would fill screens; the JSON data has all."""
 _OPTIONS = (
     *("num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "device", "gpus"),
     *("include", "exclude", "spares", "spread", "job_id", "backend"),

@@ -16,14 +16,12 @@ PathKind = Literal["file", "directory", "missing", "unreadable"]
 
 
 class Surroundings(Record, hide=("texts", "discovered")):
-    """Facts about other nodes, this machine's names, and files that list hosts.
-
-    Read only if an option or a variable suggests that there are other nodes.
-    """
+    """Facts about other nodes, this machine's names, and files that list hosts, read only if other
+    nodes are likely."""
 
     texts: Mapping[str, str | None]
-    """Contents by path of the host file and of files that variables name. None for an unreadable
-    file."""
+    """Contents by path of the host file and of files that variables name; None for an unreadable
+    one."""
     discovered: str | None
     """Output of the --discover command."""
     identity: Identity
@@ -32,8 +30,8 @@ class Surroundings(Record, hide=("texts", "discovered")):
 class Facts(Record, hide=("environ", "texts")):
     """Facts of this machine and process.
 
-    ``paths`` has the kind of each path that an option names. ``texts`` has the contents of the
-    files that are needed for the plan, by path.
+    ``paths`` has the kind of each path that an option names, ``texts`` the contents of the files
+    that the plan needs, by path.
     """
 
     environ: Mapping[str, str]
@@ -46,14 +44,13 @@ class Facts(Record, hide=("environ", "texts")):
     paths: Mapping[str, PathKind]
     texts: Mapping[str, str]
     columns: int | None = None
-    """Width of the user's terminal; None if output does not go to a terminal."""
+    """Width of the user's terminal, if output goes to one."""
     programs: Mapping[str, str | None]
-    """Path of each program that options name; None if it is not on PATH."""
+    """Path of each program that options name, if it is on PATH."""
     surroundings: Surroundings | None = None
-    """Facts about other nodes. None if neither an option nor a variable suggests that there are
-    other nodes."""
+    """Facts about other nodes, if options or variables suggest that there are any."""
     script_file: str | None = None
-    """Name of the copy of SCRIPT in the run directory, if only the launcher can read SCRIPT (a
-    pipe, stdin); otherwise None."""
+    """Name of the copy of SCRIPT in the run directory, if only the launcher can read it (a pipe,
+    stdin)."""
     outer: OuterLauncher | None = None
-    """The launcher that has started this process as its worker; None if there is none."""
+    """The launcher that has started this process as its worker, if any."""

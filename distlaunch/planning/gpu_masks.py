@@ -1,8 +1,8 @@
 """Reads a device mask (such as CUDA_VISIBLE_DEVICES) as the GPU runtime does. No I/O.
 
-Entries are read from left to right. An entry that is not a GPU ends the list, and so does a change
-between indices and UUIDs. If a GPU is named twice, no GPU is visible (CUDA C++ Programming Guide,
-"Environment variables"; PyTorch counts devices in the same way).
+The first entry that is not a GPU ends the list, and so does a change between indices and UUIDs. If
+a GPU is named twice, no GPU is visible (CUDA C++ Programming Guide, "Environment variables";
+PyTorch counts in the same way).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 MASK: Literal["mask"] = "mask"
-"""The source of an inventory for which only the mask is known."""
+"""The source of an inventory of which only the mask is known."""
 _OF_A_STEP = "SLURM_STEP_GPUS"
-"""Variable with Slurm's list of a step's GPUs, as set for a node's agent. Its numbers may differ
-from those of a mask."""
+"""Variable with Slurm's list of a step's GPUs for a node's agent. Its numbers may differ from those
+of a mask."""
 _UNCERTAIN = ("device files", MASK)
 HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose. Slurm sets the last one for a step without GPUs."""
@@ -35,24 +35,23 @@ class Device(Record):
     id: str
     gpu: Gpu | None
     key: str
-    """The same text for the same device, regardless of how the mask names it."""
+    """The same text for the same device, however the mask names it."""
     uuid: str | None = None
     mig: bool = False
 
 
 class Catalog(Record):
-    """The devices by index and by UUID. For a GPU with MIG slices, the index names its slices."""
+    """The devices by index and by UUID. The index of a GPU with MIG slices names its slices."""
 
     numbered: dict[int, list[Device]]
     named: dict[str, list[Device]]
     """By UUID in lower case."""
     certain: bool
-    """Whether a device that is not listed does not exist. False if only device files were counted
-    or only the mask is known."""
+    """Whether a device that is not listed does not exist. False if only device files or the mask
+    are known."""
 
     def devices(self) -> list[Device]:
-        """Return all devices. If one of them is a MIG slice, all are named by UUID, since CUDA
-        accepts no mixture."""
+        """Return all devices; with a MIG slice, by UUID, since CUDA accepts no mixture."""
         devices = [device for number in sorted(self.numbered) for device in self.numbered[number]]
         return (
             [replace(d, id=d.uuid or d.id) for d in devices]
@@ -73,8 +72,7 @@ class Catalog(Record):
         )
 
     def find(self, entry: str) -> list[Device]:
-        """Return the devices that an index, a UUID, or an unambiguous prefix of a UUID names; empty
-        if there are none."""
+        """Return the devices that an index, a UUID, or an unambiguous prefix of a UUID names."""
         if kind_of(entry) == "index":
             found = self.numbered.get(int(entry), []) if entry.isdecimal() else []
             return found or (
@@ -100,8 +98,7 @@ class Catalog(Record):
 def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
     """Return the catalog of this node.
 
-    Index N is GPU N only if CUDA numbers GPUs in PCI bus order. Its default order is known only to
-    CUDA.
+    Index N is GPU N only if CUDA numbers GPUs in PCI bus order. Only CUDA knows its default order.
     """
     ordered = (
         len(inventory.gpus) < 2 or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
@@ -125,7 +122,7 @@ def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
 
 
 def unknown_device(entry: str) -> Device:
-    """Return a device for which only the entry of the mask is known."""
+    """Return a device of which only the entry of the mask is known."""
     if entry.isdecimal():
         return Device(id=entry, gpu=None, key=f"gpu {int(entry)}")
     return Device(id=entry, gpu=None, key=entry.lower(), uuid=entry, mig=entry.startswith("MIG-"))
@@ -143,10 +140,8 @@ def is_amd(inventory: GpuInventory) -> bool:
 
 
 def apply_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
-    """Return the devices that are visible with the mask.
-
-    Adds a note if fewer devices are visible than the mask names.
-    """
+    """Return the devices that are visible with the mask. Adds a note if they are fewer than it
+    names."""
     if mask in HIDES_ALL:
         return []
     if not catalog.numbered and catalog.certain:
@@ -177,12 +172,11 @@ def apply_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> 
 def accept_mask(
     facts: Facts, allocation: Allocation, *, here: int | None, who: str
 ) -> tuple[Facts, str | None]:
-    """Accept the mask of a node on which no GPU was found, if the source of the nodes confirms the
-    mask.
+    """Accept the mask of a node on which no GPU was found, if the source of the nodes confirms it.
 
-    Some devices use CUDA's mask but have a driver that distlaunch does not know. A plan may also be
-    made on a machine without GPUs. ``who`` is the source of the nodes, and ``here`` the index of
-    this machine. Return the facts, and a note for the user if the mask was accepted.
+    Some devices use CUDA's mask but have a driver that distlaunch does not know, and a plan may be
+    made on a machine without GPUs. ``who`` is the source of the nodes, ``here`` the index of this
+    machine. Return the facts, and a note if the mask was accepted.
     """
     mask = facts.environ.get(CUDA, "").strip()
     entries = tuple(entry.strip() for entry in mask.split(","))

@@ -2,7 +2,7 @@
 
 A launcher in a script of PBS, LSF or SGE starts the whole job. Flux numbers its tasks, and AWS
 Batch the nodes of a multi-node job, each with a launcher. Slots are the unit that the site counts,
-mostly cores. If GPUs are listed, they are the slots.
+mostly cores, or GPUs if they are listed.
 
 Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid
 Engine's of qsub (PE_HOSTFILE), flux-environment(7), the user guide of AWS Batch.
@@ -69,8 +69,8 @@ def files(environ: Environ, system: str) -> tuple[str, ...]:
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
     """Return the job's hosts; None if the variables of ``system`` are not set.
 
-    Raises IncompleteError if some of them are missing, and ConfigError if they are invalid or
-    contradict each other.
+    Raises IncompleteError if some are missing, and ConfigError if they are invalid or contradict
+    each other.
     """
     match system:
         case "flux":
@@ -86,11 +86,8 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
 
 
 def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
-    """Return the hosts of the node file, which has a line per slot (Torque: ppn, OpenPBS:
-    mpiprocs).
-
-    GPUs are read from Torque's GPU file.
-    """
+    """Return the hosts of the node file (a line per slot; Torque: ppn, OpenPBS: mpiprocs), with
+    GPUs of Torque's GPU file."""
     path = _own_file(environ, "pbs", "PBS_NODEFILE")
     if path is None:
         return None
@@ -131,10 +128,9 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
-    """Return the CPUs granted on the script's node; None if not known.
+    """Return the CPUs granted on the script's node, if known.
 
-    PBS has a variable for it. For other systems, the number of slots is used if all hosts have the
-    same.
+    PBS has a variable for it. Elsewhere it is the number of slots, if all hosts have the same.
     """
     if system == "pbs":
         name = "NCPUS" if text(environ, "NCPUS") is not None else "PBS_NUM_PPN"
@@ -161,10 +157,8 @@ def _own_file(environ: Environ, system: str, variable: str) -> str | None:
 
 
 def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
-    """Return the hosts of the file (a line per slot) or of variables with the same content.
-
-    The launch host is left out.
-    """
+    """Return the hosts of the file (a line per slot) or of variables with the same content, without
+    the launch host."""
     if text(environ, "LSB_JOBID") is None:
         return None
     path = text(environ, "LSB_DJOB_HOSTFILE")
@@ -203,10 +197,8 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _sge(environ: Environ, texts: Texts) -> Allocation | None:
-    """Return the allocation that Grid Engine describes in the file PE_HOSTFILE.
-
-    Its lines are ``host slots queue processors``. Return None if the variable is not set.
-    """
+    """Return the allocation in Grid Engine's PE_HOSTFILE, whose lines are ``host slots queue
+    processors``."""
     path = _own_file(environ, "sge", "PE_HOSTFILE") if "PE_HOSTFILE" in environ else None
     if path is None:
         return None
@@ -231,8 +223,8 @@ def _aws_batch(environ: Environ) -> Allocation | None:
     """Return the nodes of a multi-node job, and the rank of this node.
 
     Batch stops all nodes when the main node exits and uses its exit code for the job. So the main
-    node gets rank 0, whatever its index, and the ranks of nodes with lower indexes are higher by
-    one. Only the other nodes have the main node's address.
+    node gets rank 0, and the ranks of nodes with lower indexes are higher by one. Only the other
+    nodes have the main node's address.
     """
     if text(environ, _AWS_INDEX) is None and text(environ, _AWS_COUNT) is None:
         return None
@@ -270,7 +262,7 @@ def _aws_batch(environ: Environ) -> Allocation | None:
 
 
 def _nodes_of_aws_batch(main: int, count: int, address: str) -> tuple[Host, ...]:
-    """Return the hosts by node rank. Of hosts other than the main node, a node knows only the
+    """Return the hosts by node rank. Of other hosts than the main node, a node knows only the
     index."""
     others = (index for index in range(count) if index != main)
     return (

@@ -124,7 +124,7 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
     """Return the allocation with one launcher per worker if Azure ML started several processes per
     node.
 
-    In this case Azure ML has set torch's variables for each process.
+    Azure ML has then set torch's variables for each process.
     """
     world, rank, local = (number(environ, each) for each in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if world is None or rank is None:
@@ -202,7 +202,7 @@ def _vertex(environ: Environ) -> Allocation | None:
 
 
 def _replicas(pool: object) -> list[tuple[str, int | None]]:
-    """Return a pool's ``host:port`` entries; none if the pool is empty."""
+    """Return a pool's ``host:port`` entries."""
     if pool is None:
         return []
     if (

@@ -12,10 +12,10 @@ from distlaunch.planning.allocation import Host, Origin, Unit, ValueName
 
 Environ = Mapping[str, str]
 Texts = Mapping[str, str | None]
-"""Contents of files by path. For an unreadable file, the value is None or missing."""
+"""Contents of files by path; None for an unreadable one."""
 
 MOST_HOSTS = 1 << 17
-"""Largest number of hosts of a job. A larger number is considered a mistake."""
+"""Largest number of hosts of a job. A larger one counts as a mistake."""
 
 _HOST_PUNCTUATION = frozenset("._-:%")
 _LONGEST_NAME = 255
@@ -46,7 +46,7 @@ class IncompleteError(ConfigError):
 
 
 def text(environ: Environ, name: str) -> str | None:
-    """Return the stripped value of a variable; None if the variable is unset or blank."""
+    """Return the stripped value of a variable; None if it is unset or blank."""
     value = environ.get(name)
     return (value.strip() or None) if value is not None else None
 
@@ -57,9 +57,9 @@ def shown(environ: Environ, name: str) -> str:
 
 
 def number(environ: Environ, name: str, *, least: int = 0, most: int = MOST_HOSTS) -> int | None:
-    """Return the integer in a variable; None if the variable is unset or blank.
+    """Return the integer in a variable; None if it is unset or blank.
 
-    Raises ConfigError if the value is no number between ``least`` and ``most``.
+    Raises ConfigError if it is not between ``least`` and ``most``.
     """
     value = text(environ, name)
     if value is None:
@@ -84,8 +84,8 @@ def needed(
 ) -> T:
     """Return the value of a required variable, read by ``read``.
 
-    ``because`` is the variable that makes it required. Raises IncompleteError, which names both
-    variables, if the required one is not set.
+    ``because`` is the variable that makes it required. Raises IncompleteError, which names both, if
+    it is not set.
     """
     value = read(environ, name, **limits)
     if value is None:
@@ -105,8 +105,7 @@ def is_several(environ: Environ, *names: str) -> bool:
 
 
 def contradiction_error(environ: Environ, first: str, second: str, why: str) -> ConfigError:
-    """Return the error for two variables that contradict each other. ``why`` explains the
-    contradiction."""
+    """Return the error for two variables that contradict each other. ``why`` explains it."""
     return ConfigError(
         f"{shown(environ, first)} and {shown(environ, second)} contradict each other: {why}",
         hint=ignore_hint(),
@@ -114,10 +113,11 @@ def contradiction_error(environ: Environ, first: str, second: str, why: str) -> 
 
 
 def host_name(name: str, where: str, *, hint: str | None = None) -> str:
-    """Return ``name`` if it is a host name or address. Raises ConfigError if it is not.
+    """Return ``name`` if it is a host name or address. Raises ConfigError, with ``where`` as
+    source, otherwise.
 
-    The check matters because names become arguments of other programs. ``where`` is the source of
-    the name, for the error, and ``hint`` the error's hint, by default ``ignore_hint``.
+    The check matters because names become arguments of other programs. ``hint`` is by default
+    ``ignore_hint``.
     """
     usable = all(char.isascii() and (char.isalnum() or char in _HOST_PUNCTUATION) for char in name)
     if not usable or not name or name.startswith("-") or len(name) > _LONGEST_NAME:
@@ -128,10 +128,10 @@ def host_name(name: str, where: str, *, hint: str | None = None) -> str:
 
 
 def host_or_address(name: str, where: str, *, hint: str) -> str:
-    """Return the host of an endpoint. Raises ConfigError if it is neither a host name nor a valid
-    address.
+    """Return the host of an endpoint. Raises ConfigError, with ``where`` as source, for an invalid
+    name or address.
 
-    ``where`` is the source of the name, for the error, and ``hint`` the error's hint, by default ``ignore_hint``.
+    ``hint`` is by default ``ignore_hint``.
     """
     host_name(name, where, hint=hint)
     if ":" in name or "%" in name or ("." in name and name.rpartition(".")[2].isdecimal()):
@@ -145,10 +145,8 @@ def host_or_address(name: str, where: str, *, hint: str) -> str:
 
 
 def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
-    """Return host and port of ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6 address.
-
-    Raises ConfigError if the variable has none of these forms.
-    """
+    """Return host and port of ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6 address. Raises
+    ConfigError."""
     value = text(environ, name)
     if value is None:
         return None, None
@@ -167,8 +165,7 @@ def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
 
 
 def host_list(environ: Environ, name: str) -> tuple[str, ...]:
-    """Return a list of hosts; empty if unset. The value is a JSON list, or names separated by
-    blanks, newlines or commas."""
+    """Return a list of hosts: a JSON list, or names separated by blanks, newlines or commas."""
     value = text(environ, name)
     if value is None:
         return ()
@@ -205,10 +202,8 @@ def json_object(value: str, where: str) -> dict[str, object]:
 
 
 def json_value(value: str, where: str) -> object:
-    """Return the value of a JSON text. ``where`` names the variable or file, for errors.
-
-    Raises ConfigError if the text is no JSON or is nested too deeply.
-    """
+    """Return the value of a JSON text. Raises ConfigError, with ``where`` as source, if it is no
+    JSON or nested too deeply."""
     import json
 
     try:
@@ -235,8 +230,7 @@ def job_id(value: str | None) -> str | None:
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
     """Return the lines of a system's file that are not blank, each with ``path:line``.
 
-    ``variable`` is the variable that names the file. Raises ConfigError if the file is missing or
-    has only blank lines.
+    ``variable`` names the file. Raises ConfigError if it is missing or blank.
     """
     content = texts.get(path)
     if content is None:
@@ -260,9 +254,9 @@ def numbered_hosts(
     slots: int | None = None,
     unit: Unit = "workers",
 ) -> tuple[Host, ...]:
-    """Return ``count`` hosts. The first is named ``first``, the others by ``name``.
+    """Return ``count`` hosts, the first with this name, the others by ``name``.
 
-    Without ``name`` the other hosts get placeholders and are not ``known``.
+    Without ``name`` they get placeholders and are not ``known``.
     """
     make = name or "node-{}".format
     names = (first if index == 0 and first else make(index) for index in range(count))
@@ -290,7 +284,7 @@ class Origins:
         """Record where a value of the plan comes from.
 
         ``what`` is the value, ``source`` the variable or option that has it. Each of ``instead_of``
-        is another source and the reason why it is not used.
+        is another source with the reason why it is not used.
         """
         lost = tuple(printable(each) for each in instead_of)
         self._found.append(
@@ -298,13 +292,12 @@ class Origins:
         )
 
     def lost(self, name: str, why: str) -> tuple[str, ...]:
-        """Return a text that says ``why`` a variable is not used; nothing if the variable is not
-        set."""
+        """Return a text that says ``why`` a variable is not used, if it is set."""
         return (f"{shown(self._environ, name)}: {why}",) if name in self._environ else ()
 
     def add_port(self, port: int | None, *names: str) -> None:
-        """Add the master port, if there is a port. Its source is the first of these variables that
-        is set."""
+        """Add the master port, if there is one. Its source is the first of these variables that is
+        set."""
         if port is not None:
             self.add(
                 "master port",

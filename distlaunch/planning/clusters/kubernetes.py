@@ -1,8 +1,8 @@
 """The pods of a job and the rank of this pod, by the controller that created the pod. No I/O.
 
-Each controller has a function. The first function that finds its controller's variables decides. In
-all of them RANK is the pod's index, never a process's. Pods of an Indexed Job, a JobSet or a
-StatefulSet are numbered only by their names; --num-nodes sets the number of pods.
+The first function that finds its controller's variables decides. In all of them RANK is the pod's
+index, never a process's. Pods of an Indexed Job, a JobSet or a StatefulSet are numbered only by
+their names; --num-nodes sets their number.
 
 Sources: Kubernetes' documentation, and the source code of Kubeflow Trainer 2.3 and 1.9
 (PyTorchJob), mpi-operator (v2beta1), JobSet, LeaderWorkerSet and Volcano's plugins.
@@ -46,7 +46,7 @@ _OTHER_READERS = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "VC_TASK_INDEX", "VK_TAS
 _OF_TORCHRUN_WORKERS = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
 _HOSTS_FILE = "/etc/hosts"
 _OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
-"""If one of these variables is set, RANK is the rank of a process and not of the pod."""
+"""With one of these variables, RANK is the rank of a process and not of the pod."""
 _Naming = Callable[[int], str]
 _LEADING = ("MASTER", "CHIEF")
 _TRAINING = (*_LEADING, "WORKER")
@@ -57,7 +57,8 @@ def _hosts_hint() -> str:
 
 
 def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
-    """Return the paths that are needed: MPIJob's host file, or /etc/hosts for the pod's full name."""
+    """Return the paths that are needed: MPIJob's host file, or /etc/hosts for the pod's full
+    name."""
     if text(environ, "K_MPI_JOB_ROLE") is not None:
         return (_hostfile(environ)[1],)
     return (_HOSTS_FILE,) if _is_numbered_by_name(environ) else ()
@@ -66,8 +67,8 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
     """Return the pods of the job and the rank of this pod; None in a pod that trains alone.
 
-    Raises IncompleteError if some of the controller's variables are missing, and ConfigError if
-    variables are invalid or contradict each other.
+    Raises IncompleteError if some variables are missing, and ConfigError if they are invalid or
+    contradict each other.
     """
     role = text(environ, "K_MPI_JOB_ROLE")
     if role is not None:
@@ -222,10 +223,8 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
 def _check_torch_variables(
     environ: Environ, rank: int, *, nodes: int, slots: int | None, elastic: bool
 ) -> None:
-    """Check PyTorchJob's RANK and WORLD_SIZE against PET_*.
-
-    RANK is the pod's index. WORLD_SIZE counts pods or processes, depending on the release.
-    """
+    """Check PyTorchJob's RANK (the pod's index) and WORLD_SIZE (pods or processes, by release)
+    against PET_*."""
     other = number(environ, "RANK", most=1 << 22)
     if other is not None and other != rank and "PET_NODE_RANK" in environ:
         raise contradiction_error(
@@ -243,11 +242,10 @@ def _check_torch_variables(
 
 
 def _naming_of_master(master: str | None) -> _Naming | None:
-    """Return a function that gives the name of the pod with an index, derived from the master's
-    name.
+    """Return a function that derives the name of the pod with an index from the master's name.
 
-    Known are the names of a PyTorchJob's pods (``JOB-master-0``, ``JOB-worker-0``) and of numbered
-    pods (``NAME-0``, ``NAME-1``). Return None for any other name.
+    Known are the pods of a PyTorchJob (``JOB-master-0``, ``JOB-worker-0``) and numbered pods
+    (``NAME-0``, ``NAME-1``).
     """
     if master is None:
         return None
@@ -262,8 +260,8 @@ def _naming_of_master(master: str | None) -> _Naming | None:
 
 
 def _leader_worker_set(environ: Environ) -> Allocation:
-    """Return the pods of a LeaderWorkerSet's group. The leader is worker 0; the names of the others
-    are derived from its name."""
+    """Return the pods of a LeaderWorkerSet's group. The leader is worker 0; other names are derived
+    from its name."""
     later = text(environ, "LWS_WORKER_INDEX") not in {None, "0"}
     size = needed(environ, "LWS_GROUP_SIZE", number, "LWS_WORKER_INDEX", of_several=later, least=1)
     index = needed(environ, "LWS_WORKER_INDEX", number, "LWS_GROUP_SIZE", of_several=size > 1)
@@ -337,7 +335,8 @@ def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
 
 
 def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins) -> Allocation:
-    """Return the pods as Volcano's plugin pytorch numbers them: RANK and WORLD_SIZE count pods."""
+    """Return the pods in the order of Volcano's plugin pytorch, whose RANK and WORLD_SIZE count
+    pods."""
     size = number(environ, "WORLD_SIZE", least=1) or 1
     rank = number(environ, "RANK") or 0
     if rank >= size:
@@ -383,8 +382,7 @@ def _allocation(
 def _own_place(
     environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple[str, ...], found: Origins
 ) -> int:
-    """Return the index of this pod, found by its name, or by its task index if the job has one
-    task."""
+    """Return the index of this pod, by its name, or by its task index if the job has one task."""
     pod = text(environ, "HOSTNAME")
     matches = [
         position
@@ -410,9 +408,7 @@ def _own_place(
 
 def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     """Return numbered pods and the rank of this pod; None if the pod has no number or trains alone.
-
-    Raises ConfigError if the variables contradict each other.
-    """
+    Raises ConfigError."""
     size = _size(environ)
     if not _is_numbered_by_name(environ):
         _check_alone(environ, size)
@@ -495,7 +491,7 @@ def _size(environ: Environ) -> int | None:
 def _check_alone(environ: Environ, size: int | None) -> None:
     """Raise IncompleteError if a controller numbers pods by RANK alone (PyTorchJob before 1.6).
 
-    In that case WORLD_SIZE may count pods or processes, so it cannot be used.
+    WORLD_SIZE may then count pods or processes.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
         return
@@ -563,10 +559,8 @@ def _ordinal(pod: str | None) -> int | None:
 
 
 def _naming(pod: str | None, full: str | None, rank: int) -> _Naming | None:
-    """Return a function that gives the name of the pod with an index, derived from this pod's name.
-
-    Return None if this pod's name does not end in ``rank``.
-    """
+    """Return a function that derives the name of the pod with an index from this pod's name, if it
+    ends in ``rank``."""
     if pod is None or _ordinal(pod) != rank:
         return None
     stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)

@@ -1,8 +1,8 @@
 """Processes that mpirun or a similar program started and numbered. No I/O.
 
-Sources: Open MPI 4.1.4 and MPICH 4.0.2 (recorded environments), the documentation of Open MPI 5 and
-MVAPICH2, IBM's job step manager as read by PyTorch Lightning's LSFEnvironment, HPE's PALS as sites
-use it (it sets no size, its PMI does).
+Sources: recorded environments of Open MPI 4.1.4 and MPICH 4.0.2, the documentation of Open MPI 5
+and MVAPICH2, IBM's job step manager as read by PyTorch Lightning's LSFEnvironment, HPE's PALS as
+sites use it (it sets no size, its PMI does).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Chooses the system whose environment variables describe the job, by precedence. No I/O.
 
-A system is an MPI launcher (mpirun), a cloud platform or a scheduler. The user's lists (--hosts,
---hostfile, --discover) take precedence over all systems; ``hosts.from_options`` reads them. Among
-systems, the one whose launcher is closest to this process takes precedence: first a system that
-started this very process (mpirun), then platforms and schedulers that start one launcher per node
-or task, then schedulers that only run a script for the whole job. In a plain shell only the
-variables listed in ``SYSTEMS`` are looked up, and no module of a system is imported.
+The user's lists (--hosts, --hostfile, --discover) come before all systems; ``hosts.from_options``
+reads them. Among systems (MPI launchers, cloud platforms, schedulers), the one whose launcher is
+closest to this process wins: first a system that started this very process (mpirun), then those
+that start one launcher per node or task, then schedulers that only run a script for the whole job.
+In a plain shell only the variables in ``SYSTEMS`` are looked up, and no module of a system is
+imported.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _AMBIGUOUS = (
     "MASTER_PORT",
     "TF_CONFIG",
 )
-"""Variables that many programs set, with different meanings, and that are left over in shells."""
+"""Variables of many programs, with different meanings, that are left over in shells."""
 
 
 class _Source(Protocol):
@@ -91,7 +91,7 @@ class _Source(Protocol):
     def find(
         self, environ: Mapping[str, str], texts: Mapping[str, str | None], system: str
     ) -> Allocation | None:
-        """Return the allocation that the system's variables describe; None if they are not set."""
+        """Return the allocation of the system's variables; None if they are not set."""
 
 
 def files(environ: Mapping[str, str], *, wanted: str = "auto") -> tuple[str, ...]:
@@ -116,14 +116,13 @@ def select(
     """Return the allocation of the system that started this launcher; None in a plain shell.
 
     The second value, for ``--explain``, lists the other variables with the reason why they are not
-    used. The third value has notes for the user about systems with incomplete variables, if no
-    other system determines the nodes.
+    used. The third has notes about systems with incomplete variables, if no other system determines
+    the nodes.
 
-    ``texts``: the contents of ``files()``, None for an unreadable file. ``wanted``: the value of
-    --source, one of ``NAMES``. ``num_nodes`` and ``node_rank``: the options, for systems whose
-    variables lack them (an Indexed Job). Raises ConfigError if variables contradict each other, if
-    the system ``wanted`` has no variables here, and if this launcher is one of several but its rank
-    is not known.
+    ``texts``: the contents of ``files()``. ``wanted``: the value of --source. ``num_nodes`` and
+    ``node_rank``: the options, for systems whose variables lack them (an Indexed Job). Raises
+    ConfigError if variables contradict each other, if the system ``wanted`` has no variables here,
+    and if this launcher is one of several of unknown rank.
     """
     environ = _with_options(environ, num_nodes, node_rank)
     lost: list[str] = []
@@ -166,7 +165,8 @@ def has_markers(environ: Mapping[str, str]) -> bool:
 
 
 def unused_systems(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
-    """Return the variables that are not used because the user named the hosts, each with ``why``."""
+    """Return the variables that are not used because the user named the hosts, each with
+    ``why``."""
     there = [f"{_marker_of(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
     return (*there, *_leftovers(environ, None))
 
@@ -237,11 +237,8 @@ def _marker_of(environ: Mapping[str, str], name: str) -> str:
 
 
 def _check_same_process(environ: Mapping[str, str], winner: Allocation, other: Allocation) -> str:
-    """Compare two MPI systems that both numbered this process. Raises ConfigError if the numbers
-    differ.
-
-    Return the reason why the variables of ``other`` are not used.
-    """
+    """Return why the variables of ``other`` are not used. Raises ConfigError if both systems number
+    this process differently."""
     mine, its = _marker_of(environ, winner.source), _marker_of(environ, other.source)
     numbers = (winner.node_rank, winner.local_rank, len(winner.hosts))
     if numbers != (other.node_rank, other.local_rank, len(other.hosts)):

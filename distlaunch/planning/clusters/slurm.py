@@ -1,8 +1,8 @@
 """The nodes, workers and GPUs that Slurm granted a job or a step. No I/O.
 
 In a batch script and in the shell of ``salloc``, the launcher starts the whole job (part ``all``).
-In a step only ``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` describe the step. The job's
-variables are set in a step, too, but are wrong if the step is smaller than the job.
+In a step only ``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` describe it: the job's
+variables are set, too, but are wrong if the step is smaller.
 
 Sources: recorded environments of Slurm 22.05.8, and the manuals of sbatch, salloc and srun.
 """
@@ -34,14 +34,14 @@ from distlaunch.planning.gpu_masks import HIDES_ALL
 name = "slurm"
 _FIRST_PSEUDO_STEP = 4294967290
 """Steps with this id or a higher one (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) are shells of
-the job, not steps that srun has started for workers."""
+the job."""
 _SAME_IN_A_STEP = (
     ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
 )
-"""Pairs of variables that Slurm sets to equal values for the tasks of a step. In a batch script the
-second one describes the job."""
+"""Variables that Slurm sets to equal values for the tasks of a step. In a batch script the second
+of a pair describes the job."""
 _MOST_TASKS = 1 << 22
 _MOST_COMPONENTS = 1024
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -90,16 +90,14 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
 
 
 class _Granted(Record):
-    """This node's GPUs. Fields are None if not known."""
+    """This node's GPUs, as far as known."""
 
     count: int | None = None
     devices: tuple[str, ...] | None = None
-    """The ids in the device mask, if the mask has as many GPUs as Slurm's variables; None if
-    something else set the mask."""
+    """The ids in the device mask; None if something other than Slurm set the mask."""
 
     def on(self, host: Host) -> Host:
-        """Return ``host`` with the granted GPUs. Return ``host`` unchanged if no granted GPUs are
-        known."""
+        """Return ``host`` with the granted GPUs, if they are known."""
         if not self.count:
             return replace(host, devices=self.devices)
         return replace(host, slots=self.count, unit="gpus", devices=self.devices)
@@ -109,8 +107,8 @@ def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Grante
     """Return this node's GPUs: from the device mask (set for this task, or by the user), a list, or
     a number.
 
-    ``SLURM_JOB_GPUS`` is used only outside of a step. In a step it lists GPUs of the job, perhaps
-    on another node.
+    ``SLURM_JOB_GPUS`` counts only outside of a step, where it lists GPUs of the job, perhaps on
+    another node.
     """
     own_list = "SLURM_STEP_GPUS" if in_step else "SLURM_JOB_GPUS"
     is_in_job = any(
@@ -142,10 +140,8 @@ def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Grante
 
 
 def _asks_for_gpus(environ: Environ, suffix: str) -> bool:
-    """Return whether a job or component has GPUs, even if their number per node is not known.
-
-    Its number of tasks then is not the number of workers.
-    """
+    """Return whether a job or component has GPUs, so that its number of tasks is not that of the
+    workers."""
     of_node = suffix in {"", "_HET_GROUP_0"} and (
         "SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ
     )
@@ -156,9 +152,7 @@ def _gpus_of_hosts(
     environ: Environ, suffix: str, tasks: list[int] | None, nodes: int, found: Origins
 ) -> list[int | None]:
     """Return the GPUs of each host of a job or component, as far as the request determines them.
-
-    Raises ConfigError if a variable is invalid.
-    """
+    Raises ConfigError."""
     name = f"SLURM_GPUS_PER_NODE{suffix}"
     if (per_node := _typed_count(environ, name)) is not None:
         return _add_slots(found, name, [per_node] * nodes)
@@ -189,7 +183,7 @@ def _whole_job(environ: Environ) -> Allocation:
     components = _components(environ)
     nodes = [each for component in components for each in component.nodes]
     lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
-    # The script of an sbatch that ran within a step inherits the variables of that step.
+    # The script of an sbatch within a step inherits that step's variables.
     lost = found.lost(
         "SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job"
     )
@@ -274,10 +268,8 @@ def _nodes_of(environ: Environ, variable: str) -> list[str]:
 
 
 def _counts_of(environ: Environ, variable: str) -> list[int] | None:
-    """Return the numbers in ``2(x3),1`` as 2, 2, 2, 1; None if the variable is unset.
-
-    Raises ConfigError, which names the variable, if it has another form.
-    """
+    """Return the numbers in ``2(x3),1`` as 2, 2, 2, 1; None if the variable is unset. Raises
+    ConfigError for another form."""
     value = text(environ, variable)
     return None if value is None else list(parse_counts(value, where=variable))
 
@@ -289,10 +281,8 @@ def _with_tasks(
     found: Origins,
     notes: list[str],
 ) -> tuple[list[int | None], Unit]:
-    """Return the slots of hosts: their GPUs, or the requested tasks if no GPUs are known.
-
-    Adds a note if GPUs and tasks differ.
-    """
+    """Return the slots of hosts: their GPUs, or the requested tasks if no GPUs are known. Adds a
+    note if they differ."""
     by = _asked_for_tasks(environ, component)
     if by is None or component.tasks is None or max(component.tasks) == 1:
         return gpus, "gpus"
@@ -435,10 +425,9 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
 def _by_component(
     environ: Environ, nodes: list[str], tasks: list[int]
 ) -> tuple[list[str], list[int]]:
-    """Sort the nodes of a heterogeneous step by component, since NODEID and PROCID count in that
-    order.
+    """Sort the nodes of a heterogeneous step by component, the order of NODEID and PROCID.
 
-    The step's own list is sorted by name over all components. Each component's list has its nodes.
+    The step's own list is sorted by name over all components.
     """
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
     lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
@@ -499,11 +488,10 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
 
 
 def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
-    """Return a note if this may be a shell of ``srun --pty``: srun starts no launcher for the
-    step's other tasks there.
+    """Return a note if this may be a shell of ``srun --pty``, where srun starts no launcher for the
+    step's other tasks.
 
-    Steps started in such a shell inherit the variable SLURM_PTY_PORT, so the launcher may also be
-    in such a step.
+    Steps in such a shell inherit SLURM_PTY_PORT, so the launcher may also be in such a step.
     """
     if "SLURM_PTY_PORT" not in environ or tasks == 1:
         return ()
@@ -540,10 +528,7 @@ def _unused_list(environ: Environ, name: str, number_of_ids: int, number_in_mask
 
 def _typed_count(environ: Environ, name: str) -> int | None:
     """Return the number in ``4``, ``a100:4``, ``volta:3,kepler:1`` (4); None if the variable is
-    unset.
-
-    Raises ConfigError if it has another form.
-    """
+    unset. Raises ConfigError."""
     value = text(environ, name)
     if value is None:
         return None
@@ -570,7 +555,7 @@ def _add_slots(found: Origins, name: str, counts: list[int]) -> list[int | None]
 
 
 def _gpus_of_tres(environ: Environ, name: str) -> int | None:
-    """Return the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``; None if it has no GPUs."""
+    """Return the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``, if it has any."""
     total = None
     for entry in (text(environ, name) or "").split(","):
         kind = entry.strip().replace("gres:", "gres/").removeprefix("gres/")

@@ -36,7 +36,7 @@ _SLOT_WORDS = ("auto", "gpu", "cpu", "xpu")
 
 
 class NodeSystem(Record):
-    """A system that starts one launcher on each node and sets the variables named in the fields."""
+    """A system that starts one launcher on each node and sets these variables."""
 
     name: str
     needs: tuple[str, ...]
@@ -44,8 +44,7 @@ class NodeSystem(Record):
     starts: tuple[str, str] | None = None
     """A variable and the beginning of its value, if the names alone do not identify the system."""
     without: tuple[str, ...] = ()
-    """Variables that must not be set: with one of them, the process is a worker of another
-    launcher."""
+    """With one of these variables, the process is a worker of another launcher."""
     count: str | None = None
     rank: str | None = None
     """Variable with the index of the node, from 0."""
@@ -59,15 +58,14 @@ class NodeSystem(Record):
     unit: Unit = "workers"
     """What ``slots`` counts on each node."""
     mixed: str | None = None
-    """If this is ``1`` or ``true``, ``slots`` is valid for this node only."""
+    """If ``1`` or ``true``, ``slots`` is valid for this node only."""
     job: str | None = None
 
 
 def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
-    """Return the allocation that a row's variables describe; None if they are not set.
+    """Return the allocation of a row's variables; None if they are not set.
 
-    Raises IncompleteError if some of them are missing, and ConfigError if they contradict each
-    other.
+    Raises IncompleteError if some are missing, and ConfigError if they contradict each other.
     """
     if any(name in environ for name in system.without):
         return None
@@ -178,15 +176,15 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
 
 
 def slots_of(environ: Environ, name: str | None) -> int | None:
-    """Return workers or GPUs per node; None for a word such as ``auto``. Raises ConfigError for any
-    other text that is no number."""
+    """Return workers or GPUs per node; None for a word such as ``auto``. Raises ConfigError for
+    other text."""
     if name is None or (text(environ, name) or "").lower() in _SLOT_WORDS:
         return None
     return number(environ, name, most=_MOST_SLOTS) or None
 
 
 class TaskSystem(Record):
-    """A system that starts processes, numbers them, and sets the variables named in the fields."""
+    """A system that starts and numbers processes and sets these variables."""
 
     name: str
     rank: str
@@ -194,7 +192,7 @@ class TaskSystem(Record):
     local_rank: str
     local_size: str | None = None
     nodes: str | None = None
-    """Variable with the number of nodes. Some nodes may have no process."""
+    """Variable with the number of nodes, of which some may have no process."""
     node: str | None = None
     """Index of this node."""
     host: str | None = None
@@ -205,11 +203,10 @@ class TaskSystem(Record):
 
 
 def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
-    """Return the allocation that a row's variables describe; None if they are not set.
+    """Return the allocation of a row's variables; None if they are not set.
 
-    Raises IncompleteError if only some variables are set. Raises ConfigError if they contradict
-    each other. Also raises it if nodes have different numbers of processes, since the node of each
-    process is then unknown.
+    Raises IncompleteError if some are missing. Raises ConfigError if they contradict each other, or
+    if nodes have different numbers of processes, so that the node of each process is unknown.
     """
     names = [
         system.rank,
@@ -306,7 +303,7 @@ def _task_node(
     """Return the node's index: from its variable, or from the rank if ranks are assigned node by
     node.
 
-    If ranks were assigned to nodes in turn, the index would be wrong; so that is an error.
+    If they were assigned in turn, the index would be wrong; that is an error.
     """
     rank, local_rank, local_size, nodes = numbers
     if system.node is not None and (index := number(environ, system.node)) is not None:
