@@ -19,8 +19,8 @@ _BRIDGES = (
     "docker", "br-", "virbr", "lxcbr", "lxdbr", "podman", "cni", "flannel", "cali", "cilium", "veth", "vnet", "kube",
     "nerdctl", "vmnet", "vboxnet", "weave", "dummy",
 )  # fmt: skip
-"""Prefixes of interfaces to networks inside one machine. Many machines have the same addresses in
-such networks."""
+"""Prefixes of interfaces to networks inside one machine, where many machines have the same
+addresses."""
 _NOT_FOR_NCCL = ("lo", "docker")
 _TUNNELS = ("tun", "tap", "wg", "tailscale", "zt", "ppp", "utun")
 _LONGEST_NAME = 15
@@ -29,8 +29,8 @@ _SHOWN = 8
 
 
 def check_interface(text: str, who: str | None = None) -> None:
-    """Raise ConfigError if ``text`` is neither the name of an interface nor a network. ``who`` is
-    the option."""
+    """Raise ConfigError, with the option ``who``, if ``text`` is neither an interface nor a
+    network."""
     who = who or str(Opt.INTERFACE)
     hint = "the name that ip addr shows (eth0, ib0), or a network (10.1.0.0/16)"
     if "/" in text or ":" in text:
@@ -56,8 +56,8 @@ def addresses(
     """Return the addresses at which other nodes may reach a node, best first.
 
     ``host`` is the node's name in the list of hosts. ``of_scheduler`` are the addresses by which
-    the scheduler reaches the node; they follow the addresses of the node's own name. Raises
-    ConfigError if the node has no such ``interface``, or no address at all.
+    the scheduler reaches it; they follow those of the node's own name. Raises ConfigError if the
+    node has no such ``interface``, or no address at all.
     """
     candidates = _of_interface(surveyed, host, interface)
     if interface is not None:
@@ -87,8 +87,8 @@ def addresses(
 def own_address(surveyed: Surveyed, address: str, others: Sequence[str]) -> str:
     """Return the address of rank 0's own interface that the other nodes reach with ``address``.
 
-    The result is ``address`` itself if the node has it. Otherwise (for example behind NAT) it is
-    one in the network of the first of ``others``, the local ends of the other nodes' connections.
+    It is ``address`` if the node has it. Otherwise (for example behind NAT) it is one in the
+    network of the first of ``others``, the local ends of the other nodes' connections.
     """
     usable = list(_usable(surveyed))
     if is_loopback(address) or any(each.address == address for each in usable):
@@ -105,10 +105,10 @@ def interface_variables(
 ) -> Mapping[str, str]:
     """Return the variables that make a node's workers use the interface with the address ``near``.
 
-    ``name`` is the name of this interface if the node has reported it, else empty. ``interface`` is
-    the user's choice. Without the variables, Gloo and TensorPipe use the first address to which the
-    machine's own name resolves, and NCCL uses all interfaces except loopback and docker's. A
-    variable is only set if the library would choose another interface.
+    ``name`` is the interface's name if the node has reported it. ``interface`` is the user's
+    choice. Without the variables, Gloo and TensorPipe use the first address to which the machine's
+    own name resolves, and NCCL all interfaces except loopback and docker's. A variable is only set
+    if the library would choose another interface.
     """
     usable = list(_usable(surveyed))
     if interface is not None:
@@ -128,10 +128,8 @@ def interface_variables(
 
 
 def names_of_loopback(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the nodes whose own name resolves to a loopback address, each with this address.
-
-    The result is empty if all nodes are the same machine.
-    """
+    """Return the nodes whose own name resolves to a loopback address, each with this address; none
+    if all are one machine."""
     named = {host: _own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)}
     machines = {frozenset(each.address for each in surveyed.interfaces) for surveyed in surveys}
     if len(machines) == 1:
@@ -144,7 +142,7 @@ def names_of_loopback(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> dict
 
 
 def describe_addresses(surveyed: Surveyed) -> str:
-    """Return the node's interfaces and addresses as a hint for people."""
+    """Return the node's interfaces and addresses as a hint."""
     usable = list(_usable(surveyed))
     listed = ", ".join(
         f"{printable(each.name)} {each.address}/{each.prefix}" for each in usable[:_SHOWN]

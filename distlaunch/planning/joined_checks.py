@@ -25,10 +25,8 @@ def _is_place(text: str) -> bool:
 
 
 def check_start(start: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
-    """Check the values of a start message. Raises ProtocolError if they are invalid.
-
-    ``nodes`` is the smallest and the largest allowed number of nodes.
-    """
+    """Raise ProtocolError for invalid values of a start message. ``nodes``: smallest and largest
+    number of nodes."""
     count, (fewest, most) = len(start.hosts), nodes
     is_valid = (
         fewest <= count <= min(most, _MOST_NODES)

@@ -1,8 +1,8 @@
 """The plans of a job that has one launcher per node or per worker. No I/O.
 
 Every launcher has its own command line and knows only the devices of its own node. The coordinator
-assigns the ranks and learns from the other launchers how many workers each node runs. No launcher
-sends another one a command line to run.
+assigns the ranks and learns how many workers each node runs. No launcher sends another one a
+command line to run.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from distlaunch.planning.train_options import TrainOptions, counts_processes
 from distlaunch.planning.worker_addresses import with_cluster
 
 _CLOCKS_S = 300.0
-"""If the clocks of two nodes differ by more than this, a notice is shown. Certificates and file
-times depend on the clock."""
+"""A larger difference between clocks causes a notice: certificates and file times depend on the
+clock."""
 _THREADS = "OMP_NUM_THREADS"
 _TELL_ALL = ("mpi", "batch", "slurm")
 """Modules in ``SYSTEMS`` whose systems send a signal to all launchers of a job."""
 
 
 class LauncherRecord(Record):
-    """A launcher of the job, as the coordinator knows it."""
+    """The coordinator's record of a launcher."""
 
     host: str
     info: p.LauncherInfo
@@ -65,7 +65,7 @@ class LauncherRecord(Record):
 class JoinedPlanner:
     """Plans a job with several launchers, for one of them.
 
-    Launchers are numbered by rank. Number 0 is the coordinator.
+    Launchers are numbered by rank; 0 is the coordinator.
     """
 
     def __init__(
@@ -103,10 +103,7 @@ class JoinedPlanner:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host of each launcher by number.
-
-        If the host is not known, the entry is a label such as ``node 3`` or ``rank 3``.
-        """
+        """The host of each launcher by number, or a label such as ``node 3`` or ``rank 3``."""
         nodes = self._topology.nodes
         if not self._by_worker:
             names = [node.host if node.known else f"node {rank}" for rank, node in enumerate(nodes)]
@@ -145,16 +142,15 @@ class JoinedPlanner:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job is elastic: it continues without a lost node, and the node may join
-        again."""
+        """Whether the job continues without a lost node, which may join again."""
         return self.bounds[0] < self.bounds[1]
 
     @property
     def stops_alone(self) -> bool:
         """Whether a SIGTERM to this launcher stops only this node, and not the job.
 
-        Such a SIGTERM is expected in a pod of a drained node, and in a launcher that was started by
-        hand. Slurm, other batch systems and mpirun signal all launchers when the job is to end.
+        That is expected in a pod of a drained node, and in a launcher that was started by hand.
+        Slurm, other batch systems and mpirun signal all launchers when the job is to end.
         """
         environ = self._facts.environ
         tells_all = any(
@@ -174,8 +170,8 @@ class JoinedPlanner:
 
     @property
     def shows_notices(self) -> bool:
-        """Whether this launcher shows the notices of the coordinator. Of several launchers on a
-        node, only the first does."""
+        """Whether this launcher shows the coordinator's notices: of several on a node, only the
+        first does."""
         return not self._by_worker or not self._location.allocation.local_rank
 
     @property
@@ -185,10 +181,8 @@ class JoinedPlanner:
 
     @property
     def most_workers(self) -> int:
-        """Upper limit of the number of workers that the console may have to show.
-
-        The exact number is not known yet, because the other launchers send theirs later.
-        """
+        """Upper limit of the number of workers that the console may show. Other launchers send
+        theirs later."""
         world = self._topology.world_size
         return max(2, len(self._topology.nodes) * 64 if world is None else world)
 
@@ -197,10 +191,8 @@ class JoinedPlanner:
         self._job_id, self._run_dir = job_id, run_dir
 
     def set_job_id(self, job_id: str) -> None:
-        """Set the job id that a coordinator has assigned.
-
-        All launchers must export the same DISTLAUNCH_JOB_ID.
-        """
+        """Set the job id that a coordinator has assigned: all launchers export the same
+        DISTLAUNCH_JOB_ID."""
         self._job_id = job_id
 
     # --- requests to take part
@@ -208,8 +200,8 @@ class JoinedPlanner:
     def launcher_info(
         self, *, clock: float, wall: float, attempt: int, restarts: int
     ) -> p.LauncherInfo:
-        """Return the message with which this launcher describes its command line and its state to
-        the coordinator.
+        """Return the message that describes this launcher's command line and state to the
+        coordinator.
 
         ``clock`` and ``wall`` are seconds of the monotonic and of the wall clock.
         """
@@ -226,8 +218,8 @@ class JoinedPlanner:
         )
 
     def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
-        """Return how the options of launcher ``number`` contradict the coordinator's; None if they
-        agree."""
+        """Return how the options of launcher ``number`` contradict the coordinator's, if they
+        do."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
         what = "launchers" if self._by_worker else "nodes"
         own = self.launcher_info(clock=0.0, wall=0.0, attempt=-1, restarts=0)
@@ -247,8 +239,7 @@ class JoinedPlanner:
     def clock_note(
         self, number: int, host: str, info: p.LauncherInfo, *, wall: float
     ) -> str | None:
-        """Return a notice if the clock of launcher ``number`` differs by more than _CLOCKS_S;
-        otherwise None.
+        """Return a notice if the clock of launcher ``number`` differs by more than _CLOCKS_S.
 
         ``wall`` is the time of this machine in seconds.
         """
@@ -291,7 +282,7 @@ class JoinedPlanner:
     def plan_attempt(
         self, surveys: Mapping[int, Surveyed], known: Mapping[int, LauncherRecord]
     ) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Plan an attempt with the launchers that are connected.
+        """Plan an attempt with the connected launchers.
 
         ``surveys`` and ``known`` are by the number of the launcher. Return the numbers of the
         chosen launchers in the order of their ranks, and the plan. Raises NodesError if there are
@@ -345,7 +336,7 @@ class JoinedPlanner:
 
     def _cpu_shares(self, nodes: int) -> list[CpuShare] | None:
         """Return this machine's CPUs as the share of every node, if each worker has its own
-        launcher; otherwise None.
+        launcher.
 
         Such a launcher only plans its own worker, so the shares of other nodes do not matter.
         """
@@ -357,10 +348,7 @@ class JoinedPlanner:
 
     def _with_unbound_cpus(self, plan: LaunchPlan) -> LaunchPlan:
         """Return the plan without a CPU binding of the only worker, if the launcher itself is bound
-        to some CPUs.
-
-        The worker then uses all CPUs of the launcher.
-        """
+        to CPUs, which the worker then uses."""
         cpus, slots = self._facts.cpus, self._own.slots or 1
         if not self._by_worker or len(cpus.allowed) * slots > cpus.online:
             return plan
@@ -384,7 +372,7 @@ class JoinedPlanner:
     def addresses(
         self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
     ) -> tuple[str, ...]:
-        """Return the addresses at which the other nodes try to reach rank 0's node, best first."""
+        """Return the addresses at which other nodes try to reach rank 0's node, best first."""
         return self._address_chooser.candidates(surveyed, host, of_scheduler=of_scheduler)
 
     def choose_master(
@@ -423,8 +411,8 @@ class JoinedPlanner:
     def plan_start(self, start: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
         """Plan this launcher's own workers of an attempt from its own command line.
 
-        ``interfaces`` are the names of the network interfaces of this node. Raises ProtocolError if
-        the coordinator's message does not fit this launcher.
+        ``interfaces`` are the names of this node's network interfaces. Raises ProtocolError if the
+        coordinator's message does not fit this launcher.
         """
         self._check(start)
         nodes = [

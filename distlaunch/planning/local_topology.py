@@ -1,9 +1,8 @@
 """The workers of this machine, from the requested sizes and its devices. No I/O.
 
-``local_topology`` is for ``train``, ``torchrun_topology`` for ``distlaunch torchrun``. As in
-torchrun, the latter does not change a device mask, so every worker sees the same devices as the
-launcher. A worker gets a mask of its own if it can use only one device (MIG) or is to see only one
-(--virtual-local-rank).
+``local_topology`` is for ``train``, ``torchrun_topology`` for ``distlaunch torchrun``, which, as
+torchrun, does not change a device mask: every worker sees the launcher's devices. A worker gets a
+mask of its own if it can use only one device (MIG) or is to see only one (--virtual-local-rank).
 """
 
 from __future__ import annotations
@@ -93,12 +92,12 @@ def workers_here(
     granted: Sequence[str] = (),
     several: bool = False,
 ) -> Topology:
-    """Return this machine with ``count`` workers. By default one worker per GPU, or one if there is
-    no GPU.
+    """Return this machine with ``count`` workers. By default one worker per GPU, or one without
+    GPUs.
 
     ``only`` and ``without`` choose among the visible GPUs by index. ``granted`` chooses by id if no
     mask does. ``several``: the job has several nodes, for hints. Raises ConfigError if more GPUs
-    are requested than this machine has.
+    are requested than there are.
     """
     if on_cpus(options):
         return _cpu_workers(_cpu_worker_count(count, without), facts, "", ())
@@ -142,7 +141,7 @@ def selection_here(
 def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
     """Return how many workers ``distlaunch torchrun`` runs on this machine.
 
-    Raises ConfigError if the options ask for GPUs that this machine does not have.
+    Raises ConfigError if the options ask for missing GPUs.
     """
     picked = options.gpus is not None
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
@@ -171,8 +170,7 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
 def add_other_nodes(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
     """Return the topology of the whole job, in which this machine is node ``here``.
 
-    The numbers of workers of other nodes are None; these nodes report their numbers when the job
-    starts.
+    Other nodes report their numbers of workers when the job starts.
     """
     nodes = [
         Node(host=host.name, known=host.known, slots=None, devices=None)
@@ -254,12 +252,11 @@ def _apply_slots(
     *,
     shared: bool,
 ) -> DeviceSelection:
-    """Return the devices of the slots in ``only`` (None: all slots) that are not in ``without``.
+    """Return the devices of the slots in ``only`` (None: all) that are not in ``without``.
 
     ``shared``: workers share devices. Otherwise the caller limits the devices to the number of
-    workers, and a filter for the first slots is left to the caller.
-
-    Raises ConfigError for a slot that does not exist, and if no slot remains.
+    workers, and applies a filter for the first slots. Raises ConfigError for a slot that does not
+    exist, and if no slot remains.
     """
     have = range(len(selection.ids))
     if (
@@ -296,10 +293,8 @@ def _with_devices(
 def _gpu_workers(
     count: int, selection: DeviceSelection, facts: Facts, options: TrainOptions, *, shared: bool
 ) -> Topology:
-    """Return this machine with workers on GPUs.
-
-    Each worker has its own device; with ``shared``, devices are assigned in turn.
-    """
+    """Return this machine with workers on GPUs, a device each; with ``shared``, devices are
+    assigned in turn."""
     isolate = options.isolate_gpus or selection.mig
     whole = options.whole_nodes and not isolate
     indices = (

@@ -2,8 +2,8 @@
 
 Planning derives them from the options and the list of hosts. With several nodes the address is
 chosen when the attempt starts: rank 0's node reports its addresses, every other node connects to
-each of them, and the first address that all have reached becomes MASTER_ADDR. A name alone is not
-used, because it may lead to a different machine on each node (127.0.1.1).
+each of them, and the first address that all have reached becomes MASTER_ADDR. A name may lead to a
+different machine on each node (127.0.1.1).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ AddressesOf = Callable[[str], Sequence[str]]
 """Returns the addresses by which a scheduler reaches a host, by the host's name."""
 LOOPBACK = "127.0.0.1"
 _UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-"""Addresses that are no MASTER_ADDR for workers, though launchers on one machine can connect to
-them."""
+"""Addresses to which only launchers on one machine can connect; no MASTER_ADDR for workers."""
 _SHOWN = 8
 
 
@@ -44,7 +43,7 @@ class MasterOrigin(Enum):
 
 
 class MasterAddress(Record):
-    """Rank 0's address and port, as far as they are known in planning."""
+    """Rank 0's address and port, as far as planning knows them."""
 
     address: str | None
     """None if it is chosen when the attempt starts."""
@@ -58,13 +57,12 @@ class MasterChoice(Record):
     """The master address that all nodes have reached."""
 
     address: str
-    """Address of rank 0's node. A number, unless the user has set a name."""
+    """Address of rank 0's node: a number, unless the user has set a name."""
     env: Mapping[int, Mapping[str, str]]
-    """By node rank: the variables with which this node's workers use the same network
-    (GLOO_SOCKET_IFNAME, ...)."""
+    """By node rank: the variables with which the workers use the same network (GLOO_SOCKET_IFNAME,
+    ...)."""
     addresses: tuple[str, ...] = ()
-    """By node rank: an address of each node in the network by which the node has reached rank 0's
-    node."""
+    """By node rank: an address of the node in the network by which it has reached rank 0's node."""
 
 
 # --- planned
@@ -76,7 +74,7 @@ def planned_master(
     """Return the planned address and port of rank 0's node.
 
     ``topology.master_addr`` may be an address that the system set or the first node's name;
-    ``allocation`` shows which of the two.
+    ``allocation`` shows which.
     """
     port, port_origin = options.master_port or topology.master_port, MasterOrigin.START
     if port is not None:
@@ -99,12 +97,11 @@ def master_of_allocation(
     index: int,
     hostname: str | None,
 ) -> MasterAddress:
-    """Return the address and port of rank 0's node that the options and the list of hosts
-    determine.
+    """Return the address and port of rank 0's node by the options and the list of hosts, for
+    several nodes.
 
-    For a job of several nodes. ``index`` is the index of rank 0's node in ``allocation.hosts``; the
-    system's own address and port belong to index 0. ``hostname`` is this machine's name if this
-    machine is rank 0's node, else None.
+    ``index`` is the index of rank 0's node in ``allocation.hosts``; the system's own address and
+    port belong to index 0. ``hostname`` is this machine's name if it is rank 0's node.
     """
     from distlaunch.planning.hosts.this_host import is_loopback
 
@@ -125,11 +122,11 @@ def master_of_allocation(
 
 
 def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
-    """Return a note for the user if the planned address may not lead to rank 0's node."""
+    """Return a note if the planned address may not lead to rank 0's node."""
     from distlaunch.planning.hosts.this_host import is_loopback
 
     if options.rendezvous is not None or master.address_origin is MasterOrigin.FIRST_NODE:
-        return None  # the launchers connect at the rendezvous first and then choose the address
+        return None  # the launchers connect at the rendezvous first
     if master.address is None:
         return f"the address of rank 0's node is not known: use {Opt.MASTER_ADDR} HOST"
     if is_loopback(master.address):
@@ -142,10 +139,7 @@ def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
 
 
 def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
-    """Return host and port of --rendezvous: HOST:PORT, HOST, [IPv6]:PORT.
-
-    Raises ConfigError if the option has another form.
-    """
+    """Return host and port of --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
     text, who = options.rendezvous, options.named("rendezvous")
     if text is None:
         return None, None
@@ -170,10 +164,8 @@ def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
 
 
 def first_host_of_options(options: TrainOptions) -> tuple[str | None, str]:
-    """Return the host of node 0 that an option names, and the field of that option.
-
-    Raises ConfigError for an invalid rendezvous.
-    """
+    """Return the host of node 0 that an option names, and the field of that option. Raises
+    ConfigError."""
     if options.rendezvous is not None:
         return rendezvous_endpoint(options)[0], "rendezvous"
     return options.master_addr, "master_addr"
@@ -199,8 +191,7 @@ def no_addresses(host: str) -> Sequence[str]:
 class AddressChooser:
     """Chooses MASTER_ADDR for each attempt from the reports of the nodes.
 
-    ``rendezvous_host`` is the host at which the launchers connect to each other, if each node has a
-    launcher.
+    ``rendezvous_host`` is the host at which the launchers connect, if each node has one.
     """
 
     def __init__(
@@ -212,10 +203,10 @@ class AddressChooser:
     def candidates(
         self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
     ) -> tuple[str, ...]:
-        """Return the addresses at which the other nodes try to reach rank 0's node, best first.
+        """Return the addresses at which other nodes try to reach rank 0's node, best first.
 
-        ``surveyed`` is the survey of rank 0's node and ``host`` its name in the list of hosts.
-        Raises ConfigError if the backend can use none of the addresses.
+        ``surveyed`` is the survey of rank 0's node, ``host`` its name in the list of hosts. Raises
+        ConfigError if the backend can use none.
         """
         found = self._candidates(surveyed, host, of_scheduler)
         return usable_by(self._backend, found, host)
@@ -271,11 +262,8 @@ class AddressChooser:
 
 
 def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """Return those of the addresses ``found`` that the backend's workers can use: some backends
-    need IPv4.
-
-    Raises ConfigError if no address remains.
-    """
+    """Return those of the addresses that the backend's workers can use: some need IPv4. Raises
+    ConfigError if none remains."""
     if not backend.ipv4_only:
         return found
     left = tuple(address for address in found if ":" not in address)
@@ -301,9 +289,9 @@ def choose_reached(
 ) -> MasterChoice:
     """Return the first of the addresses ``tried`` that every node but the first has reached.
 
-    All arguments are by node rank. ``hosts`` has names for messages. ``set_by_user`` are variables
-    that the user has set for workers. ``nccl``: workers may use NCCL. Raises NodesError, which
-    lists the nodes that cannot reach rank 0's, and ConfigError if a node lacks ``interface``.
+    All arguments are by node rank. ``hosts`` has names for messages. ``set_by_user`` are the user's
+    variables for workers. ``nccl``: workers may use NCCL. Raises NodesError, which lists the nodes
+    that cannot reach rank 0's, and ConfigError if a node lacks ``interface``.
     """
     from distlaunch.planning.interfaces import interface_variables, own_address
 
@@ -335,8 +323,7 @@ def choose_reached(
 
 
 def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
-    """Return a node's routes to the addresses that the node was asked to try. Other routes are
-    ignored."""
+    """Return a node's routes to the addresses that it was asked to try."""
     return (
         [route for route in reached[rank].routes if route.address in tried]
         if rank in reached

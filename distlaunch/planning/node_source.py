@@ -1,8 +1,8 @@
 """Decides which source names the nodes of a job, and which of the nodes is this machine. No I/O.
 
 Sources are the options, and systems such as Slurm. The module is loaded only if some option or
-variable suggests that there are other nodes. Only then does ``launch.make_plan`` read the facts
-about other nodes, into ``Facts.surroundings``.
+variable suggests that there are other nodes. Only then does ``launch.make_plan`` read
+``Facts.surroundings``.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ class Location(Record):
 
     allocation: Allocation
     who: str
-    """The source of the nodes in messages: an option's name or the system's."""
+    """The source of the nodes in messages: an option's or the system's name."""
     here: int | None
-    """Index of this machine in the hosts; None if this machine is not in the list."""
+    """Index of this machine in the hosts; None if it is not in the list."""
     by: str
-    """How ``here`` was determined: by a variable, an option (its name), or this machine's name."""
+    """How ``here`` was determined: by a variable, an option, or this machine's name."""
     name: str
     """The name of this machine."""
     ranked: bool = True
-    """Whether the rank of this launcher is known. If not, the coordinator assigns the rank when the
-    job starts, and ``here`` is provisional."""
+    """Whether the rank of this launcher is known. If not, the coordinator assigns it, and ``here``
+    is provisional."""
 
 
 def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
     """Return the nodes of the job; None if this machine is the only one.
 
-    The user's lists take precedence over systems. Among systems, ``select`` chooses. The second
-    value lists the other variables that name nodes or ranks, each with the reason why it is not
-    used. Raises ConfigError for options or variables that contradict each other, and if two hosts
-    are the same machine.
+    The user's lists come before systems, among which ``select`` chooses. The second value lists the
+    other variables that name nodes or ranks, each with the reason why it is not used. Raises
+    ConfigError for options or variables that contradict each other, and if two hosts are the same
+    machine.
     """
     around = facts.surroundings
     if around is None:
@@ -67,7 +67,7 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
 
 
 def option_of_host_list(options: TrainOptions) -> str | None:
-    """Return the name of the option that lists the hosts; None if no such option is set.
+    """Return the name of the option that lists the hosts, if one is set.
 
     Raises ConfigError if two such options are set, or one together with --source.
     """
@@ -89,10 +89,8 @@ def option_of_host_list(options: TrainOptions) -> str | None:
 
 
 def _shown_option(who: str, value: str) -> str:
-    """Return an option with its value for a message.
-
-    The value of a variable is left out, since a command there may contain secrets.
-    """
+    """Return an option with its value for a message, without a variable's command, which may
+    contain secrets."""
     return f"{who} {quoted(value)}" if who.startswith("-") else who
 
 
@@ -141,10 +139,9 @@ def _allocation(
 
 
 def _by_hand(options: TrainOptions) -> Allocation | None:
-    """Return the nodes if the user starts a launcher on each node, as with torchrun; otherwise
-    None.
+    """Return the nodes if the user starts a launcher on each node, as with torchrun.
 
-    Only the number of nodes is known, and perhaps the host of node 0.
+    Only their number is known, and perhaps the host of node 0.
     """
     rank, nodes = options.node_rank, options.num_nodes
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
@@ -194,8 +191,8 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
 
 
 def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Allocation:
-    """Return an allocation of this machine alone. Its name is the one in --include or --exclude, if
-    they name it."""
+    """Return an allocation of this machine alone, by the name that --include or --exclude has for
+    it."""
     words = f"{options.include or ''}@{options.exclude or ''}".split("@")
     called = [
         word[1:].partition("]")[0] if word[:1] == "[" else word.partition(":")[0].strip()
@@ -239,10 +236,8 @@ def _with_node_rank(
 def _find_this_machine(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> tuple[int | None, str]:
-    """Return the index of this machine among the hosts, and how it was determined.
-
-    If the rank is known, it is the index. Otherwise names and addresses are compared.
-    """
+    """Return the index of this machine among the hosts, by rank or else by names and addresses, and
+    how it was determined."""
     if allocation.node_rank is not None:
         source = _source_of(allocation, "node rank")
         by = options.who_set("node_rank") if allocation.node_rank == options.node_rank else source

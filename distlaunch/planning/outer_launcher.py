@@ -1,8 +1,8 @@
 """The launcher that started this launcher as one of its workers. No I/O.
 
-torchrun, horovodrun, accelerate, deepspeed and distlaunch pass each worker its rank in environment
-variables. If distlaunch is such a worker, it runs one worker of its own with the same variables.
-mpirun, srun and pods are not outer launchers: the launchers that they start form one job.
+torchrun, horovodrun, accelerate, deepspeed and distlaunch pass each worker its rank in variables.
+As such a worker, distlaunch runs one worker of its own with the same variables. mpirun, srun and
+pods are not outer launchers: the launchers that they start form one job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distlaunch.planning.train_options import TorchrunOptions, TrainOptions, on_
 
 OURS = "distlaunch"
 SPAWNER = "dl-spawner"
-"""Process name of the spawner, the parent of our workers. ``core.agent.spawner`` sets it."""
+"""Process name of the spawner, the parent of our workers, set by ``core.agent.spawner``."""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh", "busybox")
 _WRAPPERS = frozenset({
     *_SHELLS, "env", "nice", "ionice", "chrt", "taskset", "numactl", "prlimit", "timeout", "time", "stdbuf", "unbuffer",
@@ -50,11 +50,11 @@ _BY_PROGRAM = {
 _RUN_OTHERS = frozenset(
     {"coverage", "debugpy", "pdb", "cProfile", "viztracer", "pyinstrument", "memray"}
 )
-"""Python programs that run another Python program in their own process."""
+"""Python programs that run another one in their own process."""
 PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SPAWN = "--multiprocessing-fork"
-"""Argument of a process that Python's multiprocessing started. Horovod's launcher starts each
-worker from such a process."""
+"""Argument of a process of Python's multiprocessing, from which Horovod's launcher starts each
+worker."""
 _RANK_VARIABLES = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -76,7 +76,7 @@ _SET_BY_US = frozenset(
         "DISTLAUNCH_WARM_FD",
     }
 )
-"""Variables that a worker gets from this launcher and not from the outer launcher."""
+"""Variables that a worker gets from this launcher and not from the outer one."""
 _OF_THE_JOB = ("DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT")
 _OF_THE_BACKEND = ("DISTLAUNCH_BACKEND", BACKEND_OPTIONS)
 _BACKEND_NEEDS = {"horovod": "HOROVOD_RANK", "tensorflow": "TF_CONFIG"}
@@ -99,11 +99,11 @@ _ALLOWED_VALUES = {
 def outer_launcher(
     environ: Mapping[str, str], ancestors: Iterable[Ancestor]
 ) -> OuterLauncher | None:
-    """Return the launcher whose worker this process is; None if there is none.
+    """Return the launcher whose worker this process is, if any.
 
     Between the two processes only shells and programs that run a command unchanged are allowed. If
-    the script of a worker starts a launcher, the script's process is between them, so this launcher
-    is no worker.
+    a worker's script starts a launcher, the script's process is between them, so this launcher is
+    no worker.
     """
     launcher = _nearest(environ, ancestors)
     if launcher is None or (launcher in _MARKERS and _MARKERS[launcher] not in environ):
@@ -118,8 +118,7 @@ def outer_launcher(
 
 
 def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
-    """Return whether one of the ancestors is a launcher, so that a worker has started this
-    process."""
+    """Return whether a worker of another launcher has started this process."""
     for each in ancestors:
         arguments = _program_and_arguments(each.argv)
         if each.name == SPAWNER or (arguments and os.path.basename(arguments[0]) in _BY_PROGRAM):
@@ -147,7 +146,8 @@ def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str |
 
 
 def _program_and_arguments(argv: Sequence[str]) -> Sequence[str]:
-    """Return the program of a process and its arguments. For an interpreter, the script or module."""
+    """Return the program of a process and its arguments; of an interpreter, the script or
+    module."""
     if not argv or not os.path.basename(argv[0]).startswith("python"):
         return argv
     arguments = [*argv[1:]]
@@ -177,10 +177,8 @@ def _program_and_arguments(argv: Sequence[str]) -> Sequence[str]:
 def check_options(
     options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: OuterLauncher
 ) -> None:
-    """Raise UsageError for options that contradict the outer launcher.
-
-    The outer launcher decides about sizes, nodes and restarts.
-    """
+    """Raise UsageError for options that contradict the outer launcher, which decides sizes, nodes
+    and restarts."""
     who = _name_of(outer)
     started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
     way_out = (
@@ -286,6 +284,5 @@ def as_outer_worker(
 
 
 def _layout_of_rank(layout: Layout, rank: int) -> Layout:
-    """Name the files of the worker by its rank in the outer launcher's job."""
     parts = ("folder", "stdout", "stderr", "error", "stacks")
     return replace(layout, **{part: getattr(layout, part).format(rank=rank) for part in parts})

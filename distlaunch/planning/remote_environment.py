@@ -1,12 +1,12 @@
 """Select the launcher's environment variables for workers on other machines. No I/O.
 
-These workers get the same variables as workers on this machine, except those of a host or a login.
-Variables of a software installation (PATH, CONDA_*) are sent only to nodes that have the launcher's
-interpreter at the same path. There the other paths are probably the same too (a shared file system,
-the same image). On other nodes the launcher's PATH would hide the node's own software.
+They get the same variables as workers on this machine, except those of a host or a login. Variables
+of a software installation (PATH, CONDA_*) are sent only to nodes that have the launcher's
+interpreter at the same path, where the other paths are probably the same too. On other nodes the
+launcher's PATH would hide the node's own software.
 
-PYTHONPATH is sent everywhere: it names the user's own modules, and a missing directory in it does
-no harm. PYTHONHOME is not sent, because a wrong one stops every interpreter.
+PYTHONPATH is sent everywhere: it names the user's own modules, and a missing directory does no
+harm. PYTHONHOME is not sent, because a wrong one stops every interpreter.
 """
 
 from __future__ import annotations

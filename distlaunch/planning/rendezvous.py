@@ -1,9 +1,8 @@
-"""The address at which the launchers of a job connect to each other, and which launcher is the
+"""The address at which the launchers of a job connect to each other, and which of them is the
 coordinator. No I/O.
 
-The coordinator is the launcher with node rank 0. If no ranks are set, it is the launcher on the
-machine that the rendezvous names. If several launchers run on that machine, it is the first that
-can listen on the port.
+The coordinator is the launcher with node rank 0. Without ranks, it is the one on the machine that
+the rendezvous names; of several there, the first that can listen on the port.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from distlaunch.planning.train_options import TrainOptions
 
 DEFAULT_PORT = 29400
 _SERIES, _FIRST, _SPAN = 4, 20000, 10000
-"""If the scheduler numbers its jobs, a job tries four ports in turn. They are outside of the
-kernel's ephemeral port range."""
+"""If the scheduler numbers its jobs, a job tries four ports in turn, outside of the kernel's
+ephemeral range."""
 
 
 class Rendezvous(Record):
-    """How one launcher finds the other launchers."""
+    """How one launcher finds the others."""
 
     host: str
     ports: tuple[int, ...]
@@ -39,18 +38,18 @@ class Rendezvous(Record):
     of_source: bool
     """Whether the source set the port for rank 0's store. The store then gets another port."""
     job_key: str
-    """A text that all launchers of the job know, and launchers of other jobs do not."""
+    """A text that only the launchers of the job know."""
     rank: int | None
-    """This launcher's number; None if the coordinator assigns the number."""
+    """This launcher's number; None if the coordinator assigns it."""
     leads: Literal["yes", "no", "first"]
-    """Whether this launcher is the coordinator. ``first``: it is if it is the first to listen on
-    the port."""
+    """Whether this launcher is the coordinator. ``first``: if it is the first to listen on the
+    port."""
 
 
 def choose_rendezvous(options: TrainOptions, location: Location, topology: Topology) -> Rendezvous:
-    """Return the address at which the launchers connect to each other.
+    """Return the address at which the launchers connect.
 
-    Raises ConfigError if neither the options nor the source of the nodes determine the address.
+    Raises ConfigError if neither the options nor the source of the nodes determine it.
     """
     allocation = location.allocation
     host, port = rendezvous_endpoint(options)
@@ -121,8 +120,7 @@ def choose_rendezvous_without_plan(options: TrainOptions, location: Location) ->
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:
-    """Return this launcher's number: the rank of its node, or if each worker has its own launcher,
-    of its worker."""
+    """Return the rank of this launcher's node, or of its worker if each has a launcher."""
     if not location.ranked:
         return None
     allocation, here = location.allocation, topology.here

@@ -1,8 +1,8 @@
 """The plan of each attempt of a job on several nodes, made from the surveys of its hosts. No I/O.
 
-Hosts are numbered: first the hosts that are planned as nodes, then the spares, then those that
---discover has found later. The number of a host never changes. Node ranks are assigned anew for
-each attempt, in the order of the numbers.
+Hosts are numbered for good: first those planned as nodes, then the spares, then those that
+--discover has found later. Node ranks are assigned anew for each attempt, in the order of the
+numbers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = ["NodesDifferError", "SurveyedPlanner"]
 
 
 class SurveyedPlanner:
-    """Plans each attempt from the surveys of the hosts that are reachable."""
+    """Plans each attempt from the surveys of the reachable hosts."""
 
     def __init__(
         self,
@@ -108,12 +108,11 @@ class SurveyedPlanner:
 
     @property
     def here(self) -> int | None:
-        """The number of this machine among the planner's hosts; None if this machine is not one of
-        them."""
+        """The number of this machine among the hosts, if it is one of them."""
         return self._here
 
     def is_here(self, host: str) -> bool:
-        """Return whether a host is this machine. Hosts discovered later are compared, too."""
+        """Return whether a host, perhaps discovered later, is this machine."""
         if self._here_name is not None or self._facts.surroundings is None:
             return host == self._here_name
         return is_this_machine(host, self._facts.surroundings.identity)
@@ -125,8 +124,7 @@ class SurveyedPlanner:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The smallest and the largest number of nodes of an attempt. Equal unless the job is
-        elastic."""
+        """The smallest and the largest number of nodes of an attempt."""
         bounds = bounds_of(self._allocation, self._options)
         if bounds is None or bounds[0] == bounds[1]:
             return self._training, self._training
@@ -138,10 +136,10 @@ class SurveyedPlanner:
         return self
 
     def update_hosts(self, output: str) -> tuple[Node, ...]:
-        """Update the hosts from the output of the --discover command.
+        """Update the hosts from the output of the --discover command, and return those that are
+        available now.
 
-        Return the hosts that are available now. Known hosts keep their numbers; new hosts get the
-        next numbers. Raises ConfigError if the output is not a list of hosts.
+        Known hosts keep their numbers. Raises ConfigError if the output is not a list of hosts.
         """
         from distlaunch.planning.hosts.from_options import discovered_hosts
 
@@ -202,7 +200,7 @@ class SurveyedPlanner:
         )
 
     def plan_attempt(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Plan an attempt with the hosts that have been surveyed.
+        """Plan an attempt with the surveyed hosts.
 
         ``surveys`` are by the number of the host. Return the numbers of the chosen hosts in the
         order of their ranks, and the plan. Raises NodesError if there are too few hosts,
@@ -287,7 +285,7 @@ class SurveyedPlanner:
     def addresses(
         self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
     ) -> tuple[str, ...]:
-        """Return the addresses at which the other nodes try to reach rank 0's node, best first."""
+        """Return the addresses at which other nodes try to reach rank 0's node, best first."""
         return self._address_chooser.candidates(surveyed, host, of_scheduler=of_scheduler)
 
     def choose_master(
@@ -321,8 +319,8 @@ class SurveyedPlanner:
         )
 
     def _choose_nodes(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
-        """Return the numbers of the hosts that become nodes. Raises NodesError if too few hosts
-        were surveyed."""
+        """Return the numbers of the hosts that become nodes. Raises NodesError if too few were
+        surveyed."""
         fewest, most = self.bounds
         there = [number for number in sorted(surveys) if self._hosts[number].host in self._listed]
         wanted = max(fewest, min(most, len(self._listed) - self._options.spares))
@@ -341,10 +339,8 @@ class SurveyedPlanner:
         return tuple(there[:wanted])
 
     def _granted(self, number: int, surveyed: Surveyed) -> int | None:
-        """Return how many CPUs a scheduler grants on a node.
-
-        For this machine the launcher's own environment has the number.
-        """
+        """Return how many CPUs a scheduler grants on a node; for this machine by the launcher's
+        environment."""
         return (
             self._allocation.cpus
             if surveyed.granted_cpus is None and number == self._here
@@ -354,12 +350,11 @@ class SurveyedPlanner:
     def _interpreter_notes(
         self, node_numbers: Sequence[int], interpreters: Sequence[Interpreter]
     ) -> list[str]:
-        """Return at most one note, on the interpreters that the workers run.
+        """Return at most one note, with the workers' interpreters and their hosts.
 
-        The note names the interpreters and their hosts. It omits hosts for which the note of an
-        earlier attempt has named the same interpreter. If all nodes use the launcher's interpreter,
-        there is a note only if another environment is active. There is no note if --python or
-        --no-python is set.
+        It omits hosts for which an earlier note has named the same interpreter. If all nodes use
+        the launcher's interpreter, there is a note only if another environment is active; with
+        --python or --no-python there is none.
         """
         options, ours = self._options, self._facts.python
         if options.no_python or options.python is not None:
@@ -379,19 +374,15 @@ class SurveyedPlanner:
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
     def _not_shown_yet(self, note: str, hosts: Sequence[str]) -> list[str]:
-        """Return the hosts for which this note has not been shown yet, and remember that it is
-        shown now."""
+        """Return the hosts for which this note has not been shown yet, and record that it is."""
         known = self._shown_notes.setdefault(note, set())
         new = [host for host in hosts if host not in known]
         known.update(new)
         return new
 
     def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
-        """Return a node with the command line for its interpreter.
-
-        On a node that has the launcher's interpreter, add the variables of the launcher's software
-        installation.
-        """
+        """Return a node with the command line for its interpreter, and with the launcher's software
+        variables if it has the launcher's."""
         same = mine.python == common or self._options.no_python
         own = (
             None if same else command_line(self._options, mine.python, self._target, self._backend)

@@ -1,8 +1,7 @@
 """The typed options of a job, set by the command line or the Python API. No I/O.
 
-Every field that is an option of the command line has a row in ``cli/option_table.py``; a test
-checks this. The commands that accept another launcher's options set the same fields. A ``Dialect``
-has the names that differ.
+Every field that is an option of the command line has a row in ``cli/option_table.py``. The commands
+that accept another launcher's options set the same fields; a ``Dialect`` has the names that differ.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ LOCAL_RANK_TOO = "LOCAL_RANK in the environment says the same"
 
 
 class TrainOptions(Record):
-    """The options of one ``train`` or ``plan`` command, not yet checked against the machine.
-
-    ``None`` means that an option is not set.
-    """
+    """The options of one ``train`` or ``plan`` command, not yet checked against the machine. None:
+    not set."""
 
     # what runs
     script: str | None = None
@@ -51,7 +48,7 @@ class TrainOptions(Record):
     include: str | None = None
     exclude: str | None = None
     spares: int = 0
-    """Number of hosts in reserve, in addition to those that run workers."""
+    """Number of hosts in reserve."""
     spread: bool = False
     node_rank: int | None = None
     source: str = "auto"
@@ -101,7 +98,7 @@ class TrainOptions(Record):
     max_restarts: int = 0
     restart_window: float | None = None
     restart_delay: tuple[float, float] | None = None
-    """Delay before the first restart of a series, and its upper limit; ``None``: no delay."""
+    """Delay before the first restart of a series, and its upper limit."""
     min_uptime: float = 10.0
     grace: float = 25.0
     failure_grace: float = 5.0
@@ -126,20 +123,19 @@ class TrainOptions(Record):
     dry_run: bool = False
 
     given: Mapping[str, str] = {}
-    """By field: the option or variable that set the field. May be empty if the Python API is
-    used."""
+    """By field: the option or variable that set it. May be empty with the Python API."""
     whole_nodes: bool = False
-    """Set by a backend: a node has one worker, which uses all GPUs of the node, or none."""
+    """Set by a backend: a node has one worker, which uses all of its GPUs, or none."""
     whole_gpus: int | None = None
     """How many GPUs that worker must have; ``None``: any number."""
 
     def named(self, field: str) -> str:
-        """Return what set a field, for messages: the name of the variable, or else of the option."""
+        """Return what set a field, for messages: the variable, or else the option."""
         return self.given.get(field) or name_of(field)
 
     def who_set(self, *fields: str) -> str | None:
-        """Return the option or variable that set the first of these fields with another value than
-        its default; None if all have defaults."""
+        """Return the option or variable that set the first of these fields without its default
+        value."""
         default = type(self)._defaults  # noqa: SLF001 - a record's own table
         return next(
             (self.named(field) for field in fields if getattr(self, field) != default[field]), None
@@ -152,7 +148,7 @@ class TrainOptions(Record):
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Contents of files that were already read, by path. A pipe cannot be read a second time."""
+        """Contents of files that were already read, by path. A pipe cannot be read again."""
         return _NO_TEXTS
 
     @property
@@ -169,10 +165,8 @@ _NO_TEXTS: Mapping[str, str] = {}
 
 
 class Dialect(Record):
-    """Names and settings that differ between ``train`` and another launcher's command.
-
-    The defaults are those of ``train``.
-    """
+    """Names and settings that differ between ``train`` (the defaults) and another launcher's
+    command."""
 
     layout: Layout = TRAIN
     """Names of the log files."""
@@ -181,14 +175,14 @@ class Dialect(Record):
     role: str = "default"
     """Value of ROLE_NAME."""
     prefix_columns: int | None = None
-    """Width of the prefix of each line on the console. None: the width of a rank in brackets."""
+    """Width of the prefix of console lines. None: that of a rank in brackets."""
     shows_bars: bool = True
     """Whether the console shows both streams of rank 0 if it shows rank 0."""
     rank_macro: str | None = None
-    """Placeholder in the script's arguments that is replaced by the local rank."""
+    """Placeholder in the script's arguments for the local rank."""
     takes_typed: bool = False
-    """Whether rank 0 of several workers reads the terminal, if stdin is a terminal and the launcher
-    its foreground job."""
+    """Whether rank 0 of several workers reads the terminal, if the launcher is its foreground
+    job."""
     names: OptionNames = TRAIN_NAMES
     """Names of the options in messages."""
 
@@ -211,8 +205,7 @@ class DropInOptions(TrainOptions):
 class TorchrunOptions(TrainOptions):
     """The options of a ``torchrun`` command: those of ``train``, and the number of workers.
 
-    Workers see the same devices as the launcher, unless ``isolate_gpus`` or MIG gives each worker
-    one device.
+    Workers see the launcher's devices, unless ``isolate_gpus`` or MIG gives each one device.
     """
 
     workers: int | Literal["auto", "cpu", "gpu", "xpu"] = 1
@@ -222,11 +215,8 @@ class TorchrunOptions(TrainOptions):
 
     @property
     def needs_gpus(self) -> bool:
-        """Whether the plan depends on the GPUs of this machine.
-
-        It does if GPUs are counted or shared among workers. It also does if restarts are allowed,
-        because a restart waits until the memory of GPUs is free.
-        """
+        """Whether the plan depends on this machine's GPUs: they are counted or shared, or a restart
+        waits until their memory is free."""
         counted = self.workers in ("auto", "gpu")
         return (
             counted

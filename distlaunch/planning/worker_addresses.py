@@ -1,7 +1,7 @@
 """The addresses at which the workers of an attempt listen. No I/O.
 
-Needed by backends whose workers get a list of all workers, such as TensorFlow with TF_CONFIG. Each
-node reserves the ports of its workers. All workers get the same list, in the order of ranks.
+For backends whose workers get a list of all workers by rank, such as TensorFlow with TF_CONFIG.
+Each node reserves the ports of its workers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from distlaunch.planning.master_address import MasterChoice
 
 _SHORTEST_ADDRESS = "::1"
-"""The shortest possible address of a node. Only the first node can have a name, which the user has
-set."""
+"""The shortest possible address of a node. Only the first node can have a name."""
 _LOWEST_PORT = 1024
-"""Lower limit for a port that the kernel chooses. Its ip_local_port_range begins at 32,768 by
+"""Lower limit for a port that the kernel chooses; ip_local_port_range begins at 32,768 by
 default."""
 
 
@@ -31,8 +30,8 @@ def cluster_of(
 ) -> tuple[str, ...]:
     """Return ``HOST:PORT`` for each port.
 
-    ``ports`` are in the order of ranks, ``plan.worker_ports`` ports for each worker. ``meeting``
-    has the addresses of the nodes; None for a job on one node.
+    ``ports`` are by rank, ``plan.worker_ports`` for each worker. ``master`` has the addresses of
+    the nodes; None for a job on one node.
     """
     each = plan.worker_ports
     hosts = (plan.master_addr or "",) if master is None else master.addresses
@@ -53,7 +52,7 @@ def cluster_names(backend: PlannedBackend, workers: int) -> set[str]:
 def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBackend) -> LaunchPlan:
     """Return the plan with the variables that list all workers.
 
-    Raises ConfigError if the variables would be too long for a program to start.
+    Raises ConfigError if they would be too long for a program to start.
     """
     if not cluster:
         return plan
@@ -69,8 +68,8 @@ def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBac
 
 
 def check_cluster(plan: LaunchPlan, backend: PlannedBackend) -> None:
-    """Raise ConfigError if the job has too many workers to list in a variable, even with the
-    shortest addresses."""
+    """Raise ConfigError if the job has too many workers to list, even with the shortest
+    addresses."""
     count = plan.world_size or 0
     on_first = plan.nodes[0].slots or 0
     shortest = host_and_port(_SHORTEST_ADDRESS, _LOWEST_PORT)

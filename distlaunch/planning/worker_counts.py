@@ -1,8 +1,7 @@
 """Compute how many workers each host runs. No I/O.
 
-The inputs are the requested sizes and the slots of the hosts. Either the requested sizes are met
-exactly, or a ConfigError says how many slots are available. A count of None means that only a
-survey of the node can tell. Each node gets consecutive ranks.
+The requested sizes are met exactly, or a ConfigError says how many slots are available. A count of
+None means that only a survey can tell. Each node gets consecutive ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from distlaunch.planning.train_options import (
 )
 
 Bounds = tuple[int, int] | None
-"""Smallest and largest number of nodes; None if neither the user nor the source sets it."""
+"""Smallest and largest number of nodes, if the user or the source sets them."""
 Counts = Sequence[int | None]
 
 
@@ -35,10 +34,10 @@ class PlannedHost(Record):
     here: bool
     """Whether the host is this machine."""
     room: int | None
-    """The largest number of workers that fit; None if only a survey of the node can tell."""
+    """The largest number of workers that fit; None if only a survey can tell."""
     found: bool = False
-    """Whether the host itself reported ``room``, and no list limits it. In this case errors about
-    devices are more precise than errors about slots."""
+    """Whether the host itself reported ``room``, and no list limits it. Errors about devices are
+    then more precise."""
     tasks: int | None = None
     """How many launchers a scheduler has started on the host, each for one worker."""
 
@@ -68,8 +67,7 @@ class WorkerRequest(Record):
 
     @property
     def total(self) -> int | None:
-        """The requested number of workers of the job. None if not set, or if set to ``auto``, which
-        means all slots."""
+        """The requested number of workers of the job. None for ``auto``: all slots."""
         gpus = None if self.options.num_gpus == "auto" else self.options.num_gpus
         return gpus if self.options.num_procs is None else self.options.num_procs
 
@@ -91,10 +89,8 @@ class WorkerRequest(Record):
 
 
 def count_workers(candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
-    """Return the number of workers of each host; 0 for a host that is not needed.
-
-    Raises ConfigError if the hosts have too few slots.
-    """
+    """Return the number of workers of each host; 0 if it is not needed. Raises ConfigError if the
+    slots are too few."""
     total, per_node = request.total, request.per_node
     counts: Counts
     if total is None:
@@ -133,8 +129,7 @@ def explain_idle(
 ) -> IdleHosts:
     """Return the message on the hosts that get no worker.
 
-    Raises ConfigError if a scheduler granted these hosts and no option leaves them unused on
-    purpose.
+    Raises ConfigError if a scheduler granted them and no option leaves them unused on purpose.
     """
     total = request.total or 0
     size = request.total_option(total)
@@ -170,10 +165,8 @@ def explain_idle(
 
 
 def pack(total: int, slots: Sequence[int]) -> list[int]:
-    """Return the workers of each node if each node is filled before the next one.
-
-    The sum of ``slots`` must be at least ``total``.
-    """
+    """Return the workers of each node if each is filled before the next. The sum of ``slots`` is at
+    least ``total``."""
     left = total
     counts: list[int] = []
     for own in slots:
@@ -183,16 +176,13 @@ def pack(total: int, slots: Sequence[int]) -> list[int]:
 
 
 def spread(total: int, slots: Sequence[int]) -> list[int]:
-    """Return the workers of each node if one worker is assigned to each node in turn, while the
-    node has slots.
-
-    The sum of ``slots`` must be at least ``total``.
-    """
+    """Return the workers of each node if they are dealt in turn. The sum of ``slots`` is at least
+    ``total``."""
     counts = [0] * len(slots)
     left, level = total, 0
     while left > 0:
         room = [node for node, own in enumerate(slots) if own > level]
-        # One worker per node and round: as many full rounds as possible, or a last incomplete one.
+        # As many full rounds of one worker per node as possible, or a last incomplete one.
         rounds = max(1, min(min(slots[node] for node in room) - level, left // len(room)))
         for node in room[:left]:
             counts[node] += rounds
@@ -202,8 +192,7 @@ def spread(total: int, slots: Sequence[int]) -> list[int]:
 
 
 def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
-    """Return for each local rank how many nodes have a worker with this local rank: Horovod's
-    CROSS_SIZE.
+    """Return for each local rank how many nodes have a worker with it: Horovod's CROSS_SIZE.
 
     Slots 3, 1, 2 give 3, 2, 1.
     """
@@ -220,11 +209,11 @@ def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
 
 
 def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each node the index of its workers among all workers with the same local rank:
-    Horovod's CROSS_RANK.
+    """Return for each node the index of its workers among all with the same local rank: Horovod's
+    CROSS_RANK.
 
-    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1). Two workers have local rank 1, and the one on the
-    third node is the second of them.
+    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1): two workers have local rank 1, the one on the third
+    node is the second.
     """
     before = [0] * max(slots, default=0)
     ranks: list[tuple[int, ...]] = []
@@ -236,8 +225,8 @@ def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _check_room(count: int, candidate: PlannedHost, problem: str, request: WorkerRequest) -> int:
-    """Return ``count`` if the host has that many slots. Raises ConfigError, with ``problem``, if it
-    has fewer."""
+    """Return ``count`` if the host has that many slots. Raises ConfigError, with ``problem``, if
+    not."""
     room = candidate.room
     # The slots of a scheduler do not limit workers on CPUs. A filter of the user does.
     free = (
@@ -258,8 +247,8 @@ def _check_room(count: int, candidate: PlannedHost, problem: str, request: Worke
 def _total_and_each(
     total: int, per_node: int, candidates: Sequence[PlannedHost], request: WorkerRequest
 ) -> Counts:
-    """Return the counts if both the total and the number per node are set. Together they determine
-    the number of nodes."""
+    """Return the counts if both the total and the number per node are set, which determine the
+    number of nodes."""
     names = f"{request.total_option(total)} and {request.each_option(per_node)}"
     nodes, rest = divmod(total, per_node)
     if rest:
@@ -277,7 +266,6 @@ def _total_and_each(
 
 
 def _shares(total: int, candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
-    """Divide the total evenly among a fixed number of nodes."""
     size, bounds = request.total_option(total), request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
         raise ConfigError(
@@ -331,7 +319,8 @@ def _enough(rooms: Counts, total: int) -> bool:
 
 
 def _check_tasks(candidates: Sequence[PlannedHost], counts: Counts, request: WorkerRequest) -> None:
-    """Raise ConfigError if the counts differ from the tasks that a scheduler has already started."""
+    """Raise ConfigError if the counts differ from the tasks that a scheduler has already
+    started."""
     for candidate, count in zip(candidates, counts, strict=True):
         tasks = candidate.tasks
         if tasks is not None and count is not None and count != tasks:

@@ -1,6 +1,6 @@
-"""Hosts that the user names with ``--hosts``, ``--hostfile`` or ``--discover``. No I/O.
+"""Hosts of ``--hosts``, ``--hostfile`` or ``--discover``. No I/O.
 
-Only one of these options may be set. It takes precedence over all systems in the environment.
+Only one of them may be set. It comes before all systems in the environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def find(
     discovered: str | None = None,
     who: str = "",
 ) -> Allocation | None:
-    """Return the hosts of the option that is set; None if none of them is.
+    """Return the hosts of the option that is set, if any.
 
     ``texts`` has the content of ``hostfile`` by its path. ``discovered`` is the output of the
     command ``discover``. ``who`` is the option or variable for messages. Raises ConfigError for a
@@ -50,10 +50,9 @@ def find(
 
 
 def command_of(command: str, who: str) -> str:
-    """Return the text that names the command in errors. ``who`` is the option or variable that sets
-    it.
+    """Return the text that names the command in errors.
 
-    If a variable sets the command, the command's text is left out, since it may contain secrets.
+    The text of a command in a variable is left out, since it may contain secrets.
     """
     return f"{who} {quoted(command)}" if who.startswith("-") else who
 
@@ -61,8 +60,8 @@ def command_of(command: str, who: str) -> str:
 def discovered_hosts(output: str, command: str, who: str | None = None) -> tuple[Host, ...]:
     """Return the hosts that the --discover command printed, possibly none.
 
-    The command prints lines ``host[:slots]``, as for Horovod. ``who`` is the option or variable
-    that sets the command, for errors.
+    The command prints lines ``host[:slots]``, as for Horovod. ``who`` is the option or variable,
+    for errors.
     """
     return read_lines(output, f"{command_of(command, who or str(Opt.DISCOVER))}, line ")
 

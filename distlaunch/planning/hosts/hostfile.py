@@ -3,13 +3,12 @@ a script. No I/O.
 
 The grammar is ``[USER@]HOST[:SLOTS][:port=N]``. HOST is a name, a list such as ``n[01-04]``, an
 IPv4 address, or an IPv6 address in brackets. A line of a host file may also have an IPv6 address
-without brackets. A number after a colon is always the number of slots, as in Horovod and Hydra. An
-SSH port is therefore written with its key: ``a:4:port=2222``, in a file also ``a slots=4
-port=2222`` as in Open MPI.
+without brackets. A number after a colon is always the number of slots, as in Horovod and Hydra, so
+an SSH port is written with its key: ``a:4:port=2222``, in a file also ``a slots=4 port=2222`` as in
+Open MPI.
 
 A line of a host file may continue with ``key=value`` words. Keys that tell Open MPI or Hydra how to
-place and bind workers are ignored, because distlaunch places and binds workers itself. Unknown keys
-are an error.
+place and bind workers are ignored. Unknown keys are an error.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.allocation import Host
 
 MOST_SLOTS = 65_536
-"""Largest number of slots of one host. A larger number is considered a typing error."""
+"""Largest number of slots of one host. A larger one counts as a typing error."""
 _MOST_MENTIONS = 1 << 22
-"""How often one file may name hosts in total. A file may have a line for each slot."""
+"""How often one file may name hosts in total. It may have a line for each slot."""
 _MOST_PORT = 65_535
 
 _SLOTS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
@@ -75,8 +74,7 @@ class _HostFields(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """One entry of a list or line of a file. ``names`` has several names if the entry has a
-    range."""
+    """One entry of a list or line of a file. ``names`` has several names for a range."""
 
     names: list[str]
     user: str | None
@@ -111,9 +109,9 @@ _LINE = _Style(hint=_LINE_HINT, raw_ipv6=True)
 def parse_hosts(text: str, where: str | None = None) -> tuple[Host, ...]:
     """Return the hosts of a list such as ``a:4,user@b:2,[::1]:2,n[01-04]``.
 
-    ``text`` is the list and ``where`` what sets it, for errors (by default --hosts). If a host is
-    named again, its slots are added to the first entry. Raises ConfigError for an entry that cannot
-    be parsed, and for two entries of one host that contradict each other.
+    ``where`` is its source, for errors (by default --hosts). Slots of a host that is named again
+    are added. Raises ConfigError for an entry that cannot be parsed, and for two entries of one
+    host that contradict each other.
     """
     where = where or str(Opt.HOSTS)
     found = _HostCollector(_FLAG)
@@ -129,11 +127,10 @@ def parse_hosts(text: str, where: str | None = None) -> tuple[Host, ...]:
 def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Return the hosts of a host file of any dialect, in the order of the file.
 
-    ``text`` is the content; ``path`` is for errors, which also name the line. Raises ConfigError
-    for an invalid line, and if the file names no host.
+    Raises ConfigError, with ``path`` and line, for an invalid line, and if the file names no host.
 
-    A line may have a count, the number of slots. If several lines name a host, their counts are
-    added. Lines without a count have one of two meanings:
+    A line may have a count, the number of slots; counts of one host are added. Lines without a
+    count have one of two meanings:
 
     * If they name any host more than once, each of these lines is one slot, as in PBS.
     * If they name each host only once, the number of slots of these hosts is not known.
@@ -145,10 +142,8 @@ def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def read_lines(text: str, before: str) -> tuple[Host, ...]:
-    """Return the hosts in the lines of ``text``, possibly none.
-
-    Errors name a line by ``before`` and the line's number.
-    """
+    """Return the hosts in the lines of ``text``, possibly none. Errors name a line by ``before``
+    and its number."""
     found = _HostCollector(_LINE)
     cache: dict[tuple[str | None, ...], _HostFields] = {}
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -164,7 +159,7 @@ def read_lines(text: str, before: str) -> tuple[Host, ...]:
 
 
 class _FoundHost:
-    """A host found in the entries read so far. Further entries may add slots."""
+    """A host found so far. Further entries may add slots."""
 
     __slots__ = ("lines", "name", "port", "slots", "user", "where")
 
@@ -205,10 +200,8 @@ class _HostCollector:
         self._hint = style.hint
 
     def add(self, entry: _Entry, where: str) -> None:
-        """Add the hosts of one entry. ``where`` is its file and line, or option, for errors.
-
-        Raises ConfigError if the entry contradicts an earlier one.
-        """
+        """Add the hosts of one entry. Raises ConfigError, with ``where``, if it contradicts an
+        earlier one."""
         seen = self._seen
         self._mentions += len(entry.names)
         if self._mentions > _MOST_MENTIONS:
@@ -224,10 +217,8 @@ class _HostCollector:
             raise _error(where, f"there are more than {MOST_HOSTS:,} hosts", self._hint)
 
     def hosts(self) -> tuple[Host, ...]:
-        """Return the hosts.
-
-        If a host without a count was named twice, every line without a count is a slot.
-        """
+        """Return the hosts. If one without a count was named twice, every line without a count is a
+        slot."""
         seen = self._seen.values()
         counts_lines = any(host.lines > 1 and host.slots is None for host in seen)
         return tuple(
@@ -282,7 +273,7 @@ def _parse_entry(
 ) -> _Entry:
     """Parse ``[user@]host[:slots][:key=value]...`` and the ``key=value`` words after it.
 
-    ``cache`` has parsed fields by their text, since most lines of a long file have the same fields.
+    ``cache`` has parsed fields by their text: most lines of a long file have the same.
     """
     word = words[0]
     user: str | None = None
@@ -353,8 +344,8 @@ def _set_field(fields: dict[str, str], key: str, value: str, source: _Source) ->
 
 
 def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
-    """Split ``host:rest`` into host names and the rest. A range gives several names. The rest is
-    None without a colon."""
+    """Split ``host:rest`` into host names (several for a range) and the rest, which is None without
+    a colon."""
     name, colon, rest = word.partition(":")
     if _PLAIN.fullmatch(name) and ":" not in rest:  # true for nearly all entries of a long file
         _check_ipv4(name, source)

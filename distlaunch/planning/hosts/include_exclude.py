@@ -28,7 +28,7 @@ from distlaunch.planning.hosts.hostfile import MOST_SLOTS
 
 _HINT = "write w0@w1:0,2 (@ between hosts, then slots), n[01-04]:0-3 or gpu*"
 _MOST_GLOBS = 1_000
-"""Largest number of patterns in one filter. Each pattern is compared with every host."""
+"""Largest number of patterns in one filter. Each is compared with every host."""
 _COMPARED = 200
 """How many names are compared closely for a suggestion."""
 _LONGEST = 80
@@ -46,17 +46,15 @@ class Chosen(Record):
     index: int
     """Index of the host before filtering."""
     slots: tuple[int, ...] | None
-    """The chosen slots, ascending. None if the host's number of slots is unknown and the filter
-    names no slots."""
+    """The chosen slots, ascending. None if their number is unknown and the filter names none."""
     without: tuple[int, ...] = ()
-    """If ``slots`` is None: the slots to exclude once the number of slots is known."""
+    """If ``slots`` is None: the slots to exclude once their number is known."""
 
 
 def apply_filters(
     hosts: Sequence[Host], include: str | None, exclude: str | None
 ) -> tuple[Chosen, ...]:
-    """Return the hosts that remain after the filters, in their order. A filter that is None removes
-    no host.
+    """Return the hosts that remain after the filters, in their order.
 
     Raises ConfigError for an invalid filter, a filter that matches no host, a slot that its host
     does not have, and if no host remains.
@@ -89,8 +87,7 @@ def apply_filters(
 def _slots_left(
     count: int | None, picked: frozenset[int] | None, gone: frozenset[int]
 ) -> tuple[int, ...]:
-    """Return the remaining slots of a host; the excluded slots if the host's number of slots is
-    unknown."""
+    """Return the remaining slots of a host; the excluded ones if their number is unknown."""
     if picked is None:
         return (
             tuple(sorted(gone))
@@ -101,7 +98,7 @@ def _slots_left(
 
 
 class _HostLookup:
-    """Finds hosts by name, with or without the domain. Case is ignored. A host of unknown name is
+    """Finds hosts by name, with or without the domain, ignoring case. A host of unknown name is
     never found."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
@@ -132,8 +129,7 @@ class _HostLookup:
 
 
 def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, frozenset[int] | None]:
-    """Return the slots that a filter names, by the index of the host; None stands for the whole
-    host."""
+    """Return the slots that a filter names, by the index of the host; None is the whole host."""
     found: dict[int, frozenset[int] | None] = {}
     globs = 0
     for item in text.split("@"):
@@ -173,8 +169,7 @@ def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, fro
 
 
 def _parse_item(item: str, text: str, option: str) -> tuple[list[str], frozenset[int] | None]:
-    """Return the host patterns of one item, with ranges expanded, and its slots; None stands for
-    all slots."""
+    """Return the host patterns of one item, with ranges expanded, and its slots; None for all."""
     if not item:
         raise _error(option, text, "a host is missing")
     address = _ADDRESS.match(item)

@@ -1,7 +1,7 @@
 """Decides whether the name of a host means this machine. No I/O.
 
-On this machine the launcher starts the agent itself; on others it uses a transport. The number of
-hosts does not matter: ``--hosts b:8`` on machine ``a`` is a job on b.
+On this machine the launcher starts the agent itself; on others it uses a transport, also for a
+single host: ``--hosts b:8`` on machine ``a`` is a job on b.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LOCALHOST = frozenset(
     {"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
     | {"localhost.localdomain", "localhost4.localdomain4", "localhost6.localdomain6"}
 )
-"""Names that distributions write into /etc/hosts for loopback."""
+"""Names for loopback that distributions write into /etc/hosts."""
 
 
 class Identity(Record):
@@ -23,9 +23,9 @@ class Identity(Record):
     hostname: str
     """The kernel's hostname, with or without domain."""
     fqdn: str | None = None
-    """The name with domain from /etc/hosts; no resolver is asked."""
+    """The name with domain from /etc/hosts."""
     addresses: tuple[str, ...] = ()
-    """IPv4 and IPv6 addresses of the machine's interfaces. Loopback addresses may be missing."""
+    """IPv4 and IPv6 addresses of the machine's interfaces, perhaps without loopback."""
     aliases: tuple[str, ...] = ()
     """Other names of this machine, found in /etc/hosts by ``names_in``."""
 
@@ -33,8 +33,8 @@ class Identity(Record):
 def is_this_machine(name: str, identity: Identity) -> bool:
     """Return whether a host name or address (no user, port or brackets) means this machine.
 
-    Case is ignored. A name without a domain matches any domain. Two names with different domains
-    are different machines, unless one domain is the beginning of the other (``n1.cluster`` and
+    A name without a domain matches any domain. Two names with different domains are different
+    machines, unless one domain is the beginning of the other (``n1.cluster`` and
     ``n1.cluster.example.org``).
     """
     name = _plain(name)
@@ -80,13 +80,12 @@ def _is_localhost(name: str) -> bool:
 
 
 def _is_loopback(address: str) -> bool:
-    """Return whether an address leads to this machine. The unspecified address (0.0.0.0) does,
-    too."""
+    """Return whether an address leads to this machine, also the unspecified one (0.0.0.0)."""
     return address.startswith("127.") or address in {"::1", "::", "0.0.0.0"}  # noqa: S104 - compared, not bound
 
 
 def _address(text: str) -> str | None:
-    """Return an address in canonical spelling without zone; None if the text is a name."""
+    """Return an address in canonical spelling without zone; None for a name."""
     if ":" not in text and text.strip("0123456789."):
         return None
     import ipaddress
@@ -106,10 +105,10 @@ def _own_addresses(addresses: tuple[str, ...]) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
-    """Return the names of this machine, and the domain for names without one ("" if not known).
+    """Return the names of this machine, and the domain for names without one ("" if unknown).
 
-    A resolver may return the name of loopback, an address, or a name from a reverse zone. The
-    domain is therefore only taken from a name that begins with the hostname.
+    The domain is only taken from a name that begins with the hostname: a resolver may return the
+    name of loopback, an address, or a name from a reverse zone.
     """
     hostname, fqdn = _plain(identity.hostname), _plain(identity.fqdn or "")
     names = [hostname, fqdn, *map(_plain, identity.aliases)]
