@@ -27,6 +27,7 @@ from distlaunch.diagnosis.inner_cause import (
     device_assertion,
     is_report_of_a_child,
     is_report_of_another_end,
+    limit_of_library,
     words_of_child,
 )
 from distlaunch.diagnosis.last_lines import (
@@ -81,6 +82,8 @@ _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
 _GLOO_TAIL = re.compile(r"\. This is typically caused by .*")
+_OF_A_LIMIT = (None, "KeyboardInterrupt", "ImportError", "MemoryError")
+"""Exceptions that follow when a library cannot start its threads. OpenBLAS raises SIGINT itself."""
 _LIBRARY_PATH = re.compile(r'File "(?:.*/(?:site|dist)-packages/|.*?/lib/python3[\d.]*/)')
 _STOP_CODES = (130, 143, 137, -2, -9, -15)
 _OUTERMOST = ("<module>", "_run_module_as_main")
@@ -182,6 +185,8 @@ def read(end: WorkerExit) -> FailureEvidence:
         evidence = _of_stdouts_traceback(end, stdout) or _of_last_lines(end, lines, stdout)
     else:
         evidence = FailureEvidence(end=end, summary=_summary(end))
+    if evidence.original is None and evidence.exception_type in _OF_A_LIMIT:
+        evidence = replace(evidence, original=limit_of_library(lines))
     changes: dict[str, object] = {}
     if number is not None and native is None and not chain:
         changes["standing"] = _standing_of_signal(number, lines)
@@ -343,7 +348,9 @@ def _with_inner_cause(
 ) -> FailureEvidence:
     """Return the evidence with what a child process or a GPU has printed about the failure."""
     main = next((one for one in found if one.chain is chain), None)
-    words = words_of_child(chain[-1], main, found, lines) if main is not None else ()
+    words: tuple[str, ...] = ()
+    for raised in reversed(chain):
+        words = words or words_of_child(raised, main, found, lines)
     if words:
         text = "\n".join((evidence.text, *words))
         excerpt = (*words[:-1], *evidence.excerpt)[-_EXCERPT:]

@@ -115,8 +115,8 @@ _LESS_GPU_MEMORY = (
     "Use a smaller micro-batch with gradient accumulation, activation checkpointing or FSDP"
 )
 _MORE_SHM = (
-    "See `df -h /dev/shm` on the node; give a container more (docker --shm-size), use fewer "
-    "loader workers, or remove what killed jobs have left there"
+    "See `df -h /dev/shm` on the node; give a container more (docker --shm-size, --ipc=host), use "
+    "fewer loader workers, or remove what killed jobs have left there"
 )
 _INTERFACES = "`ip -br address` lists the interfaces of a node"
 
@@ -577,6 +577,15 @@ _MEMORY: tuple[HintRow, ...] = (
         hint=f"GPU memory is full. {_LESS_GPU_MEMORY}",
         marks=("oom when allocating tensor", "resource_exhausted: out of memory"),
         pattern=r"device:GPU|RESOURCE_EXHAUSTED: Out of memory",
+    ),
+    HintRow(
+        kind=K.HOST_MEMORY,
+        hint=(
+            "host memory (not GPU memory) could not be had for this tensor: use a smaller batch, "
+            "and see whether its shape is the one that is meant"
+        ),
+        marks=("oom when allocating tensor",),
+        pattern=r"device:CPU|allocator (?:cpu|mklcpu)",
     ),
     HintRow(
         kind=K.HOST_MEMORY,

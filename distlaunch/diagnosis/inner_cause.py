@@ -17,7 +17,26 @@ from distlaunch.diagnosis.tracebacks import Raised, Traceback
 _OF_LAUNCHERS = ("ChildFailedError", "ProcessExitedException", "SignalException")
 """Exceptions of torchrun, of torch.multiprocessing, and of launchers based on these, when a child
 process has failed."""
-_OF_PROCESSES = ("CalledProcessError",)
+_OF_PROCESSES = ("CalledProcessError", "TimeoutExpired")
+_WROTE = "The command wrote:"
+"""First line of the note that ``boot/sitecustomize.py`` adds to an exception of ``subprocess``. The
+lines of the command follow, each after ``| ``."""
+_SAYS_ERROR = re.compile(
+    r"(?:\S+: )?(?:fatal|(?:fatal )?error|exception|panic|critical)\b[^:]{0,40}:", re.IGNORECASE
+)
+"""The line of a command that names its error: ``fatal: repository not found`` of Git, ``error: ``,
+``clang: error: ``, ``fatal error: Unable to locate credentials`` of the AWS tools."""
+_INNER_FRAME = re.compile(r'\s*File "(?:.*/)?([^"/]+)", line (\d+)(?:, in (.+))?$')
+_INNER_EXCEPTION = re.compile(
+    r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Failure): "
+)
+_LIMITS = (
+    "OpenBLAS blas_thread_init: pthread_create",
+    "libgomp: Thread creation failed",
+    "OMP: Error #",
+)
+"""First words of lines that tell why a library could not start, before Python fails in another
+way."""
 _WITHOUT_CAUSE = (
     "EOFError",
     "BrokenPipeError",
@@ -63,22 +82,50 @@ def before(main: Traceback, found: Sequence[Traceback]) -> Traceback | None:
 
 
 def words_of_child(
-    raised: Raised, main: Traceback, found: Sequence[Traceback], lines: Sequence[str]
+    raised: Raised, main: Traceback | None, found: Sequence[Traceback], lines: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the last lines of the process whose failure ``raised`` reports. The cause is last.
 
     ``main`` is the traceback of ``raised``. ``found`` are all tracebacks in ``lines``, the worker's
     output. Return no lines if ``raised`` does not report a failed process.
     """
-    if raised.type.rpartition(".")[2] not in _OF_PROCESSES:
+    if main is None or raised.type.rpartition(".")[2] not in _OF_PROCESSES:
         return ()
+    if _WROTE in raised.detail:
+        noted = raised.detail[raised.detail.index(_WROTE) + 1 :]
+        return _with_cause_last([line[2:] for line in noted if line.startswith("| ")])[-1:]
     child = before(main, found)
     if child is not None:
         inner = child.chain[-1]
         where = f" ({inner.frame})" if inner.frame is not None else ""
         return (f"{inner.text}{where}",)
     above = last_lines(lines[max(0, main.start - _NEAR) : main.start], 6)
-    return above if above and any(PROBLEM.search(line) for line in above) else above[-1:]
+    if any(map(PROBLEM.search, above)):
+        return _with_cause_last(above)
+    return above[-1:]
+
+
+def _with_cause_last(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the last lines of a command. The line that names its error is put last."""
+    if not lines:
+        return ()
+    if _INNER_EXCEPTION.match(lines[-1]):
+        frames = [found for line in lines if (found := _INNER_FRAME.match(line)) is not None]
+        if not frames:
+            return (*lines,)
+        file, line, function = frames[-1].groups()
+        place = f"{file}:{line} in {function}" if function else f"{file}:{line}"
+        return (f"{lines[-1]} ({place})",)
+    named = [n for n, line in enumerate(lines) if _SAYS_ERROR.match(line)]
+    if not named:
+        named = [n for n, line in enumerate(lines) if PROBLEM.search(line)]
+    at = named[-1] if named else len(lines) - 1
+    return (*lines[:at], *lines[at + 1 :], lines[at])
+
+
+def limit_of_library(lines: Sequence[str]) -> str | None:
+    """Return the first line in which a library tells that it could not start its threads."""
+    return next((line for line in lines if line.startswith(_LIMITS)), None)
 
 
 def device_assertion(lines: Sequence[str]) -> str | None:

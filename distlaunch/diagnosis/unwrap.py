@@ -27,6 +27,14 @@ _GAP = 12
 _EXCEPTION_LINE = re.compile(r"[\w.<>]+(?:: .*)?$")
 _CHAIN_BEGINS = ("During handling of the above", "The above exception was")
 _JSON_DEPTH = 4
+_GRAPH_ERROR = "Graph execution error:"
+_GRAPH_LINES = 400
+_GRAPH_NODE = re.compile(r"Detected at node '?([^\s']+)'? defined at \(most recent call last\):")
+_GRAPH_FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (\S+)$')
+_GRAPH_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+_ROOTS = re.compile(r"\d+ root error\(s\) found\.")
+_ROOT = re.compile(r"^\(\d+\)\s*")
+"""TensorFlow 2.5 to 2.21: ``  (0) RESOURCE_EXHAUSTED:  OOM when allocating tensor ...``."""
 _ENCODED = re.compile(rf"{re.escape(HEADER)}(?:\\+n|\\u000a)(.*)")
 """A record of structlog or logfmt: ``exception="Traceback (most recent call last):\\n  File ...``."""
 _ESCAPE = re.compile(r'\\+(n|r|t|"|\')')
@@ -86,10 +94,50 @@ def _of_structured(value: dict[str, object]) -> Iterator[str]:
 
 
 def unwrap(lines: Sequence[str]) -> list[str]:
-    """Return the lines with boxed and prefixed tracebacks in the interpreter's form."""
+    """Return the lines with boxed and prefixed tracebacks in the interpreter's form, and errors of
+    TensorFlow's graphs in one line."""
     if not any("Traceback (most recent call last)" in line for line in lines):
         return list(lines)
-    return _without_prefixes(_without_boxes(lines))
+    return _with_graph_errors(_without_prefixes(_without_boxes(lines)))
+
+
+def _with_graph_errors(lines: list[str]) -> list[str]:
+    """Return the lines with the error of a TensorFlow graph in the line of its exception.
+
+    TensorFlow writes the Python lines that made the node between the two.
+    """
+    shown: list[str] = []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if not line.endswith(_GRAPH_ERROR):
+            shown.append(line)
+            continue
+        node, place = None, None
+        begin = at
+        while at < min(begin + _GRAPH_LINES, len(lines)):
+            text = lines[at]
+            if (named := _GRAPH_NODE.match(text)) is not None:
+                node = node or named[1]
+            elif (frame := _GRAPH_FRAME.match(text)) is not None:
+                if not any(part in frame[1] for part in _GRAPH_LIBRARIES):
+                    place = f"{frame[1].rpartition('/')[2]}:{frame[2]} in {frame[3]}"
+            elif not (
+                not text
+                or text.startswith(("    ", "Node: ", "<stack traces"))
+                or _ROOTS.match(text)
+            ):
+                break
+            at += 1
+        if node is None or at >= len(lines):
+            shown.append(line)
+            at = begin
+            continue
+        shown.append(f"{line} {_ROOT.sub('', lines[at].strip())}")
+        shown.append(f"node {node}" + (f", defined at {place}" if place else ""))
+        at += 1
+    return shown
 
 
 def _without_boxes(lines: Sequence[str]) -> list[str]:

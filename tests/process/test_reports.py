@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from tests.facts import mentions
 
@@ -51,3 +52,26 @@ def test_native_crash_has_the_line_of_python_without_an_option(job, distlaunch):
     result = job.run(script)
     assert result.returncode == 139
     assert "  at train.py:3 in tokenize" in result.stderr
+
+
+def test_error_of_a_command_whose_stderr_the_script_captured_is_in_the_report(job, distlaunch):
+    (distlaunch.work / "prep.py").write_text(
+        "def main():\n    raise ValueError('bad vocab')\nmain()\n"
+    )
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import os, subprocess, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    subprocess.run([sys.executable, 'prep.py'], check=True, capture_output=True)\n"
+        "time.sleep(600)\n"
+    )
+    result = job.run(script)
+    diagnosis = json.loads((result.run_dir / "report.json").read_text())["diagnosis"]
+    assert (diagnosis["ranks"], diagnosis["exception_type"]) == (
+        [1],
+        "subprocess.CalledProcessError",
+    )
+    shows_notes = sys.version_info >= (3, 11)
+    assert (diagnosis["original"] or "").startswith(
+        "ValueError: bad vocab (prep.py:2"
+    ) is shows_notes

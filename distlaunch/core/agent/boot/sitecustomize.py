@@ -52,6 +52,43 @@ def _arm(number: str) -> None:
         faulthandler.register(_signal.SIGRTMAX - 3, file=int(number), all_threads=True)
 
 
+def _show_captured_errors() -> None:
+    """Let a traceback show what a failed command wrote to a stderr that the script captured.
+
+    ``subprocess.run(..., check=True, capture_output=True)`` holds these lines in the exception
+    only. They are added to it as a note before Python prints the traceback.
+    """
+    show = sys.excepthook
+
+    def hook(kind: "type[BaseException]", exception: BaseException, trace: object) -> None:
+        try:
+            _note_captured_errors(exception)
+        finally:
+            show(kind, exception, trace)  # type: ignore[arg-type]
+
+    sys.excepthook = hook
+
+
+def _note_captured_errors(exception: BaseException) -> None:
+    """Add the last lines of a failed command's stderr as a note to its CalledProcessError."""
+    seen = exception
+    for _ in range(8):
+        told = getattr(seen, "stderr", None) or getattr(seen, "output", None)
+        if type(seen).__module__ == "subprocess" and isinstance(told, (bytes, str)):
+            text = told[-4000:]
+            lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).split("\n")
+            shown = [f"| {line.rstrip()[:300]}" for line in lines if line.strip()][-10:]
+            # A traceback in a note must not look like one of this process.
+            heading = "Traceback (most recent call last)"
+            note = "\n".join(["The command wrote:", *shown]).replace(heading, "Traceback")
+            seen.add_note(note)  # type: ignore[attr-defined]
+            return
+        following = seen.__cause__ or seen.__context__
+        if following is None:
+            return
+        seen = following
+
+
 def _chain() -> None:
     """Run the next ``sitecustomize``. If there is none, raise the same ImportError as without this
     file."""
@@ -66,6 +103,8 @@ try:
     if _control:
         _serve(_folder, _control)
     _arm(_stacks)
+    if sys.version_info >= (3, 11):  # older versions show no notes
+        _show_captured_errors()
 except Exception as exc:  # noqa: BLE001 - the worker must run in any case
     sys.stderr.write(f"distlaunch: warning: the worker's bootstrap failed: {exc!r}\n")
     if _control:  # but a server that failed must not run the script

@@ -1,0 +1,199 @@
+"""The cause that another program or library wrote before the exception of the script."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.diagnosis.first_cause import diagnose
+
+CALLED = """\
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 3, in prepare
+    subprocess.run(command, check=True)
+  File "/usr/lib/python3.11/subprocess.py", line 571, in run
+    raise CalledProcessError(retcode, process.args,
+subprocess.CalledProcessError: Command '['prep']' returned non-zero exit status 1.
+"""
+GIT = """\
+Cloning into 'data'...
+fatal: Could not read from remote repository.
+
+Please make sure you have the correct access rights
+and the repository exists.
+"""
+AWS = """\
+fatal error: Unable to locate credentials
+"""
+FFMPEG = """\
+ffmpeg version 6.0 Copyright (c) 2000-2023 the FFmpeg developers
+a.mp4: No such file or directory
+"""
+CLANG = """\
+main.cpp:3:5: error: use of undeclared identifier 'y'
+    y = 3;
+    ^
+1 error generated.
+"""
+CHILD = """\
+Traceback (most recent call last):
+  File "/home/u/project/prep.py", line 9, in <module>
+    main()
+  File "/home/u/project/prep.py", line 7, in main
+    raise ValueError("bad vocab")
+ValueError: bad vocab
+"""
+OPENBLAS = """\
+OpenBLAS blas_thread_init: pthread_create failed for thread 2 of 64: Resource temporarily unavailable
+OpenBLAS blas_thread_init: ensure that your address space and process count limits are big enough (ulimit -a)
+OpenBLAS blas_thread_init: or set a smaller OPENBLAS_NUM_THREADS to fit into what you have available
+OpenBLAS blas_thread_init: RLIMIT_NPROC 4096 current, 4096 max
+"""
+IMPORTING = """\
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 1, in <module>
+    import numpy
+  File "/v/lib/python3.11/site-packages/numpy/__init__.py", line 5, in <module>
+    from . import multiarray
+KeyboardInterrupt
+"""
+CRASHED = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f22ad7deb80 (most recent call first):
+  File "/home/u/project/train.py", line 7 in solve
+  File "/home/u/project/train.py", line 9 in <module>
+"""
+
+
+def cause_of(end_of, log, **fields):
+    return diagnose([end_of(1, log, **fields)], world_size=4).cause
+
+
+@pytest.mark.parametrize(
+    ("wrote", "original"),
+    [
+        (GIT, "fatal: Could not read from remote repository."),
+        (AWS, "fatal error: Unable to locate credentials"),
+        (FFMPEG, "a.mp4: No such file or directory"),
+        (CLANG, "main.cpp:3:5: error: use of undeclared identifier 'y'"),
+        (CHILD, "ValueError: bad vocab (prep.py:7 in main)"),
+    ],
+)
+def test_line_in_which_a_command_names_its_error_is_the_original_cause(end_of, wrote, original):
+    cause = cause_of(end_of, wrote + CALLED)
+    assert (cause.exception_type, cause.original) == ("subprocess.CalledProcessError", original)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "original"),
+    [
+        (GIT, "fatal: Could not read from remote repository."),
+        (CHILD, "ValueError: bad vocab (prep.py:7 in main)"),
+        (
+            "usage: prep [-h]\nprep: error: no such file: a.txt\n",
+            "prep: error: no such file: a.txt",
+        ),
+        ("nothing of note\n", "nothing of note"),
+    ],
+)
+def test_captured_stderr_in_the_note_of_the_bootstrap_has_the_original_cause(
+    end_of, wrote, original
+):
+    lines = [f"| {line}\n" for line in wrote.splitlines() if line]
+    note = "".join(["The command wrote:\n", *lines])
+    note = note.replace("Traceback (most recent call last)", "Traceback")
+    assert cause_of(end_of, CALLED + note).original == original
+
+
+def test_captured_stderr_counts_below_an_exception_that_was_raised_from_it(end_of):
+    log = (
+        f"{CALLED}The command wrote:\n| fatal: no disk\n\nThe above exception was the direct cause of "
+        'the following exception:\n\nTraceback (most recent call last):\n  File "/home/u/project/'
+        'train.py", line 5, in prepare\n    raise RuntimeError("no data") from error\n'
+        "RuntimeError: no data\n"
+    )
+    cause = cause_of(end_of, log)
+    assert (cause.exception_type, cause.original) == ("RuntimeError", "fatal: no disk")
+
+
+GRAPH_2_21 = """\
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 6, in <module>
+    attention(tf.ones((3000000, 1)))
+  File "/v/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", line 53, in quick_execute
+    tensors = pywrap_tfe.TFE_Py_Execute(ctx._handle, device_name, op_name,
+  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:
+
+Detected at node MatMul defined at (most recent call last):
+  File "/home/u/project/train.py", line 6, in <module>
+
+  File "/home/u/project/train.py", line 5, in attention
+
+  File "/v/lib/python3.11/site-packages/tensorflow/python/dtensor/api.py", line 64, in call_with_layout
+
+OOM when allocating tensor with shape[3000000,3000000] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator mklcpu
+\t [[{{node MatMul}}]]
+Hint: If you want to see a list of allocated tensors when OOM happens, add report_tensor_allocations_upon_oom to RunOptions for current allocation info.
+ [Op:__inference_attention_8]
+"""
+GRAPH_2_10 = """\
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 30, in <module>
+    model.fit(data)
+  File "/v/lib/python3.9/site-packages/keras/utils/traceback_utils.py", line 70, in error_handler
+    raise e.with_traceback(filtered_tb) from None
+tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:
+
+Detected at node 'model/dense/MatMul' defined at (most recent call last):
+    File "/home/u/project/train.py", line 30, in <module>
+      model.fit(data)
+    File "/home/u/project/net.py", line 12, in call
+      return self.dense(x)
+    File "/v/lib/python3.9/site-packages/keras/layers/core/dense.py", line 221, in call
+      outputs = tf.matmul(a=inputs, b=self.kernel)
+Node: 'model/dense/MatMul'
+2 root error(s) found.
+  (0) RESOURCE_EXHAUSTED:  OOM when allocating tensor with shape[8192,65536] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc
+\t [[{{node model/dense/MatMul}}]]
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "shape", "node", "kind"),
+    [
+        (GRAPH_2_21, "shape[3000000,3000000]", "node MatMul, defined at train.py:5 in attention", "host-memory"),
+        (GRAPH_2_10, "shape[8192,65536]", "node model/dense/MatMul, defined at net.py:12 in call", "gpu-memory"),
+    ],
+    ids=["2.21", "2.10"],
+)  # fmt: skip
+def test_error_of_a_graph_has_its_words_its_node_and_the_line_that_made_the_node(
+    end_of, log, shape, node, kind
+):
+    diagnosis = diagnose([end_of(1, log)], world_size=4)
+    cause = diagnosis.cause
+    assert cause.exception_type.endswith("ResourceExhaustedError")
+    assert "OOM when allocating tensor" in cause.message
+    assert shape in cause.message
+    assert node in cause.excerpt
+    assert diagnosis.hint_kind == kind
+
+
+def test_graph_error_that_is_cut_off_keeps_its_exception(end_of):
+    log = GRAPH_2_21[: GRAPH_2_21.index("  File", GRAPH_2_21.index("Detected at"))]
+    assert cause_of(end_of, log).exception_type.endswith("ResourceExhaustedError")
+
+
+@pytest.mark.parametrize(
+    ("log", "code"), [(IMPORTING, -2), (IMPORTING, 1), (CRASHED, -11), ("", -11)]
+)
+def test_threads_that_openblas_could_not_start_are_the_original_cause(end_of, log, code):
+    diagnosis = diagnose([end_of(1, OPENBLAS * 30 + log, returncode=code)], world_size=4)
+    assert diagnosis.cause.original == OPENBLAS.splitlines()[0]
+    assert diagnosis.hint_kind == "threads-and-processes"
+
+
+def test_exception_of_the_script_is_not_laid_to_the_threads_of_openblas(end_of):
+    diagnosis = diagnose([end_of(1, OPENBLAS + CHILD)], world_size=4)
+    assert (diagnosis.cause.exception_type, diagnosis.cause.original) == ("ValueError", None)
+    assert diagnosis.hint_kind is None
