@@ -96,6 +96,7 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
         ("failure", printable(status.failure)),
         ("hang", printable(status.hang)),
         ("report", printable(status.report or "")),
+        ("metrics", printable(status.metrics or "")),
         ("logs", printable(job.path)),
     ]
     width = max(len(name) for name, _ in rows) + 2

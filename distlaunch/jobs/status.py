@@ -44,6 +44,8 @@ class JobStatus(Record):
     hang: str
     """The summary of the hang that ended the job or an attempt."""
     report: str | None
+    metrics: str | None = None
+    """URL of the metrics of a job that has not ended; None if they are not served."""
 
     @property
     def running(self) -> int:
@@ -77,6 +79,7 @@ class JobStatus(Record):
             "failure": self.failure or None,
             "hang": self.hang or None,
             "report": self.report,
+            "metrics": self.metrics,
         }
 
 
@@ -121,6 +124,7 @@ def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
         failure=state.failure,
         hang=state.hang,
         report=report if os.path.isfile(report) else None,
+        metrics=None if job.state.has_ended else state.metrics,
     )
 
 
@@ -134,6 +138,7 @@ class _State:
         self.lost = 0
         self.progress: Mapping[str, Any] | None = None
         self.failure = self.hang = ""
+        self.metrics: str | None = None
 
     def apply(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -161,6 +166,8 @@ class _State:
                 self.failure = f"attempt {self.attempt}: {_of_ranks(ranks)}{summary}"
             case {"type": "hang", "summary": str(summary)}:
                 self.hang = summary
+            case {"type": "metrics_served", "url": str(url)}:
+                self.metrics = url
             case {"type": "node_lost"}:
                 self.lost += 1
             case {"type": "progress"}:

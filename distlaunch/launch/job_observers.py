@@ -80,8 +80,12 @@ class JobObservers:
             self._listener, partial(_read_metrics, runner), content_type=CONTENT_TYPE
         )
         self._server.start()
-        self._say(f"metrics: {url}")
-        runner.calls.call(lambda: events.write("metrics_served", {"url": url}))
+
+        def tell() -> None:
+            self._say(f"metrics: {url}")
+            events.write("metrics_served", {"url": url})
+
+        runner.calls.call(tell)  # after the lines that name the job
 
     def finish(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Close the port of the metrics, and wait within a limit for the command."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.request
 
@@ -39,7 +40,9 @@ def test_the_metrics_follow_the_job(distlaunch):
         ["train", "--num-procs", "2", "--max-restarts", "1", "--metrics", "0", "train.py"]
     )
     url = running.wait_event("metrics_served")["url"]
-    assert url in running.stderr
+    running.wait_stderr(url)
+    status = distlaunch.run(["status", "latest", "--format", "json"])
+    assert json.loads(status.stdout)["metrics"] == url
 
     def of_both():
         found = read(url)
