@@ -33,6 +33,14 @@ _NOTICED_S = 0.2
 _STACK_LINES = 8
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """Functions of a main thread's outermost frame while it runs a script."""
+_ENDINGS = (
+    ("/threading.py", "_shutdown"),
+    ("/concurrent/futures/thread.py", "_python_exit"),
+    ("/multiprocessing/util.py", "_exit_function"),
+    ("/logging/__init__.py", "shutdown"),
+    ("/weakref.py", "_exitfunc"),
+)
+"""Files and functions of the outermost frame when the interpreter ends."""
 _RANKS = r"(\d+(?:, ?\d+)*)"
 _NAMING: tuple[re.Pattern[str], ...] = (
     # torch 1.9 to 2.13: "[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 2000 ms"
@@ -45,6 +53,9 @@ _NAMING: tuple[re.Pattern[str], ...] = (
     # lagging ranks that caused this timeout."
     re.compile(rf"ranks \[{_RANKS}\] are the lagging ranks"),
 )
+_NAMING_NOW = (_NAMING[0], _NAMING[1], _NAMING[3])
+"""These texts come with the timeout, so that they also count for ranks that failed after it.
+Horovod's warning of a stall may be old."""
 _ITEM = re.compile(r"(?:^|[\n,])\s*(\d+)(?=[:,\s]|$)")
 _WORK = re.compile(
     # torch 2.0 to 2.13: "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5,
@@ -92,6 +103,8 @@ class Awaited(Record):
     """A clause on what the ranks did: ``did not take part: ranks 0-1 timed out waiting``."""
     frame: str | None = None
     """The innermost frame of the user's code in the first of these ranks."""
+    is_over: bool = False
+    """Whether the ranks had come to the end of their script."""
     stack: tuple[str, ...] = ()
     """The stack of the first of these ranks, shortened. The innermost frame comes first."""
 
@@ -100,6 +113,7 @@ class _Place:
     """The stack of a rank, and the call in the stack that waits for other ranks."""
 
     def __init__(self, thread: ThreadStack | None, script_dir: str, source: str = "") -> None:
+        self.outermost = thread.frames[-1] if thread and thread.frames else None
         self.view = StackView(thread, script_dir, source) if thread is not None else None
         self.wait: Wait | None = find_wait(self.view) if self.view else None
 
@@ -112,15 +126,17 @@ class _Place:
         return self.wait.name if self.wait is not None and self.waits_surely else None
 
     @property
+    def is_over(self) -> bool:
+        """Whether the script has come to its end, and the interpreter waits for something."""
+        if self.outermost is None:
+            return False
+        name = self.outermost.function or ""
+        return any(self.outermost.file.endswith(file) and name == end for file, end in _ENDINGS)
+
+    @property
     def stack(self) -> tuple[str, ...]:
-        """The stack, innermost frame first. A call of native code has no frame, so that the
-        innermost frame of the script is shown with its line."""
-        if self.view is None:
-            return ()
-        lines = self.view.shown(_STACK_LINES)
-        if not self.view.below and self.view.frames and self.view.source.strip():
-            lines.insert(1, f"  {self.view.source.strip()}")
-        return tuple(lines)
+        """The stack, innermost frame first."""
+        return tuple(self.view.shown(_STACK_LINES, source=True)) if self.view else ()
 
     @property
     def frame(self) -> str | None:
@@ -145,21 +161,26 @@ def find_awaited(
     if not failed:
         return None
     text = {
-        one.end.rank: one.end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
-        for one in victims
+        end.rank: end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
+        for end in ends[:_READ_RANKS]
+        if end.returncode != 0
     }
     places = _places_of_stacks(stacks, script_dir)
-    named = _named(text.values()) - failed
-    if named:
+    named = _named(_NAMING, text.values()) - failed or _named(_NAMING_NOW, text.values())
+    failed -= named
+    text = {rank: told for rank, told in text.items() if rank in failed}
+    if named and failed:
         return _absent(sorted(named), failed, places)
     first_s = min(one.end.ended_s for one in victims)
     if early := [end.rank for end in ends if _ended_early(end, first_s)]:
         return _ended(early, failed)
+    silent = sorted(({end.rank for end in ends if end.told_to_stop} | set(running)) - failed)
+    if over := [rank for rank in silent if rank in places and places[rank].is_over]:
+        return _over(over, failed)
     if behind := _behind(text):
         return behind
     if all(one.standing is not Standing.TIMED_OUT for one in victims):
         return None
-    silent = sorted(({end.rank for end in ends if end.told_to_stop} | set(running)) - failed)
     return _elsewhere(silent, failed, places) or _in_another_call(victims, places, script_dir)
 
 
@@ -245,10 +266,10 @@ def ranks_with_the_exception(
     return tuple(rank for rank in sorted(named) if rank in failed) or None
 
 
-def _named(texts: Iterable[str]) -> set[int]:
+def _named(patterns: Sequence[re.Pattern[str]], texts: Iterable[str]) -> set[int]:
     found: set[int] = set()
     for text in texts:
-        for pattern in _NAMING:
+        for pattern in patterns:
             for listed in pattern.findall(text)[-1:]:
                 found.update(int(number[:9]) for number in _ITEM.findall(listed))
     return found
@@ -263,6 +284,17 @@ def _ended(early: Sequence[int], failed: set[int]) -> Awaited:
     return Awaited(
         ranks=tuple(early),
         summary=f"ended with exit code 0 while {name_ranks(sorted(failed))} waited for {them}",
+    )
+
+
+def _over(ranks: Sequence[int], failed: set[int]) -> Awaited:
+    them = "it" if len(ranks) == 1 else "them"
+    script = "its script" if len(ranks) == 1 else "their scripts"
+    return Awaited(
+        ranks=tuple(ranks),
+        is_over=True,
+        summary=f"had come to the end of {script} while {name_ranks(sorted(failed))} waited for "
+        f"{them}",
     )
 
 

@@ -68,6 +68,7 @@ _TIMED_OUT = (
     "heartbeatmonitor",
     "process group watchdog thread terminated",
     "collective timeout",
+    "are waiting for remainder of ranks",
 )
 _LOST_PEER_IF_DISTRIBUTED = (
     "connection closed by peer",

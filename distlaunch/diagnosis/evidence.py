@@ -42,6 +42,7 @@ from distlaunch.diagnosis.native import (
     DUMP_BEGINS,
     NativeMessage,
     describe_signal,
+    find_crash,
     find_native_message,
     signal_name,
 )
@@ -76,6 +77,8 @@ _INTERRUPTS = re.compile(
     re.IGNORECASE,
 )
 """Words in the message of a thread that interrupts the main thread."""
+_STALLED = "are waiting for remainder of ranks"
+"""Horovod 0.16 to 0.28 writes this and the missing ranks. An exception need not follow."""
 _READER_GONE = ("EOFError", "ConnectionResetError")
 """Exceptions of a data loader if its worker process dies while sending a tensor."""
 _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
@@ -359,7 +362,10 @@ def _with_inner_cause(
         crash = find_native_message(lines[: main.start])
         if crash is not None and crash.frame is not None:
             text = "\n".join((evidence.text, *crash.lines))
+            dump = find_crash(lines[: main.start])
             told = f"{crash.text}, in a child process"
+            if dump is not None and dump.message not in crash.message:
+                told = f"{dump.message}: {told}"
             evidence = replace(evidence, original=told, child_crashed=True, text=text)
     if "device-side assert" in evidence.text and (asserted := device_assertion(lines)):
         evidence = replace(evidence, original=asserted)
@@ -616,6 +622,9 @@ def _of_last_lines(end: WorkerExit, lines: list[str], stdout: list[str]) -> Fail
     text = "\n".join((chosen.message or "", *chosen.lines))
     evidence = replace(evidence, text=text, stream=chosen.stream)
     last = chosen.lines[-1]
+    stalled = next((line for line in reversed(chosen.lines) if _STALLED in line), None)
+    if stalled is not None:
+        return replace(evidence, message=stalled, standing=Standing.TIMED_OUT, excerpt=chosen.lines)
     if end.returncode in (1, 126, 127):
         # The text of sys.exit("text") is the last line. The lines before it are shown if they name
         # a problem too.

@@ -28,6 +28,7 @@ from distlaunch.diagnosis.clean_text import shorten_middle, to_lines
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, printed_s, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for
+from distlaunch.diagnosis.last_lines import line_about_waiting
 from distlaunch.diagnosis.model import Cause, Diagnosis
 from distlaunch.diagnosis.native import DUMP_BEGINS, find_crash, signal_name
 from distlaunch.diagnosis.special_hints import missing_module
@@ -57,6 +58,8 @@ _SYMPTOM = re.compile(
 )
 """The words of a lost peer's message that are the same on all ranks, without addresses, durations
 and counters."""
+_TAIL_BYTES = 16384
+"""What ranks wrote about their wait is looked for in this much at the end of their output."""
 _MORE_CHARS = 240
 _DEAD = 4
 """Largest number of lines about threads and processes that have ended with an exception."""
@@ -146,6 +149,11 @@ def diagnose(
     )
     if awaited is not None:
         cause = _of_awaited(awaited, best, ends)
+        if not cause_seen:
+            first = (best.end.rank, *(end.rank for end in bad if end.rank != best.end.rank))
+            written = what_ranks_wrote(ends, first, awaited.ranks)
+            told = cause.message or cause.summary
+            cause = replace(cause, written=tuple(line for line in written if told not in line))
         named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
     too = {
@@ -167,6 +175,8 @@ def diagnose(
     hint = known.text if known else None
     if cause_seen:
         hint = hint if awaited is None and not best.child_crashed else None
+    elif awaited is not None and awaited.is_over:
+        hint = "do all ranks run the same number of steps?"
     elif not (known and known.tells_why_ranks_did_not_meet):
         hint = (
             _hint_at_others(ends, running, world_size, lost) or hint or _hint_at_network(best)
@@ -259,6 +269,32 @@ def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
             text = shorten_middle(raised.text, _MORE_CHARS)
             kinds.setdefault(f"{what} had ended with {text}{where}", []).append(end.rank)
     return tuple(f"{name_ranks(ranks)}: {text}" for text, ranks in islice(kinds.items(), _DEAD))
+
+
+def what_ranks_wrote(
+    ends: Sequence[WorkerExit], waiting: Sequence[int], awaited: Sequence[int]
+) -> tuple[str, ...]:
+    """Return what one of the ranks in ``waiting`` had written about its wait, and what the first
+    rank in ``awaited`` had. The first rank in ``waiting`` that wrote such a line counts."""
+    of = {end.rank: end for end in ends}
+    found: list[str] = []
+    for ranks in ([rank for rank in waiting if rank not in set(awaited)], awaited[:1]):
+        for rank in ranks[:_READ_WHOLE]:
+            end = of.get(rank)
+            line = None if end is None else _line_about_waiting(end)
+            if line is not None and not any(line in other for other in found):
+                found.append(
+                    f"{name_ranks((rank,))} had written: {shorten_middle(line, _MORE_CHARS)}"
+                )
+                break
+    return tuple(found)
+
+
+def _line_about_waiting(end: WorkerExit) -> str | None:
+    lines, tracebacks, _ = read_tracebacks(unwrap(to_lines(end.stderr_tail[-_TAIL_BYTES:])))
+    start = next((one.start for one in tracebacks if one.kind == "main"), len(lines))
+    stdout = to_lines(end.stdout_tail[-_TAIL_BYTES:].encode("utf-8", "replace"))
+    return line_about_waiting(lines[:start], stdout)
 
 
 def _broken_before(

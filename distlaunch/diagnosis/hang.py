@@ -578,7 +578,11 @@ def _described(
     if group.view.place is None:
         return [f"{who}: no Python frame: the interpreter is starting or ending"]
     lines = [f"{who}:"]
-    stack = group.view.shown(most) if detailed else group.view.shown(_LINES_OTHERS, brief=True)
+    stack = (
+        group.view.shown(most, source=True)
+        if detailed
+        else group.view.shown(_LINES_OTHERS, brief=True)
+    )
     lines += [f"      {line}" for line in stack]
     return lines + (_other_threads(group, script_dir) if detailed else [])
 

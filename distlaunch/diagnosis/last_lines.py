@@ -43,6 +43,14 @@ PROBLEM = re.compile(
 )
 
 
+_WRITTEN_WITHIN = 3
+_ABOUT_WAITING = re.compile(
+    r"\bwait|\btimed? ?out|\block|\bstall|\bbarrier|\bstuck|\bretry|\bblock(?:ed|ing)"
+    r"|\brank \d|\bsynchroni[sz]",
+    re.IGNORECASE,
+)
+
+
 class LastLines(Record):
     """The last lines of a worker that explain its exit."""
 
@@ -80,6 +88,15 @@ def choose(stderr: Sequence[str], stdout: Sequence[str], count: int) -> LastLine
     if says_nothing or other.message in {other.lines[-1], *filter(is_logged_error, other.lines)}:
         return other
     return found
+
+
+def line_about_waiting(stderr: Sequence[str], stdout: Sequence[str]) -> str | None:
+    """Return the last of the last lines of a worker that says what it waits for."""
+    for lines in (stderr, stdout):
+        for line in reversed(last_lines(lines, _WRITTEN_WITHIN)):
+            if _ABOUT_WAITING.search(line):
+                return line.strip()
+    return None
 
 
 def is_logged_error(line: str) -> bool:

@@ -38,6 +38,8 @@ class Cause(Record):
     ``excerpt`` is the stack of the first rank."""
     told_by: int | None = None
     """The rank that waited until the timeout and printed the exception."""
+    written: tuple[str, ...] = ()
+    """Lines on what ranks had written about their wait, if ``awaited``."""
     stream: Literal["stderr", "stdout"] = "stderr"
     """The stream to which the worker wrote the excerpt."""
     log_path: str | None = None

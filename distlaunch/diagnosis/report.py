@@ -62,7 +62,7 @@ def render_report(
         lines += _wrapped(f"{told}{exception}", "  ", limit=_EXCEPTION_LINES)
     if cause.frame:
         lines += [f"  at {cause.frame}"]
-    for other in diagnosis.failed_too:
+    for other in (*cause.written, *diagnosis.failed_too):
         lines += _wrapped(other, "  ", limit=3)
     if cause.original:
         lines += _wrapped(f"original exception: {cause.original}", "  ", limit=_EXCEPTION_LINES)
@@ -168,6 +168,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
         "stream": cause.stream,
         "awaited": cause.awaited,
         "told_by": cause.told_by,
+        "written": list(cause.written),
         "failed_too": list(diagnosis.failed_too),
         "others": list(diagnosis.others),
         "hint": diagnosis.hint,

@@ -142,11 +142,12 @@ class StackView:
             entries.append((self.below[-1].file, self.below[-1].function))
         return (_without_recursion(self.frames), tuple(entries), waits_in)
 
-    def shown(self, limit: int, *, brief: bool = False) -> list[str]:
+    def shown(self, limit: int, *, brief: bool = False, source: bool = False) -> list[str]:
         """Return the stack as at most ``limit`` lines, innermost first. Long stretches of library
         frames are shortened.
 
-        ``brief``: of the frames below the script, show only the first call.
+        ``brief``: of the frames below the script, show only the first call. ``source``: show the
+        line at the innermost frame of the script if it has called native code, which has no frame.
         """
         lines = (
             [str(self.below[-1])]
@@ -167,6 +168,8 @@ class StackView:
             lines.append("…")
         if len(lines) > limit:
             lines[limit - 2 : -1] = [f"… {len(lines) - limit + 1} more lines"]
+        if source and not self.below and lines and self.source.strip():
+            lines.insert(1, f"  {self.source.strip()}")
         return lines
 
 

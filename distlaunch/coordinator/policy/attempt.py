@@ -377,6 +377,7 @@ class Attempt:
                 after_grace=after_grace,
                 leftovers=self.killed_text(after_grace),
                 dead_threads=failures.exceptions_of_threads(self.failures),
+                written=failures.what_ranks_wrote(self.failures, self.hang.behind),
                 attempt=self.number,
             )
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)

@@ -304,6 +304,8 @@ class ReportHang(Record):
     """A text that names the leftover processes that were killed; None if none were."""
     dead_threads: tuple[str, ...]
     """Lines on threads and child processes of workers that had ended with an exception."""
+    written: tuple[str, ...] = ()
+    """Lines on what workers had written about their wait."""
     attempt: int
     decision: RestartDecision
     restarts: int = 0

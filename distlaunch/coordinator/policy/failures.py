@@ -76,6 +76,14 @@ def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
     return find(ends)
 
 
+def what_ranks_wrote(ends: Sequence[WorkerExit], behind: Sequence[int]) -> tuple[str, ...]:
+    """Return lines on what ranks of a hung attempt had written about their wait. The ranks in
+    ``behind`` hold up the others."""
+    from distlaunch.diagnosis.first_cause import what_ranks_wrote as find
+
+    return find(ends, sorted(end.rank for end in ends), behind) if behind else ()
+
+
 def looks_like_consequence(end: WorkerExit) -> bool:
     """Return whether a failure is probably a symptom of another worker's failure."""
     from distlaunch.diagnosis.first_cause import looks_like_consequence as looks

@@ -187,7 +187,7 @@ class Reporter:
 
         lines = [
             action.diagnosis.text.rstrip(),
-            *(f"  {line}" for line in action.dead_threads),
+            *(f"  {line}" for line in (*action.written, *action.dead_threads)),
             *killed_lines(action.killed, action.after_grace, action.leftovers),
             f"  stacks and logs: {self.plan.layout.attempt_dir(self.plan.run_dir, action.attempt)}",
             job_line(

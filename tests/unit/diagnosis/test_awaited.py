@@ -209,3 +209,95 @@ def test_own_failure_of_another_rank_stays_the_cause(end_of):
     own = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in <module>\nKeyError: 1\n'
     ends = [end_of(0, timed_out()), end_of(3, own, ended_s=5.5), stopped(end_of, 2)]
     assert diagnose(ends, world_size=4).cause.ranks == (3,)
+
+
+# --- Horovod, with and without a traceback
+
+STALLED = (
+    "[2026-11-30 00:59:36.626004: W /tmp/horovod/common/stall_inspector.cc:107] One or more tensors"
+    " were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for"
+    " remainder of ranks for more than 60 seconds. This may indicate that different ranks are trying"
+    " to submit different tensors or that only subset of ranks is submitting tensors, which will"
+    " cause deadlock. \nMissing ranks:\n2: [allreduce.grad]\n"
+)
+SHUT_DOWN = (
+    "Traceback (most recent call last):\n"
+    '  File "/home/user/train.py", line 15, in <module>\n'
+    "    hvd.allreduce(grad)\n"
+    "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by\n"
+)
+
+
+@pytest.mark.parametrize("code", [1, -6])
+def test_a_stall_without_a_traceback_names_the_missing_rank(end_of, code):
+    ends = [end_of(0, f"step 4\n{STALLED}", returncode=code)]
+    ends += [stopped(end_of, rank) for rank in (1, 2)]
+    stacks = [stack(2, "/home/user/data.py:7:load", "/home/user/train.py:12:<module>")]
+    found = diagnose(ends, world_size=3, stacks=stacks, script_dir="/home/user")
+    assert (found.cause.ranks, found.cause.frame) == ((2,), "data.py:7 in load")
+    told = f"{found.cause.message} {found.cause.written}"
+    assert "One or more tensors were submitted" in told
+
+
+def test_a_stall_that_another_rank_has_written_names_the_missing_rank(end_of):
+    ends = [
+        end_of(0, STALLED, returncode=-15, told_to_stop=True, ended_s=6.0),
+        end_of(1, SHUT_DOWN),
+        stopped(end_of, 2),
+    ]
+    assert diagnose(ends, world_size=3).cause.ranks == (2,)
+
+
+def test_a_stall_that_all_ranks_have_survived_names_none(end_of):
+    ends = [end_of(rank, (STALLED if rank == 0 else "") + SHUT_DOWN) for rank in (0, 1, 2)]
+    assert not diagnose(ends, world_size=3).cause.awaited
+
+
+def test_a_rank_that_missed_a_monitored_barrier_is_named_though_it_failed_later(end_of):
+    text = "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 2000 ms"
+    ends = [
+        end_of(0, timed_out(text=text)),
+        end_of(2, timed_out(text="Connection closed by peer"), ended_s=5.4),
+    ]
+    found = diagnose([*ends, stopped(end_of, 1)], world_size=3)
+    assert found.cause.ranks == (2,)
+
+
+# --- a rank at the end of its script, and what ranks wrote about their wait
+
+LATE = "INFO rank 0 waits for the vocabulary of rank 2\n"
+
+
+def test_a_rank_whose_script_is_over_is_named_although_its_interpreter_still_runs(end_of):
+    lost = timed_out(text="Connection closed by peer [127.0.0.1]:1926")
+    ends = [end_of(0, lost), end_of(1, lost), stopped(end_of, 2)]
+    over = stack(2, "/usr/lib/python3.11/threading.py:1590:_shutdown")
+    found = diagnose(ends, world_size=3, stacks=[over], script_dir="/home/user")
+    assert found.cause.ranks == (2,)
+    assert mentions(found.cause.summary, "end of its script", "ranks 0-1")
+    assert mentions(found.hint or "", "number of steps")
+    assert not diagnose(ends, world_size=3, script_dir="/home/user").cause.awaited
+
+
+def test_what_a_waiting_rank_wrote_about_its_wait_is_in_the_report(end_of):
+    away = stack(2, "/home/user/data.py:7:load", "/home/user/train.py:12:<module>")
+    ends = [end_of(0, f"step 1\n{LATE}{timed_out()}"), stopped(end_of, 1), stopped(end_of, 2)]
+    found = diagnose(ends, world_size=3, stacks=[away], script_dir="/home/user")
+    assert found.cause.written == (f"rank 0 had written: {LATE.strip()}",)
+
+
+def test_ordinary_lines_of_ranks_are_not(end_of):
+    away = stack(2, "/home/user/data.py:7:load", "/home/user/train.py:12:<module>")
+    ends = [end_of(0, f"{LATE}step 1\nstep 2\nloss 0.5\n{timed_out()}")]
+    ends += [
+        end_of(rank, "step 2\n", returncode=-15, told_to_stop=True, ended_s=6.0) for rank in (1, 2)
+    ]
+    found = diagnose(ends, world_size=3, stacks=[away], script_dir="/home/user")
+    assert found.cause.awaited
+    assert found.cause.written == ()
+
+
+def test_what_ranks_wrote_is_not_in_the_report_of_an_ordinary_failure(end_of):
+    own = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in <module>\nKeyError: 1\n'
+    ends = [end_of(0, LATE + own), stopped(end_of, 1)]
+    assert diagnose(ends, world_size=2).cause.written == ()

@@ -206,6 +206,13 @@ def test_a_crash_of_a_pools_process_is_told_with_its_line(end_of):
     assert found.hint is None
 
 
+def test_the_message_before_an_abort_of_a_pools_process_is_told_with_its_line(end_of):
+    panic = "thread '<unnamed>' panicked at src/models/bpe.rs:41: index out of bounds\n"
+    aborted = CRASH.replace("Segmentation fault", "Aborted")
+    found = diagnose([end_of(0, panic + aborted + BROKEN_POOL)], world_size=2)
+    assert mentions(found.cause.original or "", "Aborted", "bpe.rs:41", "train.py:9 in tokenize")
+
+
 def test_a_broken_pool_without_a_crash_keeps_its_hint(end_of):
     found = diagnose([end_of(0, BROKEN_POOL)], world_size=2)
     assert found.cause.original is None
