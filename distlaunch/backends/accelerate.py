@@ -158,7 +158,6 @@ class Accelerate(TorchBackend):
 
 
 def _settings(text: str) -> Mapping[str, Any]:
-    """Parse JSON. Raises ConfigError if it is no JSON object."""
     if not text.lstrip().startswith("{"):
         raise ConfigError(
             f"{Opt.OPT('settings')} takes JSON, not {quoted(text)}",

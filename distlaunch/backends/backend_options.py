@@ -187,6 +187,5 @@ def convert_value(option: BackendOption, text: str) -> Value | None:
 
 
 def _number(text: str) -> float | None:
-    """Parse a number >= 0, with or without a decimal point."""
     digits = text.replace(".", "", 1)
     return float(text) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None

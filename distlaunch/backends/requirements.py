@@ -118,7 +118,6 @@ def check_installed(
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version: (2, 13, 0) for ``2.13.0+cpu``."""
     numbers = []
     for part in text.partition("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -200,5 +199,4 @@ def installed_for(
 
 
 def _module_and_package(requirement: Requirement) -> tuple[str, str]:
-    """Return the module, and the package without extras."""
     return requirement.module, requirement.package.partition("[")[0]

@@ -184,8 +184,6 @@ class _Group(TyperGroup):
 
 
 class _Commands(_Group):
-    """The root command. Its error for an unknown command names the most similar one."""
-
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             raise UsageError(

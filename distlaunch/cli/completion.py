@@ -141,7 +141,6 @@ def _next_words(begun: Words) -> list[tuple[str, str]]:
 
 
 def _jobs(word: str, before: Sequence[str], environ: Mapping[str, str]) -> Candidates:
-    """Return files if the word is a path."""
     if os.sep in word:
         return Candidates(kind="directories")
     from distlaunch.jobs.find import find_jobs
@@ -159,7 +158,6 @@ def _topics() -> list[tuple[str, str]]:
 
 
 def _options(command: Words) -> Sequence[Spelling]:
-    """Return no options for a command without a table."""
     if command == ("train",):
         return TRAIN_OPTIONS
     if command == ("plan",):

@@ -147,7 +147,6 @@ def _indented(text: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the last line in distlaunch, if there is one."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)

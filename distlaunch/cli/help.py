@@ -166,7 +166,6 @@ def _root() -> HelpPage:
 def _options_page(
     command: CommandHelp, options: Iterable[Option], *, place: Place | None = None, about: str = ""
 ) -> HelpPage:
-    """``place`` leaves out the options that do not apply there."""
     options = tuple(option for option in options if place not in option.absent)
     return HelpPage(
         usage=f"distlaunch {' '.join(command.words)} [OPTIONS] {command.argument} [ARGS]...",

@@ -143,7 +143,6 @@ def _two_lines(rows: Iterable[Row], width: int) -> Iterator[str]:
 
 
 def _examples(rows: Iterable[Row], width: int) -> Iterator[str]:
-    """Continue a long command after a backslash, so that it can be copied."""
     for command, text in rows:
         first, *others = textwrap.wrap(
             _INDENT + command,
@@ -165,7 +164,6 @@ def _columns(rows: Sequence[Row], width: int) -> Iterator[str]:
 
 
 def _broken(line: str, width: int) -> Iterator[str]:
-    """Break a line between the choices of an option only."""
     while len(line) > width and (end := line.rfind("|", 0, width) + 1) > 0:
         yield line[:end]
         line = _BELOW + line[end:]

@@ -343,7 +343,6 @@ def build(
 
 
 def _dropped(given: Given) -> set[str]:
-    """Return the fields whose variables are ignored because of the command line."""
     dropped: set[str] = set()
     if any(field in given for field in (*_GPU_SIZES, *_PROC_SIZES)):
         dropped.update(_GPU_SIZES, _PROC_SIZES)

@@ -109,7 +109,6 @@ def _torchrun_options() -> dict[str, str]:
 
 
 def _similar_options() -> dict[str, str]:
-    """Return hints for options that resemble ours but mean something else."""
     workers = _workers()
     each = workers
     if Opt.GPUS_PER_NODE.exists:

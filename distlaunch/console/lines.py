@@ -239,7 +239,6 @@ class LineSplitter:
         return list(found)
 
     def _next_due(self) -> float | None:
-        """Drop the times at which no source is due any more."""
         while self._timers:
             at, _, source = self._timers[0]
             if source.next_due() == at:
@@ -396,7 +395,6 @@ class LineSplitter:
             self._show_unfinished(source)
 
     def _end_bar(self, source: Source, line: bytes, now: float) -> None:
-        """Show the last state of a bar. ``line`` is the rest of its line."""
         line = bytes(source.buf) + line
         shown = source.state
         self._forget_bar(source)
@@ -544,7 +542,6 @@ class LineSplitter:
         live.draw_soon(self._live_displays(), now)
 
     def _live_sources(self) -> list[Source]:
-        """Return the sources in the order of their displays."""
         owner = None if self._live is None else self._live.owner
         if owner is None:
             return []

@@ -273,7 +273,6 @@ class Display:
         self._has_written = False
 
     def _end_move_up(self) -> None:
-        """Record the move; called when other output follows it."""
         if self._move_up_from is None:
             return
         self._max_moved_up = max(self._max_moved_up, self._move_up_from - self._row)

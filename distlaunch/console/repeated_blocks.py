@@ -155,8 +155,6 @@ class _Candidate:
 
 
 class _Repetition:
-    """Ranks have repeated this block, which has not been reported yet."""
-
     def __init__(self, of: int, lines: int, due: float) -> None:
         self.of = of
         self.lines = lines
@@ -220,7 +218,6 @@ class RepeatedBlocks:
     # --- candidates
 
     def _add(self, who: Who, line: bytes, came_s: float, now: float) -> None:
-        """Add a new line, or one that is left over from a candidate that has ended."""
         candidate = self._candidate_of(who, now)
         key = comparison_key(line)
         if candidate is None and not _is_indented(line) and (matches := self._find(who, key, now)):
@@ -316,7 +313,6 @@ class RepeatedBlocks:
         shown.add(key, line, now)
 
     def _find(self, who: Who, key: bytes, now: float) -> list[_Match]:
-        """Return the positions of recent lines with this key, latest first."""
         known = self._matches_by_key.get(key)
         if known is None:
             return []

@@ -202,7 +202,6 @@ class Screen:
     # --- the unfinished line in which the cursor stands
 
     def _claim(self, source: Source) -> bool:
-        """Move the cursor into the unfinished line of a source. Return whether a line was begun."""
         source.started = True
         if self._open is source:
             return False
@@ -253,7 +252,6 @@ class Screen:
 
 
 def _cleaned_block(block: bytes) -> bytes:
-    """Return lines without control sequences and of limited length."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     if is_clean(block) and (len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE):

@@ -110,7 +110,6 @@ class TorchrunOutput:
             self._screen.raw_output(bytes(held.buf))
 
     def _release(self, rank: int | None) -> None:
-        """Show the held output of one rank, or of all."""
         for key in [key for key in self._held if rank in (None, key[0])]:
             self._screen.raw_output(bytes(self._held.pop(key).buf))
 

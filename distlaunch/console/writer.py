@@ -172,7 +172,6 @@ class Writer:
             return self.lost
 
     def _unread(self) -> int:
-        """Return how many bytes a pipe holds for its reader."""
         if not self._is_pipe:
             return 0
         try:
@@ -319,7 +318,6 @@ class Writer:
         return view[: end + 1] if end >= 0 else view[:_LONGEST_LINE]
 
     def _drop_rest(self, rest: memoryview, share: int) -> int:
-        """Return for how many pending bytes the rest is counted."""
         with self._cond:
             part = min(share, len(rest))
             self._pending -= part

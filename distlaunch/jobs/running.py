@@ -77,7 +77,6 @@ def _no_answer(job: Job, command: str) -> ConfigError:
 
 
 def _coordinator(job: Job) -> str | None:
-    """Return the coordinator's name and address, if the launcher here follows one."""
     found = None
     for event in read_events(job.events):
         match event:

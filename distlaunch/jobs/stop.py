@@ -147,7 +147,6 @@ def _send(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
 
 
 def _way_to(job: Job) -> list[str]:
-    """Return the words that run a command on the launcher's host."""
     launcher = job.launcher
     if launcher is None or not launcher.slurm_job:
         return ["ssh", job.host]

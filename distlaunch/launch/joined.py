@@ -328,8 +328,6 @@ def run_launcher(
 
 
 class _LauncherParts:
-    """Objects that both the coordinator and a joined launcher need."""
-
     def __init__(
         self,
         planned: Planned,
@@ -617,7 +615,6 @@ def _join(
 
 
 def _run_alone_hint(parts: _LauncherParts) -> str | None:
-    """Return None if the user has named the other nodes."""
     location = parts.planned.location
     return (
         None

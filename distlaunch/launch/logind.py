@@ -60,7 +60,6 @@ def _kills(lines: list[str], user: str) -> bool:
 
 
 def _names(line: str) -> list[str]:
-    """Return the names in a line such as ``as 2 "root" "backup"``."""
     kind, _, names = line.partition(" ")
     return [word.strip('"') for word in names.split()[1:]] if kind == "as" else []
 
@@ -75,7 +74,6 @@ def _user_name() -> str:
 
 
 def _ask(*words: str) -> str | None:
-    """Return what a command prints; None if it fails."""
     try:
         done = subprocess.run(
             words,

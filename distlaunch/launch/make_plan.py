@@ -400,7 +400,6 @@ def make_plan(
 
 
 def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> Sequence[str]:
-    """Return no notes unless the script is a plain file that is readable here."""
     name = options.script
     if (
         name is None
@@ -461,7 +460,6 @@ def starts_all_workers(location: Location, topology: Topology) -> bool:
 
 
 def _notes_on_open_values(options: TrainOptions, topology: Topology) -> Iterator[str]:
-    """Yield notes on values that only the surveys tell."""
     open_slots = [node.host for node in topology.nodes if node.slots is None]
     if len(topology.nodes) > 1 and options.master_addr is None:
         first = printable(topology.nodes[0].host)
@@ -476,7 +474,6 @@ def _notes_on_open_values(options: TrainOptions, topology: Topology) -> Iterator
 
 
 def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
-    """Return whether the job is on this machine alone and can never get other nodes."""
     may_grow = bool(topology.spares) or (
         topology.bounds is not None and options.discover is not None
     )

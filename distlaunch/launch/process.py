@@ -153,7 +153,6 @@ class Housekeeping(threading.Thread):
 
 
 def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
-    """Return the script's directory, else the workers' directory."""
     script = "" if options.module or options.no_python else options.script or ""
     found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
     return os.path.dirname(os.path.join(plan.workdir, found))

@@ -312,7 +312,6 @@ def _with_script(
 def _slurm_job(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
 ) -> SlurmJob | None:
-    """Raise ConfigError for options that do not work in this Slurm job. None outside of Slurm."""
     location, planner = planned.location, planned.planner
     if location is None or location.allocation.source != "slurm":
         return None
@@ -338,7 +337,6 @@ def _other_nodes(
     slurm_job: SlurmJob | None,
     ray_cluster: RayCluster | None,
 ) -> RemoteNodes | None:
-    """Raise ConfigError for options that the transport does not support. None for a local job."""
     if planned.location is None or planned.planner is None:
         return None
     from distlaunch.launch import remote

@@ -118,7 +118,6 @@ def find_source(script: str, paths: Sequence[str]) -> ScriptSource | None:
 
 
 def _own_descriptor(path: str) -> int | None:
-    """Return the descriptor to which a path leads, possibly by symbolic links."""
     own = (*_OWN, f"/proc/{os.getpid()}/fd/")
     for _ in range(8):
         if path == "/dev/stdin":

@@ -384,7 +384,6 @@ def _seconds(clock: str) -> int | None:
 
 
 def _components(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the component of each node of a heterogeneous job."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
     for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):

@@ -81,7 +81,6 @@ def read_host_file(path: str, who: str, timeout_s: float = HOST_FILE_S) -> str:
 
 
 def _system_file(path: str) -> str | None:
-    """Return None if it is not a plain file or not readable."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None

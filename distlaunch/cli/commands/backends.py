@@ -37,8 +37,6 @@ _LEAST_COLUMNS = 40
 
 
 class _Broken(Record):
-    """A backend that cannot be used, with the reason."""
-
     name: str
     problem: str
 
@@ -81,7 +79,6 @@ def _columns() -> int | None:
 
 
 def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installed:
-    """Raise ConfigError if the interpreter does not exist or does not answer."""
     if shutil.which(python) is None:
         raise ConfigError(f"{who} {printable(python)}: no such executable")
     installed = installed_for(python, requirements, (), environ=os.environ, cwd=os.curdir)

@@ -153,7 +153,6 @@ def _logs(request: _Request) -> int:
 
 
 def _ranks(job: Job, text: str | None) -> frozenset[int] | None:
-    """Return the ranks of --rank; None if it was not given. Raises UsageError."""
     return None if text is None else read_ranks(text, "--rank", job.world_size or _MOST_RANKS)
 
 

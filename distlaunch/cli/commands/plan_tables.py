@@ -45,8 +45,6 @@ class _Worker(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Nodes that differ only in their names and numbers."""
-
     nodes: list[_Data]
     workers: list[_Worker]
 
@@ -319,7 +317,6 @@ class _Missing: ...
 
 
 def _varying(name: str, workers: Sequence[_Worker], values: Sequence[object]) -> str:
-    """Return a pattern, or else each value with its ranks."""
     numbers = sorted(_NUMBERS, key=lambda number: not name.startswith(number.upper()))
     pattern = _pattern(numbers, workers, values)
     if pattern is not None:

@@ -286,7 +286,6 @@ def _is_file_name(word: str) -> bool:
 
 
 def _backend_names(backend: object) -> set[str]:
-    """Return no names for an unknown backend."""
     if backend not in backend_names():
         return set()
     return {option.name for option in find_backend(str(backend)).options()}

@@ -260,7 +260,6 @@ def _padded(line: Any, width: int) -> Any:
 
 @contextmanager
 def _raw_keys() -> Iterator[None]:
-    """Read keys one by one, and do not show them."""
     before = termios.tcgetattr(0)
     try:
         tty.setraw(0, termios.TCSADRAIN)

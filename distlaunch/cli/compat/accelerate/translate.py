@@ -52,8 +52,6 @@ NAMES = replace(
 
 
 class _Settings(Record):
-    """Settings of the command line, or else of the configuration."""
-
     own: Mapping[str, Any]
     config: Config | None
 
@@ -209,7 +207,6 @@ def _sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
 
 
 def _checked_value(field: str, value: Any, variable: str) -> Any:
-    """Return the value as Accelerate would write it. Raises UsageError."""
     try:
         check_value(f"--{field}", value, variable)
         return float(value) if field in FLOATS and value != "auto" else value

@@ -40,7 +40,6 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return the Python of the command, or else the one on PATH."""
     path = environ.get("PATH")
     return read_command(rest).python or shutil.which("python", path=path) or sys.executable
 

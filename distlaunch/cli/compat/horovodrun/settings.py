@@ -146,7 +146,6 @@ def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) ->
 
 
 def _checked(setting: HorovodSetting, text: str, source: str) -> str:
-    """Raise UsageError for an option, ConfigError for a value in the file."""
     choices = [choice.upper() for choice in setting.option.choices]
     if choices and text in choices:
         return text.lower()

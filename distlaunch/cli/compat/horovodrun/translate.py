@@ -153,7 +153,6 @@ def _refuse(given: Given) -> None:
 
 
 def _document(path: str | None) -> Document | None:
-    """Raise ConfigError if the file is invalid, or its controller is not gloo."""
     if path is None:
         return None
     document = read_document(read_named_file(path, f"--config-file {printable(path)}"), path)
@@ -189,7 +188,6 @@ def _settings(
 
 
 def _check_program(name: str, environ: Mapping[str, str]) -> None:
-    """Raise UsageError if a Python script stands where a command is expected."""
     if (
         name.endswith(".py")
         and os.sep not in name
@@ -202,7 +200,6 @@ def _check_program(name: str, environ: Mapping[str, str]) -> None:
 
 
 def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a name is the interpreter that runs distlaunch."""
     found = shutil.which(python, path=environ.get("PATH"))
     same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(
         sys.executable

@@ -89,7 +89,6 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
 
 
 def _addresses(host: str) -> list[str]:
-    """Return no addresses if that fails or takes too long."""
     answers: list[list[Address] | OSError | UnicodeError] = []
     answered = threading.Event()
 
