@@ -56,7 +56,19 @@ _COMMANDS = (
 """Commands whose help is printed without loading the modules that parse their other words."""
 
 
-_JOB_COMMANDS = ("ps", "status", "logs", "events", "top", "stack", "attach", "wait", "stop", "rm")
+_JOB_COMMANDS = (
+    "ps",
+    "status",
+    "logs",
+    "events",
+    "report",
+    "top",
+    "stack",
+    "attach",
+    "wait",
+    "stop",
+    "rm",
+)
 
 
 def main() -> NoReturn:

@@ -75,7 +75,6 @@ for _ in ():
     _paramiko.check_rekey  # noqa: B018
     _paramiko.read_all  # noqa: B018
     _paramiko.send_message  # noqa: B018
-unpack_block  # noqa: B018, F821 - for readers of steps.bin
 
 # fields of agents' answers that distlaunch top reads from JSON or prints as JSON
 _usage: Any = None

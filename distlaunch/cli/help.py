@@ -342,6 +342,14 @@ _JOB_COMMANDS = (
         ("distlaunch events latest --format json | jq .type", "For programs."),
     ),
     _jobs(
+        "report",
+        "Write a report of a job, or compare two jobs.",
+        ("distlaunch report latest", "An HTML file: times, failures, step times, losses."),
+        ("distlaunch report latest --format md", "As text, on stdout."),
+        ("distlaunch report exp exp-2 -o compared.html", "Two jobs side by side."),
+        argument="JOB [JOB]",
+    ),
+    _jobs(
         "top",
         "Show what each rank of a running job uses, and which ranks are slow.",
         ("distlaunch top latest", "? shows the keys, q ends."),

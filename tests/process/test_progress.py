@@ -202,13 +202,10 @@ while not os.path.exists("go"):
 """
 
 
-def reports_in(run_dir: Path) -> list[step_series.Report]:
+def reports_in(run_dir: Path) -> list[step_series.Row]:
     data = (run_dir / "steps.bin").read_bytes()
-    return [
-        report
-        for block in step_series.split_blocks(data)
-        for report in step_series.unpack_block(block)
-    ]
+    blocks = step_series.split_blocks(data)
+    return [row for block in blocks for row in step_series.unpack_block(block)[1]]
 
 
 def test_a_checkpoint_is_an_event_and_steps_are_kept_for_each_rank(job, distlaunch):
@@ -218,11 +215,8 @@ def test_a_checkpoint_is_an_event_and_steps_are_kept_for_each_rank(job, distlaun
     [event] = result.of_type("checkpoint")
     assert (event["attempt"], event["rank"]) == (0, 0)
     assert (event["step"], event["seconds"], event["bytes"]) == (7, 0.5, 123456)
-    last = {report.rank: report for report in reports_in(result.run_dir)}
-    assert {rank: (each.attempt, each.step) for rank, each in last.items()} == {
-        0: (0, 9.0),
-        1: (0, 9.0),
-    }
+    last = {row[0]: row[2] for row in reports_in(result.run_dir)}
+    assert last == {0: 9.0, 1: 9.0}
     assert result.of_type("progress")[-1]["values"]["step"] == 9
 
 
@@ -230,11 +224,11 @@ def test_steps_that_were_written_survive_a_kill_of_the_launcher(job, distlaunch)
     running = job.start(script(distlaunch, SAVES))
     path = running.wait_event("job_started") and running.run_dir / "steps.bin"
     running.wait_for(
-        lambda: path.exists() and {each.rank for each in reports_in(running.run_dir)} == {0, 1},
+        lambda: path.exists() and {row[0] for row in reports_in(running.run_dir)} == {0, 1},
         "steps of both ranks",
     )
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     found = reports_in(running.run_dir)
-    assert {each.loss for each in found} == {0.5}
-    assert {each.rank for each in found} == {0, 1}
+    assert {row[3] for row in found} == {0.5}
+    assert {row[0] for row in found} == {0, 1}

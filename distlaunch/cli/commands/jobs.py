@@ -1,5 +1,5 @@
-"""``ps``, ``status``, ``logs``, ``events``, ``top``, ``stack``, ``attach``, ``wait``, ``stop`` and
-``rm``: jobs seen from another shell."""
+"""``ps``, ``status``, ``logs``, ``events``, ``report``, ``top``, ``stack``, ``attach``, ``wait``,
+``stop`` and ``rm``: jobs seen from another shell."""
 
 from __future__ import annotations
 
@@ -32,16 +32,25 @@ EXIT_KILLED = 137
 """Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
 _MOST_RANKS = 1_000_000
 """Limit for ranks of a job whose number of workers is not known."""
+_JOBS = {"ps": (0, 0), "report": (1, 2)}
+"""How many jobs a command takes, at least and at most; others take one."""
+_COUNTS = ("no JOB", "one JOB", "two JOBs")
 
 
 class _Request(Record):
     values: Mapping[str, Any]
-    word: str
-    """The job, as the user wrote it; empty for ``ps``."""
+    words: Sequence[str]
+    """The jobs, as the user wrote them; empty for ``ps``."""
     environ: Mapping[str, str]
 
     def job(self) -> Job:
-        return find_job(self.word, self.values.get("log_dir"), self.environ)
+        """Return the first job. Raises UsageError if there is none."""
+        return self.jobs()[0]
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs. Raises UsageError if there is none for a word."""
+        log_dir = self.values.get("log_dir")
+        return [find_job(word, log_dir, self.environ) for word in self.words]
 
     @property
     def is_json(self) -> bool:
@@ -79,19 +88,17 @@ def parse_job_command(command: str, words: Sequence[str], environ: Mapping[str, 
         else option.default
         for option in options
     }
-    takes_job = command != "ps"
-    if takes_job and not jobs:
+    least, most = _JOBS.get(command, (1, 1))
+    if len(jobs) < least:
         raise UsageError(
             f"distlaunch {command} needs a JOB",
             hint="the id of a job, its beginning, or latest; distlaunch ps --all lists your jobs",
         )
-    if len(jobs) > takes_job:
-        extra = jobs[int(takes_job)]
+    if len(jobs) > most:
         raise UsageError(
-            f"distlaunch {command} takes {'one JOB' if takes_job else 'no JOB'}, and got also "
-            f"{quoted(extra)}"
+            f"distlaunch {command} takes {_COUNTS[most]}, and got also {quoted(jobs[most])}"
         )
-    return _Request(values=values, word=jobs[0] if jobs else "", environ=environ)
+    return _Request(values=values, words=jobs, environ=environ)
 
 
 def _ps(request: _Request) -> int:
@@ -246,6 +253,33 @@ def _stack(request: _Request) -> int:
     return 0
 
 
+def _report(request: _Request) -> int:
+    from distlaunch.jobs.report.job_report import build_report, report_record
+    from distlaunch.jobs.report.write_report import write_file
+
+    form, output = request.values["format"], request.values["output"]
+    reports = [build_report(job) for job in request.jobs()]
+    if form == "json":
+        records = [report_record(report) for report in reports]
+        text = json.dumps(records[0] if len(records) == 1 else records, indent=1) + "\n"
+    elif form == "md":
+        from distlaunch.jobs.report.report_text import comparison_markdown, markdown_of
+
+        text = markdown_of(reports[0]) if len(reports) == 1 else comparison_markdown(*reports)
+    else:
+        from distlaunch.jobs.report.report_page import comparison_page, page_of
+
+        text = page_of(reports[0]) if len(reports) == 1 else comparison_page(*reports)
+        names = "-".join(report.job.name for report in reports)
+        output = output or f"distlaunch-{names}.html"
+    if output in (None, "-"):
+        _write(text.rstrip("\n").encode(errors="backslashreplace"))
+        return 0
+    write_file(output, text)
+    print_notice(f"wrote {printable(output)}")
+    return 0
+
+
 def _wait(request: _Request) -> int:
     return _report_end(wait_for_end(request.job()))
 
@@ -337,6 +371,7 @@ _COMMANDS: dict[str, Callable[[_Request], int]] = {
     "top": _top,
     "stack": _stack,
     "attach": _attach,
+    "report": _report,
     "wait": _wait,
     "stop": _stop,
     "rm": _rm,

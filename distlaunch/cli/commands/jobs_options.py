@@ -88,6 +88,23 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
         _FORMAT,
     ),
     "events": (_FOLLOW, _LOG_DIR, _FORMAT),
+    "report": (
+        _row(
+            "--format",
+            "choice",
+            "Format of the report.",
+            default="html",
+            choices=("html", "md", "json"),
+        ),
+        _row(
+            "-o --output",
+            "text",
+            "Write the report to this file; - is stdout.",
+            metavar="FILE",
+            unset="distlaunch-JOB.html for html, stdout for md and json",
+        ),
+        _LOG_DIR,
+    ),
     "top": (
         _row(
             "--once",

@@ -55,6 +55,8 @@ class SeriesFile:
         self._first_rank = first_rank
         self._most_bytes = most_bytes
         self._attempt = 0
+        self._is_first = True
+        """Whether no block of the attempt has been written."""
         self._rows: dict[int, Row] = {}
         self.due: float | None = None
         """When ``write`` is due, on the clock of ``now``; None if there is nothing to write."""
@@ -73,10 +75,12 @@ class SeriesFile:
         """
         if attempt != self._attempt:
             self.write(now)
-            self._attempt = attempt
+            self._attempt, self._is_first = attempt, True
         for heartbeat in heartbeats:
             values, rank = heartbeat.values, self._first_rank + heartbeat.rank
             if values:
+                if self._is_first and rank in self._rows:
+                    self.write(now)  # the first report of a rank tells when its steps began
                 self._rows[rank] = (
                     rank,
                     time,
@@ -91,7 +95,7 @@ class SeriesFile:
         """Write the reports that have been kept."""
         if self._rows:
             block = pack_block(self._attempt, [self._rows[rank] for rank in sorted(self._rows)])
-            self._rows = {}
+            self._rows, self._is_first = {}, False
             self._written_at, self.due = now, None
             self._disk_work.do(lambda: self._append(block))
 

@@ -10,8 +10,6 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
-from distlaunch.core.model.record import Record
-
 MAGIC = b"DLSTEPS1"
 """First bytes of the file."""
 _BLOCK = b"DLSB"
@@ -25,20 +23,9 @@ _LARGEST_FLOAT = 3.4028234e38
 _NONE = math.nan
 
 
-class Report(Record):
-    """What one rank has reported at one time."""
-
-    attempt: int
-    rank: int
-    time: float
-    """When the launcher received it, in seconds since 1970."""
-    step: float | None
-    loss: float | None
-    samples: float | None
-
-
 Row = tuple[int, float, float | None, float | None, float | None]
-"""Rank, time, step, loss, samples."""
+"""What a rank has reported at one time: rank, time when the launcher received it (seconds since
+1970), step, loss, samples."""
 
 
 def pack_block(attempt: int, rows: Sequence[Row]) -> bytes:
@@ -77,27 +64,29 @@ def split_blocks(data: bytes) -> Iterator[bytes]:
         at = end
 
 
-def unpack_block(block: bytes) -> Iterator[Report]:
-    """Yield the reports of a block."""
-    _, _, attempt, _, _ = _HEAD.unpack_from(block)
-    for rank, time, step, loss, samples in _rows(block):
-        yield Report(attempt=attempt, rank=rank, time=time, step=step, loss=loss, samples=samples)
+def unpack_block(block: bytes) -> tuple[int, Iterable[Row]]:
+    """Return the attempt of a block and its reports."""
+    return _attempt(block), _rows(block)
 
 
 def merge_blocks(blocks: Sequence[bytes]) -> list[bytes]:
     """Merge each two blocks that follow each other in one attempt. The later report of a rank
-    stays."""
+    stays.
+
+    The first block of an attempt stays as it is, because it tells when the steps began.
+    """
     merged: list[bytes] = []
     pending: bytes | None = None
+    attempt: int | None = None
     for block in blocks:
-        if pending is None:
+        if _attempt(block) != attempt:
+            merged += [block] if pending is None else [pending, block]
+            pending, attempt = None, _attempt(block)
+        elif pending is None:
             pending = block
-        elif _attempt(pending) == _attempt(block):
+        else:
             merged.append(_merge(pending, block))
             pending = None
-        else:
-            merged.append(pending)
-            pending = block
     return merged if pending is None else [*merged, pending]
 
 

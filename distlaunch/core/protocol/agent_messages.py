@@ -58,11 +58,11 @@ class SavedCheckpoint(Record):
     """A checkpoint that a worker has reported as complete on its progress descriptor."""
 
     rank: int
-    step: float
+    step: int
     """The number of done steps, with which a resumed job continues."""
     seconds: float
     """How long it took to write it."""
-    bytes: float
+    bytes: int
 
 
 class Stack(Record):

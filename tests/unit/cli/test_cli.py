@@ -87,7 +87,7 @@ def test_the_application_shows_the_same_help_as_the_start_path(words, capsys):
         ),
         (
             "xyz",
-            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, ps, status, logs, events, top, stack, attach, wait, stop, rm, help, version, completion, accelerate, render",
+            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, ps, status, logs, events, report, top, stack, attach, wait, stop, rm, help, version, completion, accelerate, render",
         ),
     ],
 )

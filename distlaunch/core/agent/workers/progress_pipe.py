@@ -65,7 +65,7 @@ def saved_checkpoint(rank: int, line: bytes) -> m.SavedCheckpoint | None:
     if min(found) < 0:
         return None
     step, seconds, size = found
-    return m.SavedCheckpoint(rank=rank, step=step, seconds=seconds, bytes=size)
+    return m.SavedCheckpoint(rank=rank, step=int(step), seconds=float(seconds), bytes=int(size))
 
 
 def _numbers(record: dict[str, object]) -> dict[str, float]:

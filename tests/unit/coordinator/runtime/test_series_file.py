@@ -35,10 +35,8 @@ class Series:
             self.file.write(now)
 
     def read(self) -> list[list[tuple[int, int, float | None]]]:
-        return [
-            [(each.attempt, each.rank, each.step) for each in unpack_block(block)]
-            for block in split_blocks(self.path.read_bytes())
-        ]
+        found = [unpack_block(block) for block in split_blocks(self.path.read_bytes())]
+        return [[(attempt, row[0], row[2]) for row in rows] for attempt, rows in found]
 
 
 @pytest.fixture
@@ -51,8 +49,11 @@ def series(tmp_path):
 def test_reports_of_one_period_become_one_block_with_the_newest_of_each_rank(series):
     series.report(1, ranks=[1])
     series.report(2, ranks=[0, 1])
+    series.report(3, ranks=[0, 1])
     series.at(PERIOD_S)
-    assert series.read() == [[(0, 0, 2.0), (0, 1, 2.0)]]
+    assert series.read() == [[(0, 0, 2.0), (0, 1, 1.0)], [(0, 0, 3.0), (0, 1, 3.0)]], (
+        "the first one stays"
+    )
     assert series.file.due is None
     series.report(3)
     assert series.file.due == pytest.approx(2 * PERIOD_S), "one block a period"

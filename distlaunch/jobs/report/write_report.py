@@ -1,0 +1,30 @@
+"""Write a report to a file."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
+
+
+def write_file(path: str, text: str) -> None:
+    """Replace a file by this text, at once. Raises ConfigError if that fails."""
+    fresh = f"{path}.{os.urandom(4).hex()}.new"
+    is_special = os.path.exists(path) and not os.path.isfile(path)
+    try:
+        if is_special:  # a device or pipe, such as /dev/stdout
+            with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return
+        with open(fresh, "x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        os.replace(fresh, path)
+    except OSError as exc:
+        with suppress(OSError):
+            os.unlink(fresh)
+        raise ConfigError(
+            f"the report was not written to {printable(path)}: {os.strerror(exc.errno or 0)}",
+            hint="name another file with -o FILE",
+        ) from exc
