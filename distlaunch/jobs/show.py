@@ -14,6 +14,7 @@ from distlaunch.jobs.status import JobStatus
 
 _COLUMNS = ("JOB", "STATE", "AGE", "WORKERS", "STEP", "HOST", "COMMAND")
 _LONGEST_COMMAND = 60
+_SILENT_S = 10.0
 _DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
 
 
@@ -92,6 +93,7 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
         ("attempt", _attempt(status)),
         ("workers", _workers(status)),
         ("step", _step(status, now)),
+        ("last sign of life", _last_sign(status, now)),
         ("last event", _when(job.changed, now)),
         ("failure", printable(status.failure)),
         ("hang", printable(status.hang)),
@@ -147,6 +149,18 @@ def _workers(status: JobStatus) -> str:
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         parts.append(f"{how}: {format_ranks(ranks)}")
     return "; ".join(parts)
+
+
+def _last_sign(status: JobStatus, now: float) -> str:
+    """Return when a worker last showed that it is alive, and which rank has been silent longest if
+    that is long."""
+    signs = [worker for worker in status.workers if worker.last_sign is not None and worker.runs]
+    if status.last_sign is None or not signs:
+        return ""
+    text = f"{age(now - status.last_sign)} ago"
+    oldest = min(signs, key=lambda worker: worker.last_sign or 0.0)
+    silent_s = now - (oldest.last_sign or now)
+    return text if silent_s < _SILENT_S else f"{text}; rank {oldest.rank}: {age(silent_s)} ago"
 
 
 def _step(status: JobStatus, now: float) -> str:

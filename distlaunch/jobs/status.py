@@ -1,16 +1,19 @@
-"""What a job does now, from its events."""
+"""What a job does now, from its events and its launcher."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.run_files import REPORT
 from distlaunch.core.model.text import name_ranks
+from distlaunch.core.protocol.control_messages import ControlError
+from distlaunch.jobs.control import ANSWER_S, NoControlError, ask
 from distlaunch.jobs.events import read_events
-from distlaunch.jobs.job import Job
+from distlaunch.jobs.job import Job, State
 
 
 class WorkerStatus(Record):
@@ -22,6 +25,34 @@ class WorkerStatus(Record):
     returncode: int | None
     """-N for signal N; None while it runs."""
     told_to_stop: bool
+    host: str | None = None
+    """None if the launcher was not asked, as the fields below."""
+    state: str | None = None
+    """See ``WorkerSnapshot``."""
+    step: float | None = None
+    step_s: float | None = None
+    """Seconds per step, over the last steps."""
+    last_sign: float | None = None
+    """When it last wrote output or reported progress, or started; in seconds since 1970."""
+
+    @property
+    def runs(self) -> bool:
+        """Return whether it runs, as far as known."""
+        return self.returncode is None and self.state != "lost"
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields of ``--format json``."""
+        return {
+            "rank": self.rank,
+            "pid": self.pid,
+            "returncode": self.returncode,
+            "told_to_stop": self.told_to_stop,
+            "host": self.host,
+            "state": self.state,
+            "step": self.step,
+            "step_s": self.step_s,
+            "last_sign": self.last_sign,
+        }
 
 
 class JobStatus(Record):
@@ -46,11 +77,19 @@ class JobStatus(Record):
     report: str | None
     metrics: str | None = None
     """URL of the metrics of a job that has not ended; None if they are not served."""
+    phase: str | None = None
+    """What the launcher does (``policy.job.Phase``); None if it was not asked."""
 
     @property
     def running(self) -> int:
-        """Return how many workers run, as far as the events tell."""
-        return sum(worker.returncode is None for worker in self.workers)
+        """Return how many workers run, as far as known."""
+        return sum(worker.runs for worker in self.workers)
+
+    @property
+    def last_sign(self) -> float | None:
+        """Return when the last sign of life of a worker came, in seconds since 1970."""
+        times = (worker.last_sign for worker in self.workers if worker.last_sign is not None)
+        return max(times, default=None)
 
     def record(self) -> dict[str, Any]:
         """Return the fields of ``--format json``."""
@@ -60,15 +99,9 @@ class JobStatus(Record):
             "restarts": self.restarts,
             "max_restarts": self.max_restarts,
             "hosts": self.hosts,
-            "workers": [
-                {
-                    "rank": worker.rank,
-                    "pid": worker.pid,
-                    "returncode": worker.returncode,
-                    "told_to_stop": worker.told_to_stop,
-                }
-                for worker in self.workers
-            ],
+            "phase": self.phase,
+            "workers": [worker.record() for worker in self.workers],
+            "last_sign": self.last_sign,
             "lost_nodes": self.lost_nodes,
             "progress": None
             if self.progress is None
@@ -101,9 +134,60 @@ def job_record(job: Job) -> dict[str, Any]:
     }
 
 
-def read_status(job: Job) -> JobStatus:
-    """Read the events of a job and return what it does now."""
-    return fold_events(job, read_events(job.events))
+def read_status(job: Job, *, timeout_s: float = ANSWER_S) -> JobStatus:
+    """Return what a job does now, from its events and, while it runs here, from its launcher.
+
+    The events are enough if the launcher does not answer within ``timeout_s``.
+    """
+    status = fold_events(job, read_events(job.events))
+    if job.state is not State.RUNNING or not job.is_here:
+        return status
+    try:
+        snapshot = ask(job.path, "snapshot", timeout_s=timeout_s)
+        return with_snapshot(status, snapshot, time.time())
+    except (NoControlError, ControlError):
+        return status
+    except (KeyError, TypeError):  # the launcher is of another version
+        return status
+
+
+def with_snapshot(status: JobStatus, snapshot: Mapping[str, Any], now: float) -> JobStatus:
+    """Return a status with what the launcher knows at the time ``now``.
+
+    ``snapshot`` has the fields of a ``JobSnapshot``.
+    """
+    told = {worker.rank for worker in status.workers if worker.told_to_stop}
+    workers = tuple(
+        WorkerStatus(
+            rank=worker["rank"],
+            pid=worker["pid"],
+            returncode=worker["returncode"],
+            told_to_stop=worker["rank"] in told,
+            host=worker["host"],
+            state=worker["state"],
+            step=worker["step"],
+            step_s=worker["step_s"],
+            last_sign=None
+            if worker["last_sign_age_s"] is None
+            else now - worker["last_sign_age_s"],
+        )
+        for worker in snapshot["workers"]
+        if worker["state"] != "starting"
+    )
+    steps = [worker.step for worker in workers if worker.step is not None]
+    progress = status.progress
+    if steps:
+        live = {"time": now, "step_min": min(steps), "step_max": max(steps)}
+        progress = {**(progress or {}), **live}
+    return replace(
+        status,
+        phase=snapshot["phase"],
+        attempt=snapshot["attempt"] if workers else status.attempt,
+        restarts=snapshot["restarts"],
+        workers=workers,
+        lost_nodes=snapshot["node_losses"],
+        progress=progress,
+    )
 
 
 def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:

@@ -336,3 +336,44 @@ def test_the_launcher_answers_at_its_control_socket_while_the_job_runs(distlaunc
     assert running.wait(LONG_S).returncode == 128 + signal.SIGTERM
     with pytest.raises(control.NoControlError):
         control.ask(run_dir, "snapshot")
+
+
+def test_status_and_ps_show_what_the_launcher_knows(distlaunch):
+    (distlaunch.work / "beats.py").write_text(
+        "import os, time\n"
+        "pipe = int(os.environ['DISTLAUNCH_PROGRESS_FD'])\n"
+        "for step in range(100_000):\n"
+        "    os.write(pipe, b'{\"step\": %d}\\n' % (step + 5 * int(os.environ['RANK'])))\n"
+        "    time.sleep(0.02)\n"
+    )
+    running = distlaunch.start(["train", "--num-procs", "2", "beats.py"])
+    running.wait_workers(2)
+
+    def status():
+        found = ask(distlaunch, "status", "latest")
+        steps = [worker["step"] for worker in found["workers"]]
+        return found if found["phase"] == "running" and steps and None not in steps else None
+
+    found = running.wait_for(status, "steps of both ranks", timeout=LONG_S)
+    assert [(worker["rank"], worker["state"]) for worker in found["workers"]] == [
+        (0, "running"),
+        (1, "running"),
+    ]
+    assert found["progress"]["step_min"] == min(worker["step"] for worker in found["workers"])
+    assert found["last_sign"] >= found["started"]
+    assert mentions(distlaunch.run(["status", "latest"]).stdout, "last sign of life")
+    assert "2/2" in distlaunch.run(["ps"]).stdout
+
+
+def test_a_suspended_launcher_delays_status_a_little_and_the_events_are_shown(distlaunch):
+    running = start(distlaunch)
+    running.wait_for(
+        lambda: ask(distlaunch, "status", "latest")["phase"], "an answer", timeout=LONG_S
+    )
+    running.send_signal(signal.SIGSTOP)
+    status = ask(distlaunch, "status", "latest")
+    assert (status["state"], status["phase"]) == ("running", None)
+    assert [worker["returncode"] for worker in status["workers"]] == [None, None]
+    running.send_signal(signal.SIGCONT)
+    put(distlaunch)
+    assert running.wait(LONG_S).returncode == 0

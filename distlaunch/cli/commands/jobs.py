@@ -37,6 +37,10 @@ _JOBS = {"ps": (0, 0), "report": (1, 2)}
 _COUNTS = ("no JOB", "one JOB", "two JOBs")
 
 
+_PS_ANSWER_S = 0.2
+"""How long each launcher may take for its answer to ``ps``."""
+
+
 class _Request(Record):
     values: Mapping[str, Any]
     words: Sequence[str]
@@ -115,7 +119,7 @@ def _ps(request: _Request) -> int:
             else "no job runs; distlaunch ps --all lists those that have ended"
         )
         return 0
-    statuses = [read_status(job) for job in jobs if not job.state.has_ended]
+    statuses = [read_status(job, timeout_s=_PS_ANSWER_S) for job in jobs if not job.state.has_ended]
     _print_lines(jobs_table(jobs, {status.job.path: status for status in statuses}, time.time()))
     return 0
 

@@ -12,7 +12,7 @@ from distlaunch.core.model.launcher_process import process_from, this_process
 from distlaunch.jobs.events import read_events
 from distlaunch.jobs.job import State, read_job
 from distlaunch.jobs.show import age, event_line, jobs_table, status_lines
-from distlaunch.jobs.status import fold_events, read_status
+from distlaunch.jobs.status import fold_events, read_status, with_snapshot
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -186,3 +186,58 @@ def test_a_process_is_known_only_with_all_its_fields():
 )
 def test_ages_have_two_units(seconds, text):
     assert age(seconds) == text
+
+
+NOW = 1000.0
+
+
+def worker(rank: int, **more):
+    known = {"rank": rank, "node": 0, "host": "n0", "pid": 10 + rank, "state": "running"}
+    unknown = dict.fromkeys(("returncode", "step", "step_s", "loss", "samples", "last_sign_age_s"))
+    return {**known, **unknown, **more}
+
+
+def snapshot(*workers, **more):
+    job = {"phase": "running", "attempt": 1, "restarts": 1, "node_losses": 2}
+    return {**job, "workers": list(workers), **more}
+
+
+@pytest.fixture
+def status(tmp_path):
+    (tmp_path / ".distlaunch-run").write_text("j")
+    events = [
+        {"type": "attempt_started", "attempt": 0},
+        {"type": "workers_started", "pids": {"0": 1}},
+        {"type": "worker_exited", "rank": 0, "returncode": -15, "told_to_stop": True},
+    ]
+    return fold_events(read_job(str(tmp_path)), events)
+
+
+def test_the_launcher_knows_more_than_the_events(status):
+    live = with_snapshot(
+        status,
+        snapshot(
+            worker(0, step=7.0, step_s=0.5, last_sign_age_s=3.0),
+            worker(1, step=9.0, last_sign_age_s=40.0),
+            worker(2, state="lost"),
+            worker(3, state="starting", pid=None),
+        ),
+        NOW,
+    )
+    assert [(each.rank, each.pid, each.state) for each in live.workers] == [
+        (0, 10, "running"),
+        (1, 11, "running"),
+        (2, 12, "lost"),
+    ]
+    assert (live.running, live.attempt, live.restarts, live.lost_nodes) == (2, 1, 1, 2)
+    assert (live.progress["step_min"], live.progress["step_max"]) == (7.0, 9.0)
+    assert live.last_sign == NOW - 3.0
+    [silent] = [line for line in status_lines(live, NOW) if line.startswith("last sign of life")]
+    assert silent.endswith("3s ago; rank 1: 40s ago")
+    assert live.record()["workers"][1]["last_sign"] == NOW - 40.0
+
+
+def test_before_the_first_attempt_the_events_stay(status):
+    live = with_snapshot(status, snapshot(worker(0, state="starting"), phase="connecting"), NOW)
+    assert (live.phase, live.attempt, live.workers) == ("connecting", 0, ())
+    assert live.last_sign is None
