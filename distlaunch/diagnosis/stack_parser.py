@@ -33,6 +33,7 @@ _SPY_HEADER = re.compile(r"Thread (\S+) \([\w+]+\)(?:: \"(.*)\")?")
 _SPY_FRAME = re.compile(r"    (.+) \((.*?)(?::(\d{1,9}))?\)")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _MAIN = "MainThread"
+_OUR_FILE = "<frozen _distlaunch_groups>"
 _START, _START_FILE = "_bootstrap", "/threading.py"
 """Function and file of the outermost frame of every thread that ``threading`` starts."""
 _WHOLE = 3
@@ -77,7 +78,8 @@ def parse_stacks(text: str) -> list[ThreadStack]:
         ")"
     ):  # empty, or a line that was torn: every whole one of faulthandler has its newline
         lines.pop()
-    return _read_faulthandler(lines) or _read_py_spy(lines)
+    threads = _read_faulthandler(lines) or _read_py_spy(lines)
+    return [thread for thread in threads if not _is_ours(thread)]
 
 
 def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
@@ -293,6 +295,11 @@ def _character(match: re.Match[str]) -> str:
     code = int(match[1] or match[2] or match[3], 16)
     char = chr(code) if code <= sys.maxunicode else ""
     return char if char.isprintable() and char else match[0]
+
+
+def _is_ours(thread: ThreadStack) -> bool:
+    """Return whether distlaunch has started a thread in the worker (``boot/_distlaunch_groups``)."""
+    return bool(thread.frames) and thread.frames[-1].file == _OUR_FILE
 
 
 def _is_started(thread: ThreadStack) -> bool:

@@ -26,6 +26,12 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
     """
     if job.state.has_ended:
         raise ended_error(job)
+    if job.launcher is None and (coordinator := _coordinator(job)) is not None:
+        raise ConfigError(
+            f"job {printable(job.job_id)}: the launcher here follows the coordinator, which answers"
+            " for all nodes",
+            hint=f"use distlaunch {command} on the host of {printable(coordinator)}",
+        )
     if job.state is State.UNKNOWN or not job.is_here:
         raise elsewhere_error(job, command)
     try:
@@ -35,7 +41,7 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
         now = read_job(job.path)
         if now is None or now.state.has_ended:
             raise ended_error(now or job) from exc
-        raise _no_answer(job, command) from exc
+        raise _no_answer(job) from exc
     except ControlError as exc:
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
@@ -61,17 +67,10 @@ def ended_error(job: Job) -> ConfigError:
     return ConfigError(f"job {name}: {how}", hint=f"distlaunch status {name} shows how it ended")
 
 
-def _no_answer(job: Job, command: str) -> ConfigError:
-    coordinator = _coordinator(job)
-    name = printable(job.job_id)
-    if coordinator is not None:
-        return ConfigError(
-            f"job {name}: the launcher here follows the coordinator, which is the one that answers",
-            hint=f"distlaunch {command} works on the host of {printable(coordinator)}",
-        )
+def _no_answer(job: Job) -> ConfigError:
     pid = "" if job.launcher is None else f" (pid {job.launcher.pid})"
     return ConfigError(
-        f"job {name}: its launcher{pid} does not answer",
+        f"job {printable(job.job_id)}: its launcher{pid} does not answer",
         hint="is it suspended (Ctrl-Z, a debugger)?",
     )
 

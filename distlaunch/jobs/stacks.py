@@ -6,15 +6,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from distlaunch.core.errors import UsageError
-from distlaunch.core.model.record import Record, defaults_of, fields_of
+from distlaunch.core.model.record import Record, defaults_of, fields_of, plain
 from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.clean_text import shorten
+from distlaunch.diagnosis.collectives import group_orders
 from distlaunch.diagnosis.hang import describe_places
 from distlaunch.jobs.job import Job
 from distlaunch.jobs.running import ask_running
 
 _ANSWER_S = 7.0
-"""The launcher waits some seconds for nodes that do not answer."""
+"""How long the launcher may take: it waits some seconds for nodes that do not answer."""
+_NATIVE_ANSWER_S = 15.0
+_NATIVE_LINES = 60
+_WIDTH = 160
 
 
 class StackReport(Record):
@@ -25,14 +30,18 @@ class StackReport(Record):
     """The fields of ``--format json``."""
 
 
-def read_stacks(job: Job, ranks: Collection[int] | None, *, command: str) -> StackReport:
-    """Return the stacks of a job's workers.
+def read_stacks(
+    job: Job, ranks: Collection[int] | None, *, command: str, native: bool = False
+) -> StackReport:
+    """Ask for the stacks of a job's workers, and return those of ``ranks``; None: of all.
 
+    ``native``: with native frames, where py-spy is installed. ``command`` is the user's command.
     Raises ConfigError if the job cannot be asked, and UsageError for a rank that does not run.
     """
     snapshot = ask_running(job, command, "snapshot", timeout_s=_ANSWER_S)
-    answers = ask_running(job, command, "stacks", timeout_s=_ANSWER_S)
-    return report_of(job.job_id, snapshot, answers, ranks)
+    timeout_s = _NATIVE_ANSWER_S if native else _ANSWER_S
+    answers = ask_running(job, command, "stacks", timeout_s=timeout_s, native=native)
+    return report_of(job.job_id, snapshot, answers, ranks, native=native)
 
 
 def report_of(
@@ -40,6 +49,8 @@ def report_of(
     snapshot: Mapping[str, Any],
     answers: Mapping[str, Any],
     ranks: Collection[int] | None,
+    *,
+    native: bool = False,
 ) -> StackReport:
     """Return the report of the launcher's answers. They may come from another release."""
     workers = {worker["rank"]: worker for worker in snapshot["workers"]}
@@ -66,8 +77,20 @@ def report_of(
         hosts=lambda rank: workers[rank]["host"] if rank in workers else "",
         script_dir=answers.get("script_dir", ""),
     )
-    ended = sorted(rank for rank, each in workers.items() if each["state"] == "ended")
     text = places.text
+    groups: list[dict[str, Any]] = [dict(group) for group in places.groups]
+    by_rank = {stack.rank: stack for stack in stacks}
+    for group in groups:
+        found = [frames for rank in group["ranks"][:1] if (frames := _native(by_rank.get(rank)))]
+        group["native"] = found[0] if found else None
+        if found:
+            text += f"native frames of rank {group['ranks'][0]}:\n"
+            text += "".join(f"    {shorten(printable(line), _WIDTH)}\n" for line in found[0])
+    if native and not any(group["native"] for group in groups):
+        text += "no native frames: py-spy is not installed on the nodes, or may not read workers\n"
+    orders = group_orders({stack.rank: stack.process_groups for stack in stacks})
+    text += "".join(f"{order.words}\n" for order in orders)
+    ended = sorted(rank for rank, each in workers.items() if each["state"] == "ended")
     if ended and ranks is None:
         text += f"{name_ranks(ended)}: ended\n"
     return StackReport(
@@ -75,14 +98,36 @@ def report_of(
         record={
             "job_id": job_id,
             "attempt": answers["attempt"],
-            "groups": list(places.groups),
+            "groups": groups,
+            "process_groups": [plain(order) for order in orders],
             "ended": ended,
             "unanswered": unanswered,
         },
     )
 
 
+def _native(stack: m.Stack | None) -> list[str]:
+    """Return the frames of the main thread in what py-spy has printed, innermost first."""
+    frames: list[str] = []
+    if stack is None:
+        return frames
+    for line in stack.native.splitlines():
+        if line.startswith("    "):
+            frames.append(line.strip())
+        elif frames:
+            break
+    return frames[:_NATIVE_LINES]
+
+
 def _stack(given: Mapping[str, Any]) -> m.Stack:
-    """Read the fields that this release knows."""
-    known = {name: given[name] for name in fields_of(m.Stack) if name in given}
-    return m.Stack(**{**defaults_of(m.Stack), **known})
+    """Return a stack with the fields that this release knows."""
+    known = _known(m.Stack, given)
+    known["process_groups"] = tuple(
+        m.ProcessGroup(**_known(m.ProcessGroup, each)) for each in given.get("process_groups", ())
+    )
+    return m.Stack(**known)
+
+
+def _known(kind: type[Record], given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: given[name] for name in fields_of(kind) if name in given}
+    return {**defaults_of(kind), **known}

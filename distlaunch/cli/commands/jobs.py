@@ -249,7 +249,8 @@ def _stack(request: _Request) -> int:
     from distlaunch.jobs.stacks import read_stacks
 
     job = request.job()
-    found = read_stacks(job, _ranks(job, request.values["rank"]), command="stack")
+    ranks = _ranks(job, request.values["rank"])
+    found = read_stacks(job, ranks, command="stack", native=request.values["native"])
     if request.is_json:
         _print_json(found.record)
     else:

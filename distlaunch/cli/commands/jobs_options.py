@@ -126,6 +126,12 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
         _row(
             "--rank", "text", "Ranks whose stacks are printed.", metavar="0,4-7", unset="all ranks"
         ),
+        _row(
+            "--native",
+            "flag",
+            "Print native frames, too, of one rank for each stack. Needs py-spy on the nodes.",
+            default=False,
+        ),
         _LOG_DIR,
         _FORMAT,
     ),

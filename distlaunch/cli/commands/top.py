@@ -158,6 +158,7 @@ class _Screen:
         # The signal of a changed size, and the end of the job, wake the loop.
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGWINCH, lambda *_: None)
+        signal.signal(signal.SIGTERM, _exit)  # the terminal is put right
         try:
             with _raw_keys(), console.screen(hide_cursor=True):
                 while not self._is_over:
@@ -251,6 +252,10 @@ class _Screen:
         if ranks and lines:
             at = ranks.index(state.chosen) if state.chosen in ranks else -1 if lines > 0 else 0
             self._state = replace(state, chosen=ranks[min(max(0, at + lines), len(ranks) - 1)])
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _padded(line: Any, width: int) -> Any:

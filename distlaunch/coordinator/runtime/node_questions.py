@@ -18,6 +18,8 @@ USAGE_S = 3.0
 """How long the nodes may take to send their usage."""
 STACKS_S = 4.0
 """How long the nodes may take to send their stacks."""
+NATIVE_STACKS_S = 12.0
+"""The same with native frames."""
 _REUSE_S = 0.4
 """An answer about the usage serves further questions for this long."""
 
@@ -80,25 +82,37 @@ class NodeQuestions:
             return future
         return self._ask(nodes, m.ReadUsage, USAGE_S)
 
-    def ask_stacks(self, nodes: AskedNodes) -> Future[Answers]:
-        """Return a future that will have the stacks of all running workers."""
-        return self._ask(nodes, m.CollectStacks, STACKS_S)
+    def ask_stacks(self, nodes: AskedNodes, *, native: bool = False) -> Future[Answers]:
+        """Return a future that will have the stacks of all running workers.
+
+        ``native``: with native frames, if py-spy is installed on the node.
+        """
+        bound_s = NATIVE_STACKS_S if native else STACKS_S
+        return self._ask(nodes, m.CollectStacks, bound_s, for_user=True, native=native)
 
     def _ask(
-        self, nodes: AskedNodes, kind: type[m.ReadUsage | m.CollectStacks], bound_s: float
+        self,
+        nodes: AskedNodes,
+        kind: type[m.ReadUsage | m.CollectStacks],
+        bound_s: float,
+        **fields: bool,
     ) -> Future[Answers]:
         if not nodes.hosts:
             raise ConfigError("no worker runs now")
         future: Future[Answers] = Future()
         for question in self._open.values():
-            if question.kind is kind and question.nodes.attempt == nodes.attempt:
+            if (question.kind, question.fields, question.nodes.attempt) == (
+                kind,
+                fields,
+                nodes.attempt,
+            ):
                 question.futures.append(future)
                 return future
         self._serial -= 1
-        question = _Question(kind, nodes, self._clock() + bound_s, future)
+        question = _Question(kind, fields, nodes, self._clock() + bound_s, future)
         self._open[self._serial] = question
         for node in nodes.hosts:
-            self._send(node, kind(attempt=nodes.attempt, serial=self._serial))
+            self._send(node, kind(attempt=nodes.attempt, serial=self._serial, **fields))
         return future
 
     def on_message(self, node: int, message: object) -> bool:
@@ -146,11 +160,13 @@ class _Question:
     def __init__(
         self,
         kind: type[m.ReadUsage | m.CollectStacks],
+        fields: dict[str, bool],
         nodes: AskedNodes,
         until: float,
         future: Future[Answers],
     ) -> None:
         self.kind = kind
+        self.fields = fields
         self.nodes = nodes
         self.until = until
         self.futures = [future]

@@ -234,7 +234,9 @@ class Runner:
 
     def _on_stacks_request(self, fields: Mapping[str, object]) -> object:
         """Return a future of the stacks of all workers. They do not count for hang detection."""
-        return self._node_questions().ask_stacks(self._asked_nodes())
+        return self._node_questions().ask_stacks(
+            self._asked_nodes(), native=fields.get("native") is True
+        )
 
     def _node_questions(self) -> NodeQuestions:
         if self._questions is None:

@@ -97,7 +97,7 @@ class Agent:
             os.set_blocking(descriptor, False)
         self._wake_lock = threading.Lock()
         self._pump = Pump(sink, self._post)
-        self._stacks = StackCollector(self._post)
+        self._stacks = StackCollector(self._post, cookie)
         self._usage: UsageReader | None = None
         self._is_spawner_lost = False
         self._started: dict[int, int] = {}

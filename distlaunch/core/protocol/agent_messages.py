@@ -65,6 +65,23 @@ class SavedCheckpoint(Record):
     bytes: int
 
 
+class ProcessGroup(Record):
+    """A process group of torch.distributed, as a worker sees it. Collectives are counted from 1."""
+
+    number: str
+    """The group's number, the same in all workers."""
+    name: str
+    """Description or name of the group; empty if not known."""
+    enqueued: int
+    """The last collective that the worker has begun; 0 or -1 if none."""
+    pending: int | None
+    """The oldest collective that has not ended; None if there is none."""
+    operation: str
+    """What the pending collective does: ``all_reduce``."""
+    sizes: str
+    """Shapes of its tensors as JSON: ``[[7, 8]]``."""
+
+
 class Stack(Record):
     """The stacks of a worker at the time of ``CollectStacks``."""
 
@@ -87,6 +104,10 @@ class Stack(Record):
     """The line of source at the innermost frame of the main thread, if read in time."""
     holds_gpu: bool = False
     """The worker has opened a GPU, so its processor time may be spent waiting for it."""
+    native: str = ""
+    """Stacks with native frames as py-spy prints them, most recent call first, limited in size."""
+    process_groups: tuple[ProcessGroup, ...] = ()
+    """Empty if they were not asked for, or if the worker has none."""
 
 
 class WorkerUsage(Record):
@@ -263,6 +284,10 @@ class CollectStacks(Record):
     attempt: int
     serial: int
     """Repeated in the answer, to recognise a late one."""
+    for_user: bool = False
+    """A user has asked. The answer has the process groups, too."""
+    native: bool = False
+    """The answer has native frames, too, if py-spy is installed. It may take about 10 s then."""
 
 
 class ReadUsage(Record):
@@ -684,6 +709,7 @@ NESTED_TYPES: tuple[type, ...] = (
     WorkerSpec,
     Heartbeat,
     SavedCheckpoint,
+    ProcessGroup,
     Stack,
     WorkerUsage,
     InterfaceUsage,

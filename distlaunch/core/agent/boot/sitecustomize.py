@@ -11,6 +11,13 @@ the server it returns, and the script runs.
 import os
 import sys
 
+TYPE_CHECKING = False  # typing is not loaded: a script might see it
+if TYPE_CHECKING:
+    from typing import Any
+
+_GROUPS = "torch.distributed.distributed_c10d"
+"""The module with torch's process groups."""
+
 
 def _leave() -> str:
     """Remove this directory from ``sys.path`` and the environment, and return it."""
@@ -89,6 +96,60 @@ def _note_captured_errors(exception: BaseException) -> None:
         seen = following
 
 
+class _GroupsFinder:
+    """Runs ``_distlaunch_groups.py`` when torch's process groups have been imported.
+
+    It stands first on ``sys.meta_path`` until then, and finds nothing itself.
+    """
+
+    def __init__(self, path: str, cookie: str) -> None:
+        self._path = path
+        self._cookie = cookie
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        """Return the spec of torch's module that the other finders give, and leave the path."""
+        if name != _GROUPS:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]  # it is as much of a finder as is needed
+        from importlib.util import find_spec
+
+        spec = find_spec(name)
+        loader = None if spec is None else spec.loader
+        run = getattr(loader, "exec_module", None)
+        if run is None:
+            return spec
+
+        def exec_module(module: object) -> None:
+            run(module)
+            self.watch()
+
+        try:
+            loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
+        except AttributeError:
+            pass  # an unusual loader: its process groups are not watched
+        return spec
+
+    def watch(self) -> None:
+        """Have the thread started that answers about process groups. Never raises."""
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                code = compile(file.read(), "<frozen _distlaunch_groups>", "exec")
+            space: dict[str, Any] = {"__name__": "_distlaunch_groups"}
+            exec(code, space)  # noqa: S102 - our own file
+            space["watch"](self._cookie)
+        except Exception:  # noqa: BLE001 - the script must not notice
+            pass
+
+
+def _watch_groups(folder: str, cookie: str) -> None:
+    """Let the agent ask this worker about its process groups of torch.distributed."""
+    finder = _GroupsFinder(os.path.join(folder, "_distlaunch_groups.py"), cookie)
+    if _GROUPS in sys.modules:  # preloaded
+        finder.watch()
+    else:
+        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]  # it is as much of a finder as is needed
+
+
 def _chain() -> None:
     """Run the next ``sitecustomize``. If there is none, raise the same ImportError as without this
     file."""
@@ -105,6 +166,9 @@ try:
     _arm(_stacks)
     if sys.version_info >= (3, 11):  # older versions show no notes
         _show_captured_errors()
+
+    if _stacks and os.environ.get("DISTLAUNCH_COOKIE"):
+        _watch_groups(_folder, os.environ["DISTLAUNCH_COOKIE"])
 except Exception as exc:  # noqa: BLE001 - the worker must run in any case
     sys.stderr.write(f"distlaunch: warning: the worker's bootstrap failed: {exc!r}\n")
     if _control:  # but a server that failed must not run the script

@@ -39,6 +39,8 @@ DUMP_S = 1.5
 """How long a worker may take to write its stacks."""
 ALL_S = 2.5
 """Longest time for a whole collection."""
+NATIVE_S = 8.0
+"""Longest time for native frames after that. py-spy reads the symbols of all libraries first."""
 _STEP_S = 0.02
 _STILL_S = 0.1
 """A dump that has not grown for this long is complete: faulthandler writes no end."""
@@ -71,7 +73,8 @@ class _Worker:
         self.text = ""
         self.taken_s = self.cpu_s = self.children_cpu_s = 0.0
         self.holds_gpu = False
-        self.source = ""
+        self.source = self.native = ""
+        self.process_groups: tuple[m.ProcessGroup, ...] = ()
 
     def open(self) -> None:
         """Read the process's state. Request its stacks if it has the signal handler."""
@@ -136,8 +139,10 @@ class _Worker:
 class StackCollector:
     """Keeps the stack files of an attempt's workers, and collects all stacks on request."""
 
-    def __init__(self, post: Callable[[m.Stacks], None]) -> None:
+    def __init__(self, post: Callable[[m.Stacks], None], cookie: str = "") -> None:
+        """``cookie`` marks the environment of this agent's workers."""
         self._post = post
+        self._cookie = cookie
         self._files: dict[int, tuple[int, int]] = {}  # rank -> descriptor, its number in the worker
         self._ending = threading.Event()
         self._requests: list[m.CollectStacks] = []
@@ -160,19 +165,45 @@ class StackCollector:
             if len(self._requests) > 1:
                 return
         most = min(TEXT_BYTES, _ANSWER_BYTES // max(1, len(pids)))
+        most = most // 2 if request.native else most
         workers = [_Worker(rank, pid, *self._file_of(rank), most) for rank, pid in pids.items()]
-        arguments = (workers, self._answer_all, self._ending)
+        cookie = self._cookie if request.for_user else None
+
+        def work() -> None:
+            try:
+                _collect(workers, self._ending, cookie)
+            finally:
+                left = self._answer_all(workers)
+            self._answer_native(left, workers)
+
         try:
-            threading.Thread(target=_collect, args=arguments, name="stacks", daemon=True).start()
+            threading.Thread(target=work, name="stacks", daemon=True).start()
         except RuntimeError:  # no thread can be started
             _close(workers)
-            self._answer_all(workers)
+            for each in self._answer_all(workers):
+                self._post(_answer(each, workers))
 
-    def _answer_all(self, workers: Sequence[_Worker]) -> None:
+    def _answer_native(
+        self, requests: Sequence[m.CollectStacks], workers: Sequence[_Worker]
+    ) -> None:
+        try:
+            if requests:
+                _run_spies(workers, self._ending)
+        finally:
+            for request in requests:
+                self._post(_answer(request, workers))
+
+    def _answer_all(self, workers: Sequence[_Worker]) -> list[m.CollectStacks]:
+        """Answer all requests, except those that want native frames. Return these.
+
+        The next request starts a new collection: hang detection does not wait for native frames.
+        """
         with self._lock:
             requests, self._requests = self._requests, []
         for request in requests:
-            self._post(_answer(request, workers))
+            if not request.native:
+                self._post(_answer(request, workers))
+        return [request for request in requests if request.native]
 
     def _file_of(self, rank: int) -> tuple[int, int]:
         """Return the rank's file as a new descriptor, and its number in the worker; (-1, -1) if
@@ -197,11 +228,8 @@ class StackCollector:
         self.clear()
 
 
-def _collect(
-    workers: Sequence[_Worker],
-    answer: Callable[[Sequence[_Worker]], None],
-    ending: threading.Event,
-) -> None:
+def _collect(workers: Sequence[_Worker], ending: threading.Event, cookie: str | None) -> None:
+    """Collect the stacks, and with ``cookie`` the process groups."""
     began = time.monotonic()
     spies = _PySpies()
     try:
@@ -209,6 +237,8 @@ def _collect(
             worker.open()
             if not worker.is_waiting or worker.state in _NOT_ANSWERING:
                 spies.add(worker)
+        if cookie is not None:
+            _read_groups(workers, cookie, until_s=began + DUMP_S)
         while (now := time.monotonic()) < began + ALL_S and not ending.is_set():
             waiting = [worker for worker in workers if worker.is_waiting]
             for worker in waiting:
@@ -224,7 +254,30 @@ def _collect(
     finally:
         spies.close()
         _close(workers)
-        answer(workers)
+
+
+def _run_spies(workers: Sequence[_Worker], ending: threading.Event) -> None:
+    """Read the stacks with native frames of all workers that run."""
+    until = time.monotonic() + NATIVE_S
+    spies = _PySpies()
+    try:
+        for worker in workers:
+            if worker.state:
+                spies.add(worker, native=True)
+        while spies.work() and time.monotonic() < until and not ending.is_set():
+            ending.wait(_STEP_S)
+    finally:
+        spies.close()
+
+
+def _read_groups(workers: Sequence[_Worker], cookie: str, *, until_s: float) -> None:
+    """Read the process groups of the workers that can answer."""
+    from distlaunch.core.agent.workers.flight_record import read_records
+
+    pids = {each.rank: each.pid for each in workers if each.state not in ("", *_NOT_ANSWERING)}
+    found = read_records(cookie, pids, until_s=until_s)
+    for worker in workers:
+        worker.process_groups = found.get(worker.rank, ())
 
 
 def _read_sources(workers: Sequence[_Worker]) -> None:
@@ -271,6 +324,8 @@ def _answer(request: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
             children_cpu_s=worker.children_cpu_s,
             holds_gpu=worker.holds_gpu,
             source=worker.source,
+            native=worker.native,
+            process_groups=worker.process_groups,
         )
         for worker in workers
     )
@@ -283,23 +338,26 @@ def _close(workers: Iterable[_Worker]) -> None:
 
 
 class _PySpies:
-    """Runs ``py-spy dump`` for workers that do not answer. Errors of py-spy are ignored."""
+    """Runs ``py-spy dump`` for workers that do not answer, or whose native frames are wanted.
+
+    Errors of py-spy are ignored.
+    """
 
     def __init__(self) -> None:
         self._program: str | None = None
         self._looked = False
-        self._queue: list[_Worker] = []
-        self._running: list[tuple[_Worker, subprocess.Popen[bytes], int]] = []
+        self._queue: list[tuple[_Worker, bool]] = []
+        self._running: list[tuple[tuple[_Worker, bool], subprocess.Popen[bytes], int]] = []
 
-    def add(self, worker: _Worker) -> None:
+    def add(self, worker: _Worker, *, native: bool = False) -> None:
         """Queue a worker, if py-spy is installed."""
         if not self._looked:
             import shutil
 
             self._looked = True
             self._program = shutil.which("py-spy")
-        if self._program is not None and worker not in self._queue:
-            self._queue.append(worker)
+        if self._program is not None and (worker, native) not in self._queue:
+            self._queue.append((worker, native))
 
     def work(self) -> bool:
         """Start and finish processes where possible. Return whether any is left."""
@@ -308,10 +366,10 @@ class _PySpies:
                 self._running.remove(entry)
                 self._end(*entry)
         while self._queue and len(self._running) < _SPIES:
-            self._start(self._queue.pop(0))
+            self._start(*self._queue.pop(0))
         return bool(self._running)
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: _Worker, native: bool) -> None:  # noqa: FBT001 - of a queue's entry
         import subprocess
 
         output = -1
@@ -319,7 +377,7 @@ class _PySpies:
             output = os.memfd_create("py-spy")
             arguments = [self._program or "", "dump", "--full-filenames", "--pid", str(worker.pid)]
             spy = subprocess.Popen(
-                arguments,
+                [*arguments, *(["--native"] if native else [])],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.DEVNULL,
@@ -329,19 +387,23 @@ class _PySpies:
             if output >= 0:
                 os.close(output)
             return
-        self._running.append((worker, spy, output))
+        self._running.append(((worker, native), spy, output))
 
-    def _end(self, worker: _Worker, spy: subprocess.Popen[bytes], output: int) -> None:
+    def _end(self, queued: tuple[_Worker, bool], spy: subprocess.Popen[bytes], output: int) -> None:
         """Read the output of a successful py-spy, main thread first."""
         import subprocess
 
+        worker, native = queued
         with suppress(subprocess.TimeoutExpired):
-            if spy.wait(timeout=_KILL_S) == 0 and not worker.text:
-                worker.text = os.pread(output, worker.most, 0).decode("utf-8", "replace")
+            if spy.wait(timeout=_KILL_S) == 0:
+                text = os.pread(output, worker.most, 0).decode("utf-8", "replace")
+                if native:
+                    worker.native = text
+                worker.text = worker.text or text
         os.close(output)
 
     def close(self) -> None:
-        for worker, spy, output in self._running:
+        for queued, spy, output in self._running:
             spy.kill()
-            self._end(worker, spy, output)
+            self._end(queued, spy, output)
         self._running.clear()

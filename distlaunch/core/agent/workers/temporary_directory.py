@@ -17,7 +17,12 @@ from distlaunch.core.model.run_files import MARKER
 from distlaunch.core.private_files import make_private_dir, make_private_dirs, open_private
 from distlaunch.core.protocol import agent_messages as m
 
-_BOOT_FILES = ("sitecustomize.py", "_distlaunch_warm.py", "_distlaunch_worker.py")
+_BOOT_FILES = (
+    "sitecustomize.py",
+    "_distlaunch_warm.py",
+    "_distlaunch_worker.py",
+    "_distlaunch_groups.py",
+)
 _ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder made there is new, and only we can enter it
 
 

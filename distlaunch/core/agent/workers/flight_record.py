@@ -1,0 +1,145 @@
+"""Ask workers for torch.distributed's record of their collectives (its flight recorder).
+
+A thread in the worker, started by ``boot/_distlaunch_groups.py``, answers at a Unix socket in the
+abstract namespace. What it sends comes from a worker: it is bounded, and a pickle may have plain
+data only.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from distlaunch.core.protocol import agent_messages as m
+
+_MOST_BYTES = 4 << 20
+_GROUPS = 16
+"""Largest number of process groups of a worker in an answer."""
+_TEXT_CHARS = 200
+_CREDENTIALS = struct.Struct("3i")
+
+
+def socket_name(cookie: str, pid: int) -> str:
+    """Return the name of the socket of a worker, as ``boot/_distlaunch_groups.py`` has it.
+
+    All users of the machine can see such names, so it does not show the cookie.
+    """
+    import hashlib
+
+    return "\0distlaunch-" + hashlib.sha256(f"{cookie} {pid}".encode()).hexdigest()[:32]
+
+
+def read_records(
+    cookie: str, pids: Mapping[int, int], *, until_s: float
+) -> dict[int, tuple[m.ProcessGroup, ...]]:
+    """Return the process groups of each worker (rank -> pid) that answers until ``until_s``
+    (monotonic)."""
+    clients: dict[int, tuple[int, socket.socket, bytearray]] = {}
+    poll = select.poll()
+    found: dict[int, tuple[m.ProcessGroup, ...]] = {}
+    for rank, pid in pids.items():
+        client = _connect(socket_name(cookie, pid), pid)
+        if client is not None:
+            clients[client.fileno()] = rank, client, bytearray()
+            poll.register(client, select.POLLIN)
+    try:
+        while clients and (left_s := until_s - time.monotonic()) > 0:
+            for number, _ in poll.poll(left_s * 1000):
+                rank, client, data = clients[number]
+                if _read(client, data):
+                    continue
+                poll.unregister(client)
+                client.close()
+                del clients[number]
+                found[rank] = parse_record(bytes(data))
+    finally:
+        for _, client, _ in clients.values():
+            client.close()
+    return found
+
+
+def _connect(name: str, pid: int) -> socket.socket | None:
+    """Return a connection to a worker; None if it does not listen."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    client.setblocking(False)  # noqa: FBT003 - positional-only in the standard library
+    try:
+        client.connect(name)
+        who = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(who)[:2] == (pid, os.getuid()):
+            return client
+    except OSError:
+        pass
+    client.close()
+    return None
+
+
+def _read(client: socket.socket, data: bytearray) -> bool:
+    """Read what has arrived. Return whether more may come."""
+    try:
+        block = client.recv(1 << 16)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    data += block
+    return bool(block) and len(data) <= _MOST_BYTES
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles lists, dicts, strings and numbers. Refuses every class and function."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def parse_record(data: bytes) -> tuple[m.ProcessGroup, ...]:
+    """Return the process groups in torch's record, as JSON or as a pickle. Return an empty tuple for
+    anything else."""
+    if len(data) > _MOST_BYTES:
+        return ()
+    try:
+        is_json = data.startswith(b"{")
+        record = json.loads(data) if is_json else _PlainUnpickler(io.BytesIO(data)).load()
+    except Exception:  # noqa: BLE001 - a broken pickle raises any error
+        return ()
+    try:
+        return _groups_in(record)
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError):
+        return ()
+
+
+def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
+    pending: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in record.get("entries", ()):
+        if not entry["is_p2p"] and not entry["retired"] and entry["state"] != "completed":
+            pending.setdefault(str(entry["pg_id"]), []).append(entry)
+    found = []
+    for name, status in list(record["pg_status"].items())[:_GROUPS]:
+        number = str(name)
+        entries = sorted(pending.get(number, ()), key=lambda each: int(each["collective_seq_id"]))
+        oldest = entries[0] if entries else None
+        words = [] if oldest is None else list(oldest["process_group"])
+        found.append(
+            m.ProcessGroup(
+                number=number[:_TEXT_CHARS],
+                name=str(words[1] or words[0])[:_TEXT_CHARS] if len(words) > 1 else "",
+                enqueued=int(status["last_enqueued_collective"]),
+                pending=None if oldest is None else int(oldest["collective_seq_id"]),
+                operation="" if oldest is None else _operation(oldest),
+                sizes="" if oldest is None else json.dumps(oldest["input_sizes"])[:_TEXT_CHARS],
+            )
+        )
+    return tuple(found)
+
+
+def _operation(entry: Mapping[str, Any]) -> str:
+    """Return the name of a collective, without its backend: ``gloo:all_reduce``."""
+    return str(entry["profiling_name"]).rpartition(":")[2][:_TEXT_CHARS]

@@ -1,0 +1,54 @@
+"""``stack`` names the rank that is behind in torch's collectives, also while others wait in gloo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launcher import PROGRAMS
+
+LONG_S = 90.0
+
+
+def threads_of(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("Threads:")).split()[1])
+
+
+@pytest.mark.parametrize("words", [(), ("--preload", "torch")], ids=["cold", "preloaded"])
+def test_the_rank_that_is_behind_is_named_with_the_collective(distlaunch, words):
+    running = distlaunch.start(
+        ["train", "--num-procs", "3", *words, PROGRAMS / "left_behind.py", "1"]
+    )
+    running.wait_for(
+        lambda: all((distlaunch.work / f"ready-{rank}").exists() for rank in range(3)),
+        "process groups",
+        timeout=LONG_S,
+    )
+
+    def waits() -> dict | None:
+        result = distlaunch.run(["stack", "latest", "--format", "json"])
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout)
+        [group] = found["process_groups"]
+        return group if group["waiting"] == [0, 2] else None
+
+    group = running.wait_for(waits, "ranks that wait", timeout=LONG_S)
+    assert (group["behind"], group["operation"]) == ([1], "all_reduce")
+    assert group["pending"] == group["enqueued"] + 1
+    assert json.loads(group["sizes"]) == [[7, 8]]
+    (distlaunch.work / "go").touch()
+    assert running.wait(LONG_S).returncode == 0
+
+
+def test_a_worker_without_torch_has_no_further_thread(distlaunch):
+    running = distlaunch.start(["train", "--num-procs", "1", PROGRAMS / "steps.py", "0.02"])
+    sign = distlaunch.work / "stepping-0"
+    running.wait_for(sign.exists, "steps")
+    assert threads_of(int(sign.read_text())) == 1
+    result = distlaunch.run(["stack", "latest", "--format", "json"])
+    assert json.loads(result.stdout)["process_groups"] == []
+    (distlaunch.work / "go").touch()
+    assert running.wait(LONG_S).returncode == 0
