@@ -1,6 +1,6 @@
 """Classify errors: as the cause of a failure, or as a consequence of another rank's failure.
 
-The texts are those that torch 2.2 to 2.13, gloo, NCCL and Horovod write when another rank has
+The texts are those that torch 2.2 to 2.13, gloo, NCCL, Horovod, TensorFlow and JAX write when another rank has
 failed or is missing.
 """
 
@@ -52,6 +52,9 @@ _LOST_PEER = (
     "closed by remote peer",
     "remote worker crashing",
     "remote worker hanging",
+    "collective ops is aborted by",  # TensorFlow 2.4 to 2.21
+    "another task died",  # JAX's distributed service
+    "polled an error from coordination service",
 )
 _TIMED_OUT = (
     "application timeout caused pair closure",

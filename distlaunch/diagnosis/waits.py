@@ -20,7 +20,8 @@ class Waiting(IntEnum):
     NOT = 0
     MAYBE = 1
     """The worker may be waiting, for one of these reasons. A collective may run where Python does
-    not see it: in backward with DDP, or in a synchronisation with the GPU. Or the worker waits for
+    not see it: in backward with DDP, in a function of TensorFlow, or in a synchronisation with the
+    GPU. Or the worker waits for
     a process that may be another rank, such as one that builds an extension."""
     SURELY = 2
 
@@ -123,6 +124,12 @@ _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
     ("/horovod/", _PLAIN, "Horovod {}", Waiting.SURELY),
     ("/ray/util/collective/", _PLAIN, "Ray's collective {}", Waiting.SURELY),
     ("/tensorflow/python/ops/collective_ops.py", None, "TensorFlow's {}", Waiting.SURELY),
+    (
+        "/tensorflow/python/eager/execute.py",
+        frozenset({"quick_execute"}),
+        "a function of TensorFlow",
+        Waiting.MAYBE,
+    ),
     ("/jax/experimental/multihost_utils.py", _JAX, "JAX's {}", Waiting.SURELY),
     ("/mpi4py/", None, "mpi4py {}", Waiting.SURELY),
     (

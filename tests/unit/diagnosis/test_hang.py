@@ -453,3 +453,40 @@ def test_line_of_source_below_a_call_of_a_library_decides_nothing():
         replace(stack(1, LOADER), source="store.wait()"),
     ]
     assert explain(stacks).behind == (1,)
+
+
+TENSORFLOW = (f"{LIB}/tensorflow/python/eager/execute.py", 53, "quick_execute")
+
+
+def test_a_rank_outside_tensorflow_is_behind_those_in_its_functions():
+    reported = explain([stack(0, TENSORFLOW), stack(1, line=70, function="read_records")])
+    assert (reported.behind, reported.frame) == ((1,), "train.py:70 in read_records")
+    assert reported.others_wait
+
+
+@pytest.mark.parametrize(
+    ("stacks", "expected"),
+    [
+        ([stack(0, ALL_REDUCE), stack(1, line=70), stack(2, BACKWARD)], True),
+        ([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE)], False),
+        ([stack(0), stack(1, line=70), stack(2)], False),
+        ([stack(0, ALL_REDUCE), stack(1, line=70), silent(2, "S")], False),
+    ],
+)
+def test_whether_all_ranks_that_are_not_behind_wait(stacks, expected):
+    assert explain(stacks).others_wait is expected
+
+
+def test_the_line_of_a_call_of_native_code_is_in_the_report():
+    at = replace(stack(1, line=70), source="    fcntl.flock(file, fcntl.LOCK_EX)")
+    reported = explain([stack(0, ALL_REDUCE), at])
+    assert "      train.py:70 in main\n        fcntl.flock(file, fcntl.LOCK_EX)\n" in reported.text
+    below = replace(stack(1, LOADER), source="return self._data_queue.get(timeout=timeout)")
+    assert "_data_queue" not in explain([stack(0, ALL_REDUCE), below]).text
+
+
+def test_a_job_that_is_not_silent_has_its_own_first_line():
+    stacks = [stack(0, ALL_REDUCE), stack(1, line=70)]
+    reported = explain(stacks, by_steps=True)
+    assert mentions(reported.headline, "no new step", "30 s")
+    assert reported.record["by_steps"] is True

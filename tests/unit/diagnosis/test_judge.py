@@ -38,6 +38,8 @@ OWN = raised("ValueError: bad")
         "RuntimeError: Rank 2 failed to pass monitoredBarrier in 5000 ms",
         "RuntimeError: NCCL communicator was aborted on rank 1.",
         "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks",
+        "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error: Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):",
+        "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: Polled an error from coordination service (this can be an error from this or another task).",
         "ConnectionResetError: [Errno 104] Connection reset by peer",
         "BrokenPipeError: [Errno 32] Broken pipe",
     ],
@@ -280,3 +282,13 @@ def test_a_hundred_thousand_equal_failures_are_reported_in_one_line(end_of):
     diagnosis = diagnose(ends, world_size=100_000)
     assert len(diagnosis.cause.ranks) == 100_000
     assert diagnosis.others == ()
+
+
+def test_tensorflows_rank_that_ended_with_0_is_named(end_of):
+    aborted = raised(
+        "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error: Collective"
+        " ops is aborted by: Error reported from /job:worker/task:1: The following tasks are"
+        " unhealthy (stopped sending heartbeats):\n/job:worker/replica:0/task:1"
+    )
+    ends = [end_of(1, returncode=0, ended_s=2.0), end_of(0, aborted)]
+    assert diagnose(ends, world_size=2).cause.ranks == (1,)
