@@ -52,7 +52,6 @@ class StatefulBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         drop_last: bool = True,
     ) -> None:
-        """``batch_size``: number of samples in a batch of one worker."""
         grouped = dist.is_available() and dist.is_initialized()
         if not grouped and (workers := os.environ.get("WORLD_SIZE", "1")) not in {"", "0", "1"}:
             raise ToolkitError(
@@ -69,8 +68,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
                 hint="it takes a whole number of 64 bits, as torch does",
             )
         self._iteration: ref[Iterator[list[int]]] | None = None
-        """The latest iteration. A weak reference, because a DataLoader drops an exhausted
-        iteration."""
+        """A weak reference, because a DataLoader drops an exhausted iteration."""
         self._length = 0
         """Number of batches of the latest iteration."""
         self.epoch = 0
@@ -126,16 +124,15 @@ class StatefulBatchSampler(Sampler[list[int]]):
             yield samples[self._rank :: self._workers].tolist()
 
     def advance(self, batches: int = 1) -> None:
-        """Advance the position by batches that were trained on. After an epoch's last batch, begin
-        the next epoch."""
+        """Advance by batches that were trained on. After an epoch's last batch, begin the next
+        epoch."""
         self.position += batches * self._global_batch
         if not self._remaining_batches or self.position >= self._count:
             self.epoch += 1
             self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return epoch and position, which are equal on all workers, with seed and number of
-        samples."""
+        """Return epoch and position, equal on all workers, with seed and number of samples."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -144,10 +141,8 @@ class StatefulBatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at a saved position.
-
-        Raises ConfigError if the seed or the number of samples differs.
-        """
+        """Resume at a saved position. Raises ConfigError if the seed or the number of samples
+        differs."""
         if (state["samples"], state["seed"]) != (self._count, self._seed):
             raise ConfigError(
                 f"the checkpoint's sampler had {state['samples']} samples and seed "
@@ -159,7 +154,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
 
 
 def _whole_number(name: str, number: Any) -> int:
-    """Return an integer of Python, numpy or torch as int. Raises ToolkitError for anything else."""
+    """Accept integers of Python, numpy and torch. Raise ToolkitError for anything else."""
     try:
         if not isinstance(number, bool):
             return operator.index(number)

@@ -43,10 +43,7 @@ _OTHER_LAUNCHERS = {
     "SLURM_STEP_NUM_TASKS": "srun",
     "HOROVOD_SIZE": "horovodrun",
 }
-"""Variables by which other launchers are recognized, and the names of those launchers.
-
-Their workers have no ``RANK``, so each would train alone.
-"""
+"""Variables of other launchers, whose workers have no ``RANK``: each would train alone."""
 
 _LOCAL_RANK_VARIABLES = {
     "LOCAL_RANK": (
@@ -57,21 +54,15 @@ _LOCAL_RANK_VARIABLES = {
     ),
     "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
 }
-"""Variables of other launchers that stand in for LOCAL_RANK and LOCAL_WORLD_SIZE.
-
-Used by scripts that set RANK from such a launcher's variables.
-"""
+"""Variables that stand in for LOCAL_RANK and LOCAL_WORLD_SIZE, if a script sets RANK from another
+launcher's."""
 
 _EXIT_PAUSE_S = 0.1
-"""Pause before exit if the group is not destroyed.
-
-gloo's threads abort a Python that exits while they hold a tensor; this gives them time to release
-it.
-"""
+"""gloo's threads abort a Python that exits while they hold a tensor."""
 
 
 class _NotGiven(int):
-    """Marks an argument that was not passed, so that it differs from None."""
+    """An argument that was not passed, unlike None."""
 
 
 _DEFAULT_SEED = _NotGiven(0)
@@ -79,14 +70,13 @@ _current: Context | None = None
 _arguments: Mapping[str, object] = {}
 """The arguments of the first ``init`` call."""
 _stores: dict[tuple[object, ...], tuple[Any, Iterator[int]]] = {}
-"""The store of each process and environment, and the numbers of the groups made with it.
+"""The store of each process and environment, and the numbers of its groups.
 
-A group whose creation failed is counted, too: either all workers try again or none does.
+A group whose creation failed is counted, too: all workers try again or none does.
 """
 _store: Any = None
-"""The store of the current group."""
 _owner_pid = 0
-"""The process that called ``init``. A forked child does not destroy the group."""
+"""A forked child does not destroy the group of the process that called ``init``."""
 
 
 class Context(Record):
@@ -219,10 +209,7 @@ def init(
 
 
 def current(caller: str) -> Context:
-    """Return the context of ``init``. Raises ToolkitError if ``init`` was not called.
-
-    ``caller``: name of the calling function, for the message.
-    """
+    """Return the context of ``init`` for the function ``caller``. Raises ToolkitError without one."""
     if _current is None or _owner_pid != os.getpid():
         raise ToolkitError(
             f"{caller}() needs a process group", hint="call distlaunch.toolkit.init() before it"
@@ -263,7 +250,6 @@ def _check_arguments(seed: object, backend: str | None) -> None:
 
 
 def _read_ranks(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the validated rank variables; those of a single worker if no launcher set any."""
     if "RANK" not in environ:
         for name, launcher in _OTHER_LAUNCHERS.items():
             if environ.get(name, "").isdecimal() and int(environ[name]) > 1:
@@ -318,7 +304,6 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _local_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return LOCAL_RANK and LOCAL_WORLD_SIZE from another launcher's variables, where unset."""
     found = {
         name: [environ[other] for other in others if environ.get(other)]
         for name, others in _LOCAL_RANK_VARIABLES.items()
@@ -369,7 +354,7 @@ def _init_process_group(
 def _rendezvous_store(rank: int, world: int, timeout: timedelta) -> Any:
     """Rendezvous as torch does, and return a store with a key prefix for this group alone.
 
-    torch numbers groups from 0 again when all have been destroyed. If the store outlives them
+    torch numbers groups from 0 again when all have been destroyed. In a store that outlives them
     (torchrun's does), a new group would read the keys of an earlier one.
     """
     where = (os.getpid(), *(os.environ[name] for name in ("RANK", *_REQUIRED)))
@@ -383,10 +368,8 @@ def _rendezvous_store(rank: int, world: int, timeout: timedelta) -> Any:
 
 
 def _rank_seed(seed: int, rank: int) -> int:
-    """Derive a rank's seed by hashing.
-
-    With ``seed + rank``, rank 1 would repeat rank 0 of a run with the next seed.
-    """
+    """Derive a rank's seed by hashing: with ``seed + rank``, rank 1 would repeat rank 0 of a run
+    with the next seed."""
     if rank == 0:
         return seed
     return int.from_bytes(blake2b(f"{seed} {rank}".encode(), digest_size=4).digest(), "big")
@@ -406,11 +389,8 @@ def _at_exit() -> None:
 
 
 def _end_group(*, clean: bool) -> None:
-    """Leave the process group.
-
-    The group is destroyed if ``clean`` or if there is only one worker. After an exception it is
-    not: the other workers are in collectives, and destroying the group would wait for them.
-    """
+    """Destroy the group if ``clean`` or alone. After an exception, the other workers are in
+    collectives, and destroying would wait for them."""
     global _current, _store  # noqa: PLW0603 - as in init
     if _current is None or _owner_pid != os.getpid():
         return
@@ -431,9 +411,9 @@ def choose_device(
     shared: bool,
     environ: Mapping[str, str],
 ) -> torch.device:
-    """Return the device for a local rank. Raises ToolkitError if the device does not exist.
+    """Return the device for a local rank. Raises ToolkitError if it does not exist.
 
-    ``shared``: workers may share a device if there are more workers than devices.
+    ``shared``: several workers may share a device.
     """
     accelerator = _accelerator()
     if requested is None:
@@ -461,8 +441,7 @@ def choose_device(
 
 
 def _device_type(requested: str | torch.device, accelerator: str | None) -> str:
-    """Return the type of the requested device. Raises ToolkitError for an index, because LOCAL_RANK
-    chooses the index."""
+    """Raise ToolkitError for an index, because LOCAL_RANK chooses it."""
     written = f"init(device={str(requested)!r})"
     try:
         device = torch.device(requested)
@@ -493,7 +472,6 @@ def _accelerator() -> str | None:
 
 
 def _refuse_idle_devices(environ: Mapping[str, str]) -> None:
-    """Raise ToolkitError if the launcher assigned GPUs to this worker but torch sees none."""
     for name in sorted(DEVICE_MASKS):
         if environ.get(name, "") not in _NONE_VISIBLE:
             raise ToolkitError(

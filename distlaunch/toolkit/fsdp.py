@@ -40,8 +40,7 @@ def shard(
 ) -> None:
     """Shard a model in place, and make the optimizer train the shards.
 
-    The model and each module of ``parts_to_shard`` become FSDP units: their parameters are gathered
-    when their forward or backward pass begins, and freed after it. Raises ToolkitError if torch,
+    The model and each module of ``parts_to_shard`` become FSDP units. Raises ToolkitError if torch,
     the device or the model does not support the options.
     """
     try:
@@ -151,11 +150,8 @@ def _check(
 
 
 def _watch_optimizers() -> None:
-    """Make an optimizer's step raise ToolkitError if it trains parameters that sharding has
-    replaced.
-
-    Such an optimizer was created before ``wrap`` and not passed to it. It would train nothing.
-    """
+    """Make an optimizer's step raise ToolkitError if ``wrap`` has replaced its parameters: it would
+    train nothing."""
     global _is_watching  # noqa: PLW0603 - torch has one list of such hooks for the process
     if not _is_watching:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -250,11 +246,7 @@ def _outer_module_lists(module: nn.Module) -> list[nn.ModuleList]:
 
 
 def _collect_by_size(module: nn.Module, least: int, found: list[nn.Module]) -> int:
-    """Append modules with at least ``least`` parameters to ``found``. Return the number of
-    remaining parameters.
-
-    Parameters of appended modules are not counted again in the modules around them.
-    """
+    """Append modules with at least ``least`` parameters. Return the number of remaining parameters."""
     rest = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     # MultiheadAttention uses its children's weights without calling them, which FSDP2 would miss.
     if not isinstance(module, nn.MultiheadAttention):
@@ -270,10 +262,7 @@ def _collect_by_size(module: nn.Module, least: int, found: list[nn.Module]) -> i
 
 
 def _without_shared_parameters(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Return the modules without those that share a parameter with the rest of the model.
-
-    Two FSDP units cannot shard the same parameter.
-    """
+    """Leave out modules that share a parameter: two FSDP units cannot shard the same one."""
     places = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
 
     def is_unshared(part: nn.Module) -> bool:
@@ -305,8 +294,7 @@ def _mesh(sharding: str, context: Context) -> DeviceMesh:
 
 
 def _checkpoint_activations(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Enable activation checkpointing for the outermost of the given modules. Return the modules,
-    wrapped where enabled."""
+    """Checkpoint the outermost of the given modules. Return the modules, wrapped where enabled."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         CheckpointWrapper,
         apply_activation_checkpointing,

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _model_numbers = count(1)
-"""Numbers in the names of tensors. Horovod matches operations by name, so each model needs
-different names."""
+"""Horovod matches operations by name, so each model needs different names."""
 _hooks: Any = WeakTensorKeyDictionary()
 """The averaging hook of each parameter."""
 
@@ -34,8 +33,7 @@ _hooks: Any = WeakTensorKeyDictionary()
 def start_horovod(rank: int, world_size: int) -> Any:
     """Initialize Horovod. Return a store for torch's process group, served by rank 0.
 
-    Horovod's own store listens on ``MASTER_PORT``. The returned store uses a free port, which rank
-    0 broadcasts.
+    Horovod's own store has ``MASTER_PORT``; this one uses a free port, which rank 0 broadcasts.
     """
     hvd = _horovod()
     hvd.init()
@@ -73,16 +71,13 @@ def average_by_horovod(
 
 
 class _GradientAveraging:
-    """Averages a model's gradients during backward, so that they are averaged when backward
-    returns.
+    """Averages a model's gradients during backward.
 
-    Horovod's own optimizer waits in its ``step``. That is too late for code that clips, scales,
-    checks or accumulates gradients before the step. Averaging an averaged gradient again changes
-    nothing, so gradients may be accumulated over several backward passes.
-
-    Copies of the gradients are averaged, so their memory doubles until backward returns. A
-    parameter may be used both inside a checkpointed module and outside; it then gets more gradient
-    while its first average is pending.
+    Horovod's own optimizer waits in its ``step``: too late for code that clips, scales or
+    accumulates gradients. Averaging an averaged gradient again changes nothing, so gradients may be
+    accumulated. Copies are averaged, so their memory doubles until backward returns. A parameter
+    may be used inside and outside a checkpointed module; it then gets more gradient while its first
+    average is pending.
     """
 
     def __init__(self, hvd: Any, name: str, model: nn.Module, compression: str) -> None:
@@ -114,7 +109,7 @@ class _GradientAveraging:
 
     @torch.no_grad()
     def _finish(self) -> None:
-        """Average gradients that only other workers have computed, and wait for all averages."""
+        """Average gradients that only other workers have computed, and wait for all."""
         if not self._pending and not self._sparse:
             return
         kinds = torch.zeros(2, len(self._parameters))
@@ -169,21 +164,21 @@ class _GradientAveraging:
         self._pending[number] = handle, parameter.grad
 
     def _wait(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Wait for an average. Return the average and the gradient that it replaces."""
+        """Return the average and the gradient that it replaces."""
         handle, gradient = self._pending.pop(number)
         return (
             handle().coalesce() if gradient.is_sparse else self._hvd.synchronize(handle)
         ), gradient
 
     def _transfer_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the type to average in, because Horovod does not support all types."""
+        """Return the type to average in: Horovod does not support all types."""
         if self._compression == "fp16":
             return torch.float16
         return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 def _broadcast_tensors(hvd: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Overwrite tensors with rank 0's, sent as bytes because Horovod does not support all types."""
+    """Send rank 0's tensors as bytes, because Horovod does not support all types."""
     broadcasts = []
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -197,10 +192,8 @@ def _broadcast_tensors(hvd: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _broadcast_optimizer_state(hvd: Any, optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Load rank 0's optimizer state on all workers.
-
-    Rank 0 may be the only worker that has loaded a state from a checkpoint.
-    """
+    """Load rank 0's optimizer state on all workers: rank 0 may be the only one that has loaded a
+    checkpoint."""
     state = optimizer.state_dict()
     own: list[torch.Tensor] = []
     _map_tensors(state, own.append)
@@ -220,7 +213,6 @@ def _broadcast_optimizer_state(hvd: Any, optimizer: torch.optim.Optimizer, name:
 
 
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return an optimizer state with ``change`` applied to each tensor, in order."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) is dict:

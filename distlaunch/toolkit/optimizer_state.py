@@ -1,7 +1,6 @@
 """Match an optimizer's parameter groups with a checkpoint's, and load optimizer state.
 
-Parameter groups have no names. Two groups match if they have the same parameters, whatever their
-order.
+Groups have no names. Two match if they have the same parameters, in any order.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ _FUSED = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagr
 def match_groups(
     here: Sequence[Collection[str]], there: Sequence[Collection[str]]
 ) -> tuple[dict[int, int], list[str]]:
-    """Match each parameter group of the optimizer with the checkpoint's group of the same
-    parameters.
+    """Match each parameter group with the checkpoint's group of the same parameters.
 
-    ``here`` lists the names of each group's parameters in the optimizer, ``there`` those in the
-    checkpoint. Return the checkpoint's group number by the optimizer's, and the differences as
-    texts. The numbers are complete only if there are no differences.
+    ``here`` and ``there`` list the parameters of each group. Return the checkpoint's group by the
+    optimizer's, complete if there are no differences, and these as texts.
     """
     free = dict(enumerate(map(frozenset, there)))
     found: dict[int, int] = {}
@@ -60,8 +57,7 @@ def differing_classes(
 ) -> list[str]:
     """Return texts about groups whose optimizer has another class than in the checkpoint.
 
-    ``here``, ``there``: the class of each group's optimizer, now and in the checkpoint. ``names``:
-    the parameters of each present group. ``found``: the result of ``match_groups``.
+    ``found``: the result of ``match_groups``.
     """
     return [
         f"{_shown_names(names[number])}: the optimizer was {there[other]}, and is {here[number]} here"
@@ -78,9 +74,8 @@ def differing_sizes(
     """Return states whose size differs from their parameter's although a fused kernel would accept
     them.
 
-    Fused kernels on CPUs do not compare sizes: they would read and write beyond the end. ``fused``:
-    the setting of each group. ``sizes``: the sizes of a parameter's states, by the id of the
-    parameter. Return the parameters, each with a text.
+    Fused kernels on CPUs would read and write beyond the end. ``sizes``: the sizes of a parameter's
+    states, by its id. Return the parameters, each with a text.
     """
     if not isinstance(optimizer, _FUSED):
         return []
@@ -102,10 +97,10 @@ def _shown_names(names: Collection[str]) -> str:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> None:
-    """Load a ``state_dict`` (``whole``) without changing the types of its tensors.
+    """Load a ``state_dict`` without changing the types of its tensors.
 
-    torch would convert the fp32 state of a bf16 weight to bf16. Devices, and the type of step
-    counts, are left to torch, because a fused optimizer needs the counts on the device.
+    torch would convert the fp32 state of a bf16 weight to bf16. Devices and step counts are left to
+    torch, because a fused optimizer needs the counts on the device.
     """
     optimizer.load_state_dict(whole)
     for group, saved in zip(optimizer.param_groups, whole["param_groups"], strict=True):
@@ -117,8 +112,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]
 
 
 def _with_saved_types(loaded: Any, saved: Any) -> Any:
-    """Return loaded state with the number types of ``saved``, and with values of ``saved`` that are
-    not tensors."""
+    """Return loaded state with the number types, and the values that are no tensors, of ``saved``."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(loaded, dict) and isinstance(saved, dict):

@@ -14,21 +14,19 @@ from time import monotonic, sleep
 from distlaunch.core.model.variables import PROGRESS_FD
 
 INTERVAL_S = 0.5
-"""Minimum time between two lines. Calls in between cost almost nothing."""
+"""Calls in between cost almost nothing."""
 MAX_LINE_BYTES = 4096
-"""Maximum length of a line: PIPE_BUF, which the kernel writes atomically, and the launcher's
-limit."""
+"""PIPE_BUF, which the kernel writes atomically, and the launcher's limit."""
 _FULL_S, _RETRY_S = 1.5, 0.05
 
 _next_send_at = 0.0
 _descriptor = -1
 _pipe: tuple[int, int] | None = None
-"""Device and inode of the launcher's pipe; None until the pipe has been checked."""
+"""Device and inode of the launcher's pipe, once it has been checked."""
 _owner_pid = 0
-"""The process that registered the exit handler. A forked child registers its own."""
+"""A forked child registers an exit handler of its own."""
 _sent: dict[str, float] = {}
 _step: object = None
-"""The newest step that has not been sent."""
 
 
 def heartbeat(**values: object) -> None:
@@ -67,7 +65,7 @@ def _send(values: dict[str, object]) -> None:
 
 
 def _send_last() -> None:
-    """Send the newest step when Python exits, unless it is a tensor, which could block."""
+    """Send the newest step at exit, unless it is a tensor, which could block."""
     if _owner_pid == os.getpid() and type(_step) in (int, float):
         with suppress(Exception):
             if _is_launcher_pipe():
@@ -75,10 +73,10 @@ def _send_last() -> None:
 
 
 def report_checkpoint(*, step: int, seconds: float, size: int) -> None:
-    """Report a complete checkpoint to the launcher. Does nothing without a launcher.
+    """Report a complete checkpoint to the launcher, if there is one.
 
-    ``step`` is the number of completed steps, ``size`` the number of bytes. If the pipe is full,
-    the call waits for at most ``_FULL_S``.
+    ``step`` is the number of completed steps, ``size`` in bytes. If the pipe is full, wait for at
+    most ``_FULL_S``.
     """
     with suppress(Exception):  # a report is never an error of the script
         until = monotonic() + _FULL_S
@@ -96,10 +94,7 @@ def report_checkpoint(*, step: int, seconds: float, size: int) -> None:
 
 
 def _is_launcher_pipe() -> bool:
-    """Return whether the descriptor is still the launcher's pipe.
-
-    The script may have closed the pipe, and opened another file with the same number.
-    """
+    """Check that the script has not closed the pipe and opened another file with the same number."""
     global _descriptor, _pipe  # noqa: PLW0603 - one pipe a process
     if _pipe is None:
         import fcntl
@@ -117,7 +112,7 @@ def _is_launcher_pipe() -> bool:
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Return the values that convert to finite numbers, without booleans."""
+    """Return the finite numbers, without booleans."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
         if type(value) is bool:
@@ -135,8 +130,7 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def _line(numbers: Mapping[str, float]) -> bytes:
-    """Return numbers as one line of JSON. The last ones are left out if the line would be too
-    long."""
+    """Return a line of JSON, without the last numbers if it would be too long."""
     import json
 
     parts: list[str] = []

@@ -1,7 +1,7 @@
-"""Warn if all workers train on the same batches because the data is not split between them.
+"""Warn if all workers train on the same batches because the data is not split.
 
-Each worker hashes its first two batches and counts the digest in the store of the process group.
-The worker that raises a count to the number of workers logs the warning. No worker waits.
+Each worker hashes its first two batches and counts the digest in the store. The one that raises a
+count to the number of workers logs the warning. No worker waits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ log = logging.getLogger("distlaunch.toolkit")
 
 BATCHES = 2
 _HASHED_ELEMENTS = 4096
-"""Number of elements of a tensor that are hashed, in addition to its sum."""
+"""Hashed of a tensor, in addition to its sum."""
 
 
 class SameBatchesCheck:
-    """Forward hook that hashes the model's first training batches and then removes itself."""
+    """Forward hook that hashes the first training batches and then removes itself."""
 
     def __init__(self, model: nn.Module, store: Any, *, world_size: int, attempt: int) -> None:
         self._store, self._world_size, self._attempt = store, world_size, attempt
@@ -45,7 +45,7 @@ class SameBatchesCheck:
         return _no_hook
 
     def __reduce__(self) -> str:
-        """Pickle as the hook without effect, for the same reason."""
+        """Pickle as the hook without effect."""
         return "_no_hook"
 
     def _add_batch(self, tensors: list[torch.Tensor]) -> None:
@@ -69,13 +69,11 @@ class SameBatchesCheck:
             )
 
 
-def _no_hook(*_: object) -> None:
-    """Do nothing."""
+def _no_hook(*_: object) -> None: ...
 
 
 def _is_compiling() -> bool:
-    """Return whether torch.compile is tracing. The hook then does nothing, to avoid a graph
-    break."""
+    """Do nothing while torch.compile is tracing, to avoid a graph break."""
     compiler = getattr(torch, "compiler", None)
     return bool(
         compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()

@@ -1,6 +1,6 @@
 """DTensors, of which each worker holds a shard.
 
-DTensor is not imported by name, because torch 2.2 to 2.4 have it in another module.
+torch 2.2 to 2.4 have DTensor in another module.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ def is_sharded(value: object) -> bool:
 
 
 def sharded_like(value: Any, like: torch.Tensor) -> Any:
-    """Return this worker's shard of the full tensor ``value`` if ``like`` is sharded and has the
-    same shape.
-
-    Return any other value unchanged.
-    """
+    """Return this worker's shard of ``value`` if ``like`` is sharded and has the same shape, else
+    ``value``."""
     whole = isinstance(value, torch.Tensor) and not is_sharded(value)
     if not (whole and is_sharded(like) and value.shape == like.shape and value.dim()):
         return value

@@ -6,9 +6,9 @@ from distlaunch.core.errors import ConfigError
 
 
 class ToolkitError(ConfigError):
-    """Wrong use of the toolkit, or an environment that the toolkit cannot work in.
+    """Wrong use of the toolkit, or an environment that it cannot work in.
 
-    ``str`` includes the hint, so that the hint appears in the last line of a traceback.
+    ``str`` includes the hint, for the last line of a traceback.
     """
 
     def __str__(self) -> str:

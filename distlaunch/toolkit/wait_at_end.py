@@ -1,8 +1,8 @@
 """Wait for the other workers before the process group ends, for a bounded time.
 
 Workers count themselves in the group's store. A barrier is not suitable: gloo limits its time only
-on rank 0, a worker that is not ending would match it with another collective, and an abandoned
-barrier blocks the destruction of the group.
+on rank 0, another worker would match it with another collective, and an abandoned one blocks the
+destruction of the group.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 import torch.distributed as dist
 
 END_S = 10.0
-"""How long a worker that ends waits for the others, which may still need its store."""
+"""The others may still need the store of a worker that ends."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 """First and longest pause between two reads of the store."""
 
 _calls_before_end: list[Callable[[], None]] = []
-"""Functions to call before the groups are destroyed."""
 _uses: dict[str, int] = {}
 _incomplete_group: object = None
-"""A process group that was not destroyed, because some workers did not reach its end."""
+"""Some workers did not reach its end, so it was not destroyed."""
 
 
 def wait_for_all_workers(name: str) -> bool:
-    """Wait up to ``END_S`` until all workers have called this function. Return whether they have.
+    """Wait up to ``END_S`` until all workers have called this for the purpose ``name``. Return
+    whether they have.
 
-    ``name`` is the purpose. All workers must call the function equally often for each purpose.
+    All workers must call it equally often.
     """
     _uses[name] = use = _uses.get(name, 0) + 1
     came, left = (f"distlaunch/{name}/{use}/{what}" for what in ("came", "left"))
@@ -52,19 +52,18 @@ def wait_for_all_workers(name: str) -> bool:
 
 
 def call_before_end(finish: Callable[[], None]) -> None:
-    """Register a function that completes pending work before the groups are destroyed."""
+    """Register a function that completes pending work before the groups end."""
     _calls_before_end.append(finish)
 
 
 def cancel_call_before_end(finish: Callable[[], None]) -> None:
-    """Remove a function registered with ``call_before_end``."""
+    """Cancel ``call_before_end``."""
     if finish in _calls_before_end:
         _calls_before_end.remove(finish)
 
 
 def end_process_group() -> None:
-    """Destroy all process groups if all workers call this in time; otherwise leave the groups
-    unchanged.
+    """Destroy all process groups if all workers call this in time.
 
     Destroying waits for pending collectives. Without it, gloo's threads (DDP keeps some) abort a
     Python that exits while they hold a tensor.
@@ -81,9 +80,9 @@ def end_process_group() -> None:
 
 
 def _wait_for_count(store: Any, key: str, count: int, until: float) -> bool:
-    """Poll a counter of the store until it reaches ``count``. Return False at the time ``until``.
+    """Poll a counter. Return False at the time ``until``.
 
-    A blocking wait in the store would delay signals, and old stores fail after such a wait.
+    A blocking wait in the store would delay signals, and old stores fail after it.
     """
     pause = _FIRST_PAUSE_S
     while store.add(key, 0) < count:

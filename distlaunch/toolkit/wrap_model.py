@@ -15,7 +15,7 @@ from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.wrap_options import refuse_other_wrappers, wrap_options
 
 _has_check = False
-"""Whether a model already has the check for equal batches. Only the first model gets the check."""
+"""Only the first model gets the check for equal batches."""
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Options of ``wrap`` and ``init``, from the launcher's ``-o NAME=VALUE`` and from the script."""
+"""Options of ``wrap`` and ``init``, of the launcher and of the script."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Strategy = Literal["ddp", "fsdp", "horovod"]
 
 BACKEND = "DISTLAUNCH_BACKEND"
 _STRATEGIES: Mapping[str, Strategy] = {"fsdp": "fsdp", "horovod": "horovod"}
-"""Strategy by backend. All other backends, and other launchers, use DDP."""
+"""All other backends, and other launchers, use DDP."""
 _OWN_WRAPPERS = {
     "accelerate": "Accelerator().prepare(model, optimizer)",
     "deepspeed": "deepspeed.initialize(model=model, optimizer=optimizer)",
     "tensorflow": "tf.distribute.MultiWorkerMirroredStrategy()",
 }
-"""Backends whose frameworks wrap models themselves, and the call for that."""
+"""Backends whose frameworks wrap models themselves, and their call."""
 
 _OPTION_TYPES: Mapping[str, type | tuple[str, ...]] = {
     "find-unused-parameters": bool,
@@ -43,8 +43,7 @@ _MAX_NUMBER = 1 << 40
 
 
 class WrapOptions(Record):
-    """The options of ``wrap``. Each strategy (DDP, FSDP2, Horovod) uses its own options and ignores
-    the others."""
+    """The options of ``wrap``. Each strategy ignores those of the others."""
 
     find_unused_parameters: bool = False
     bucket_mb: int | None = None
@@ -77,8 +76,8 @@ def refuse_other_wrappers(environ: Mapping[str, str] = os.environ) -> None:
 def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     """Return the launcher's options that the toolkit uses.
 
-    The launcher has checked the names, so unknown names are ignored. If the variable was set
-    without the launcher, raises ToolkitError for unknown names and invalid values.
+    The launcher has checked the names. If the variable was set without it, raises ToolkitError for
+    unknown names and invalid values.
     """
     text = environ.get(BACKEND_OPTIONS)
     if not text:
@@ -102,7 +101,7 @@ def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, objec
 def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ) -> float | None:
     """Return the timeout of collectives in seconds; None for torch's default.
 
-    The launcher's option takes precedence over ``given``. Raises ToolkitError for an invalid value.
+    The launcher's option takes precedence. Raises ToolkitError for an invalid value.
     """
     if given is not None:
         given = _checked_value("collective-timeout", given, "init(collective_timeout=...)")
@@ -113,7 +112,7 @@ def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ)
 def wrap_options(
     given: Mapping[str, object], environ: Mapping[str, str] = os.environ
 ) -> WrapOptions:
-    """Return the options of the script (``given``) and of the launcher, which take precedence.
+    """Return the options of the script and of the launcher, which take precedence.
 
     Raises ToolkitError for an unknown option or an invalid value.
     """
@@ -155,6 +154,6 @@ def _checked_value(name: str, value: object, where: str) -> object:
 
 
 def name_hint(name: str, names: Sequence[str]) -> str:
-    """Return a hint: the closest known name, or all names."""
+    """Return the closest known name, or all names, as a hint."""
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

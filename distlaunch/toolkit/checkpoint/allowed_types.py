@@ -1,4 +1,4 @@
-"""The types that a checkpoint may hold. A save refuses all others, and so does the unpickler."""
+"""The types that a checkpoint may hold. Saves and the unpickler refuse all others."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ WAY_OUT = (
 )
 _DEPTH = 100
 _EXPANDED_BYTES = 16 << 20
-"""Largest size of a tensor that is larger than its storage, because elements share memory
-(``expand``)."""
+"""Largest size of a tensor whose elements share memory (``expand``)."""
 _OF_A_DEQUE = 80
-"""An empty deque takes 760 bytes of memory, but only five in a pickle."""
+"""An empty deque takes 760 bytes of memory, and five in a pickle."""
 _SHARED_BYTES = 16 << 20
 _PER_STORAGE = 16
 _SPARE_VALUES = 1_000_000
@@ -43,7 +42,7 @@ _LEAVES = {
 }
 _PLAIN_KEYS = {str, int, float, bool, bytes, type(None)}
 _KEY_SIZE = 10_000
-"""How many numbers and texts a dictionary key may contain. The unpickler has the same limit."""
+"""How many numbers and texts a dictionary key may contain, as in the unpickler."""
 _FACTORIES = {None, bool, int, float, complex, str, bytes, list, dict, set, tuple, OrderedDict}
 _NUMPY_KINDS = "?biufcSU"
 QUANTIZED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
@@ -51,16 +50,13 @@ _TENSORS = {torch.Tensor, torch.nn.Parameter}
 
 
 class _NotInertError(Exception):
-    """A value has a type that a checkpoint may not hold."""
-
     def __init__(self, path: tuple[Any, ...], why: str) -> None:
         super().__init__(why)
         self.path, self.why = path, why
 
 
 def check_saved(value: Any, name: str) -> None:
-    """Raise ConfigError if a resume would refuse to load a value. The text names the key and the
-    class."""
+    """Raise ConfigError if a resume would refuse a value."""
     try:
         _Check(None, Room(_SHARED_BYTES)).value(value, (), frozenset())
     except _NotInertError as error:
@@ -87,11 +83,10 @@ def check_loaded(value: Any, size: int, room: Room | None = None) -> None:
 
 
 class Room:
-    """The bytes by which all tensors together may exceed ``_PER_STORAGE`` times the bytes of their
-    storages.
+    """The bytes by which all tensors together may exceed ``_PER_STORAGE`` times their storages.
 
-    A consumer of the state may copy each tensor. Without the limit, many tensors that share one
-    storage could fill the memory.
+    A consumer of the state may copy each tensor. Many tensors that share one storage could fill the
+    memory.
     """
 
     def __init__(self, size: int = 1 << 30) -> None:
@@ -99,15 +94,15 @@ class Room:
 
 
 class _Check:
-    """Checks a value recursively. An object that occurs several times is checked each time, within
-    the budget ``left``."""
+    """Checks a value recursively, within the budget ``left``. An object is checked each time it
+    occurs."""
 
     def __init__(self, left: int | None, room: Room) -> None:
         self._left = left
         self._room = room
         self._storages: set[int] = set()
         self._held = 0
-        """Bytes that the tensors checked so far may occupy without using ``Room``."""
+        """Bytes that the tensors so far may occupy without using ``Room``."""
 
     def value(self, value: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
         kind = type(value)
@@ -143,7 +138,6 @@ class _Check:
         return above | {id(value)}
 
     def _keys(self, value: Any, path: tuple[Any, ...]) -> None:
-        """Check that the unpickler accepts the keys of a dictionary."""
         if _PLAIN_KEYS.issuperset(map(type, value)):
             return
         for number, key in enumerate(value):
@@ -214,7 +208,6 @@ class _Check:
 
     @staticmethod
     def _attributes(kind: type, names: Iterable[str], path: tuple[Any, ...]) -> None:
-        """Check that the unpickler accepts the names of an object's attributes."""
         try:
             check_attributes(kind, names)
         except MalformedError:
@@ -265,8 +258,7 @@ def _name(kind: Any) -> str:
 
 
 def _sized(kind: Any) -> Any:
-    """Return a constructor of a container for the unpickler. It counts the items against the
-    budget."""
+    """Return a constructor of a container that counts the items against the budget."""
 
     def construct(unpickler: Unpickler, items: Any = (), *more: Any) -> Any:
         if type(items) not in {list, tuple, dict, str, bytes} or more:
@@ -283,8 +275,7 @@ def _sized(kind: Any) -> Any:
 
 
 def _is_one_of(value: Any, *texts: str) -> bool:
-    """Return whether the value is one of these texts. No hash is used: Python crashes on the hash
-    of deeply nested tuples."""
+    """Compare without a hash: Python crashes on the hash of deeply nested tuples."""
     return type(value) is str and value in texts
 
 
@@ -448,12 +439,12 @@ TORCH: dict[str, Any] = {
     "torch.Size": Name(construct_size),
     "torch.serialization._get_layout": Name(construct_layout),
 }
-"""Names that both ``.metadata`` and the pickles of states may contain."""
+"""Names in both ``.metadata`` and the pickles of states."""
 
 
 @cache
 def state_names() -> Mapping[str, Any]:
-    """Return the names that the pickle of a state may contain, except those of tensors."""
+    """Return the names in the pickle of a state, except those of tensors."""
     ours: Iterable[tuple[str, type]] = (("Elsewhere", Elsewhere), ("Whole", Whole))
     return {
         **TORCH,
@@ -482,5 +473,5 @@ def state_names() -> Mapping[str, Any]:
 
 
 OLD_MODULE = "distlaunch.toolkit.checkpoint_parts"
-"""The module that pickles of version 0.1 name for our classes."""
+"""Pickles of version 0.1 name it for our classes."""
 OLD_NAMES = {(OLD_MODULE, "Elsewhere"): Elsewhere, (OLD_MODULE, "Whole"): Whole}

@@ -1,7 +1,7 @@
 """Read files written by torch.save without executing anything in them.
 
-Such a file is a zip archive with a pickle (``data.pkl``) and a file for each storage. Before memory
-is allocated, sizes in the pickle are checked against the archive. torch.load(weights_only=True) is
+Such a file is a zip archive with a pickle (``data.pkl``) and a file for each storage. Sizes in the
+pickle are checked against the archive before memory is allocated. torch.load(weights_only=True) is
 not used: its table of allowed classes is global to the process, and before torch 2.6 it could be
 made to execute code.
 """
@@ -45,7 +45,7 @@ _STORAGES: Mapping[str, torch.dtype] = {
 
 
 class Part(io.RawIOBase):
-    """A section of a file, with the interface of a file. Reads are limited to the section."""
+    """A section of a file, as a file."""
 
     def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
         self._file, self._offset, self.size, self._at = file, offset, size, 0
@@ -80,7 +80,7 @@ class Part(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read at most as many bytes as the buffer holds. Return the number of bytes."""
+        """Fill the buffer as far as there are bytes. Return their number."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -100,11 +100,10 @@ class Part(io.RawIOBase):
 
 
 def loaded(part: Part, room: Room | None = None) -> Any:
-    """Return the object that torch.save has written to ``part``, with all tensors on the CPU.
+    """Return the object that torch.save has written to ``part``, with tensors on the CPU.
 
-    ``room`` limits tensors that share elements; all parts of one checkpoint share the same
-    ``room``. Raises RefusedClassError for a class that is not allowed, and MalformedError for
-    damaged data.
+    All parts of a checkpoint share the ``room`` for tensors that share elements. Raises
+    RefusedClassError for a class that is not allowed, and MalformedError for damaged data.
     """
     archive = _Archive(part)
     data = archive.pickle()
@@ -162,7 +161,6 @@ class _Archive:
         return _Storage(data, kind.dtype)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        """Return the bytes of a file in the archive as a tensor with its own memory."""
         at, size = self._place(name)
         data = torch.empty(size, dtype=torch.uint8)
         if size:
@@ -178,10 +176,7 @@ class _Archive:
         return data
 
     def _place(self, name: str) -> tuple[int, int]:
-        """Return the offset and size of a file in the archive.
-
-        Raises MalformedError if all files together are larger than the archive.
-        """
+        """Raise MalformedError if all files together are larger than the archive."""
         found = self._files.get(name)
         if found is None:
             raise MalformedError(f"has no {name[:100]}")
@@ -202,7 +197,7 @@ class _Archive:
 
 
 class _StorageType:
-    """A class of storages. ``dtype`` is None for a storage of bytes."""
+    """``dtype`` is None for a storage of bytes."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
@@ -223,8 +218,7 @@ def _construct_tensor(
     requires_grad: Any,
     metadata: Any,
 ) -> torch.Tensor:
-    """Construct a tensor on a storage. Raises MalformedError if it does not fit into the
-    storage."""
+    """Raise MalformedError if the tensor does not fit into the storage."""
     if type(storage) is not _Storage or not isinstance(dtype, torch.dtype):
         raise MalformedError("a pickle has a tensor without a storage")
     if not {type(size), type(stride)} <= {tuple, torch.Size}:
@@ -307,9 +301,8 @@ def _parameter_with_state(
 def _from_type(unpickler: Unpickler, construct: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Return a tensor with attributes. Replaces torch's ``_rebuild_from_type_v2``.
 
-    ``construct`` names the function that makes the tensor from ``arguments``. ``kind`` names the
-    tensor's class. ``state`` has the attributes. Raises MalformedError for any other function or
-    class than those of plain tensors and parameters.
+    ``construct`` makes the tensor from ``arguments``. Raises MalformedError for any other function
+    or class than those of plain tensors and parameters.
     """
     makes = {_TENSOR_V2: _TENSOR, _TENSOR_V3: _TENSOR, _PARAMETER: _PARAMETER_CLASS}
     if (

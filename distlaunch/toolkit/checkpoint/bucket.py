@@ -1,7 +1,7 @@
 """Store checkpoints at an fsspec URL: ``s3://bucket/run``, ``gs://…``, ``memory://…``.
 
-An object store has no locks. Instead, each job writes a mark (a random text) to one object. The job
-whose mark is there owns the location.
+An object store has no locks. Each job writes a mark (a random text) to one object; the job whose
+mark is there owns the location.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ log = logging.getLogger("distlaunch.checkpoint")
 
 
 class Bucket(Store):
-    """Checkpoints at a URL. The job that claimed the URL last owns it; an earlier job fails at its
-    next save."""
+    """Checkpoints at a URL. The last job to claim it owns it; an earlier job fails at its next
+    save."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -93,7 +93,7 @@ class Bucket(Store):
     def _is_half_written(self, name: str) -> bool:
         """Return whether a job of this format began the checkpoint and did not complete it.
 
-        Raises ReadError if the folder cannot be listed.
+        Raises ReadError.
         """
         # The name of each checkpoint that a job begins ends in ``.`` and the job's mark.
         if steps_of(name) < 0 or "." not in name:
@@ -105,7 +105,7 @@ class Bucket(Store):
         return MANIFEST not in files and only_ours(files)
 
     def check_claim(self) -> None:
-        """Raise CheckpointError if another job owns the URL now, and PlaceLostError if the mark is
+        """Raise CheckpointError if another job owns the URL, and PlaceLostError if the mark is
         gone."""
         try:
             found = self._owner()
@@ -130,8 +130,7 @@ class Bucket(Store):
             return False
 
     def _owner(self) -> str | None:
-        """Return the mark at the URL. Raises FileNotFoundError if there is none, and ReadError if
-        it cannot be read."""
+        """Raise FileNotFoundError if there is no mark, and ReadError if it cannot be read."""
         data = self.read(_OWNER)
         try:
             found = json.loads(data)
@@ -140,7 +139,7 @@ class Bucket(Store):
         return found.get("mark") if isinstance(found, dict) else None
 
     def release(self) -> None:
-        """Do nothing. The mark of this job stays at the URL until the next job overwrites it."""
+        """Do nothing. The mark stays until the next job overwrites it."""
 
     def listed(self) -> list[str]:
         """Return the names of all objects and folders at the URL."""
@@ -151,8 +150,7 @@ class Bucket(Store):
             return []
 
     def files(self, name: str) -> list[str]:
-        """Return the names of the objects below a name. Raises NotADirectoryError if the name
-        itself is an object."""
+        """Return the names below a name. Raises NotADirectoryError if the name is an object."""
         path = f"{self._path}/{name}"
         found = self._fs.ls(path, detail=False)
         if [str(each).rstrip("/") for each in found] == [path]:
@@ -166,7 +164,7 @@ class Bucket(Store):
         ]
 
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return whether the manifest, which is written last, exists."""
+        """Return whether the manifest, which is written last, is there."""
         return MANIFEST in files
 
     def open(self, path: str) -> BinaryIO:
@@ -180,17 +178,15 @@ class Bucket(Store):
             file.write(data)
 
     def name(self, steps: int) -> str:
-        """Return the name of a new checkpoint. It ends in the mark, so that two jobs never write to
-        the same name."""
+        """Return a name that ends in the mark, so that two jobs never write to the same."""
         return f"{name_of(steps)}.{self._mark}"
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
-        """Write the manifest. A checkpoint with a manifest is complete."""
+        """Write the manifest, which makes the checkpoint complete."""
         self.write(f"{name}/{MANIFEST}", sealed(manifest))
 
     def remove(self, name: str) -> bool:
-        """Remove a checkpoint. The manifest is removed first, so that the rest never looks
-        complete."""
+        """Remove a checkpoint, the manifest first, so that the rest never looks complete."""
         try:
             self._fs.invalidate_cache()
             if not only_ours(files := self.files(name)):
@@ -218,11 +214,9 @@ class Bucket(Store):
                 self._fs.rm(f"{self._path}/{name}", recursive=True)
 
     def set_aside(self, name: str) -> None:
-        """Copy all objects to another name, then remove them.
+        """Copy all objects to another name, then remove them, as an object store cannot rename.
 
-        An object store cannot rename. The manifest is copied last and removed first, so neither
-        name ever looks complete without being so. The next call continues an interrupted copy,
-        because it uses the same name.
+        The manifest is copied last and removed first. The next call continues an interrupted copy.
         """
         aside = f"aside-{name}"
         self._fs.invalidate_cache()
@@ -249,14 +243,14 @@ class Bucket(Store):
             self._fs.invalidate_cache()
 
     def _is_taken(self, name: str) -> bool:
-        """Return whether a complete copy with this name exists."""
+        """Return whether a complete copy exists."""
         try:
             return MANIFEST in self.files(name)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def writer(self, folder: str) -> FileSystemWriter:
-        """Return torch's writer for a folder, which writes through fsspec."""
+        """Return torch's writer, which writes through fsspec."""
         writer = FileSystemWriter(folder, sync_files=False)
         writer.fs = _Objects(self._fs)  # type: ignore[assignment]
         writer.path = f"{self._path}/{folder}"

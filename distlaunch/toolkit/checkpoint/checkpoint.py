@@ -1,8 +1,4 @@
-"""Checkpoints that are complete after a kill at any instant, and resuming from the newest one.
-
-``Checkpoint`` is the class that scripts use. This module checks its arguments, and decides at which
-steps the workers agree on whether to save.
-"""
+"""Checkpoints that are complete after a kill at any instant, and resuming from the newest one."""
 
 from __future__ import annotations
 
@@ -68,8 +64,7 @@ from distlaunch.toolkit.wait_at_end import (
 log = logging.getLogger("distlaunch.checkpoint")
 _NOTHING_ASKED = 0, 0, 0, 0
 _BY_SIGNAL = 2
-"""Value by which a worker requests a save because of a signal. It is larger than that of
-``every_s``, because the largest value of all workers counts."""
+"""Larger than the value of ``every_s``, because the largest value of all workers counts."""
 _TOO_LATE = "it came after the last step, and nothing has been saved for it"
 
 
@@ -159,9 +154,9 @@ class Checkpoint:
         self._resumed = self._closed = False
         self._parts_checked = False
         self._only_resumed = False
-        """Whether a checkpoint was loaded and no step has followed."""
+        """A checkpoint was loaded and no step has followed."""
         self._reached = 0
-        """Number of completed steps at the last call, or the result of ``resume``."""
+        """Completed steps at the last call, or the result of ``resume``."""
         self._saved_at = time.monotonic()
         self._owner = os.getpid()
         atexit.register(self._finish)
@@ -228,11 +223,9 @@ class Checkpoint:
         return 0
 
     def _verified(self, name: str) -> tuple[Nested, str | None]:
-        """Verify the files of a checkpoint; each worker reads a share. Return the manifest and the
-        damage.
+        """Each worker reads a share. Return the manifest and the damage, equal on all workers.
 
-        The result is the same on all workers. Raises CheckpointError on all workers if one of them
-        cannot read its share.
+        Raises CheckpointError on all workers if one of them cannot read its share.
         """
         manifest, damage, unread = self._group.first(
             self._read_manifest(name) if self._group.rank == 0 else ({}, None, None)
@@ -260,8 +253,7 @@ class Checkpoint:
         return manifest, damage
 
     def _read_manifest(self, name: str) -> tuple[Nested, str | None, str | None]:
-        """Return the manifest, its damage, and why it cannot be read. Of the last two, at most one
-        is set."""
+        """Return the manifest, its damage, or why it cannot be read."""
         try:
             return self._store.manifest(name), None, None
         except FileNotFoundError:
@@ -277,19 +269,15 @@ class Checkpoint:
             )
 
     def _damage(self, name: str, files: Nested) -> tuple[str | None, str | None]:
-        """Return the damage of some files, and why a file cannot be read. At most one of them is
-        set."""
+        """Return the damage of some files, or why a file cannot be read."""
         try:
             return self._store.damage(name, files), None
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
             return None, error.message if isinstance(error, CheckpointError) else describe(error)
 
     def _load(self, name: str, manifest: Nested) -> None:
-        """Load a checkpoint into the script's objects.
-
-        Entries that may be refused are loaded first, so that a refusal leaves model and optimizer
-        unchanged.
-        """
+        """Load first the entries that may be refused, so that a refusal changes neither model nor
+        optimizer."""
         where, training_state, rank, world_size = (
             self._store.where(name),
             self._training_state,
@@ -346,7 +334,7 @@ class Checkpoint:
     def _read(self, reader: Reader, state: Nested) -> None:
         """Read the checkpoint into ``state`` on all workers together.
 
-        Before it, all workers must have agreed on every step that can fail on one worker alone.
+        All workers must have agreed before on every step that can fail on one worker alone.
         """
         load(
             state,
@@ -357,7 +345,7 @@ class Checkpoint:
         )
 
     def _set_aside(self, names: Sequence[str]) -> None:
-        """Rename checkpoints on rank 0. Raises CheckpointError on all workers if that fails."""
+        """Raise CheckpointError on all workers if rank 0 cannot rename."""
         for name in names:
             where = (
                 f"{self._store.where(name)} is newer than what was resumed, and cannot be set aside"
@@ -400,11 +388,7 @@ class Checkpoint:
         return due
 
     def _check_parts(self) -> None:
-        """At the first step, raise what the first save would raise about the scheduler, sampler and
-        so on.
-
-        All workers call this together.
-        """
+        """Raise at the first step, on all workers together, what the first save would raise."""
         if not self._parts_checked:
             self._parts_checked = True
             self._group.agree("Checkpoint: the part", self._training_state.check_parts)
@@ -438,8 +422,8 @@ class Checkpoint:
         self._writing.wait()
 
     def _ask(self, steps: int) -> tuple[bool, bool, bool]:
-        """Agree with all workers. Return whether to save now, whether SIGUSR1 asked for it, and
-        whether to stop."""
+        """Agree with all workers. Return whether to save, whether SIGUSR1 asked for it, and whether
+        to stop."""
         now = time.monotonic()
         due = (
             self._every_s is not None
@@ -467,8 +451,7 @@ class Checkpoint:
 
     @contextmanager
     def _lost_worker_errors(self, call: Call) -> Iterator[None]:
-        """Raise CheckpointError if another worker is lost. Its text has this rank and the newest
-        complete checkpoint."""
+        """Raise CheckpointError, with the newest complete checkpoint, if another worker is lost."""
         try:
             yield
         except LostError as error:
@@ -500,8 +483,7 @@ class Checkpoint:
             self._stop(f"saved {self._store.where(self._writing.names[0])}")
 
     def _begin(self, steps: int) -> bool:
-        """Begin the next checkpoint on all workers, or on none. Return whether a worker is to
-        stop."""
+        """Begin the next checkpoint on all workers, or on none. Return whether a worker is to stop."""
         names, name = self._writing.names, self._store.name(steps)
         folder, error, snapshot, state = "", None, None, {}
         try:
@@ -530,10 +512,7 @@ class Checkpoint:
     # --- the place, and the end ------------------------------------------------------------------------------------
 
     def _claim(self) -> list[str]:
-        """Claim the location on rank 0, and check that all workers see the same location.
-
-        Return the names of the checkpoints there.
-        """
+        """Claim the location on rank 0, and check that all workers see it. Return its checkpoints."""
         refused, names, mark = None, [], ""
         if self._group.rank == 0:
             try:
@@ -588,13 +567,12 @@ class Checkpoint:
             self._stop(_TOO_LATE)
 
     def _leave(self) -> None:
-        """Close, if the process group ends without ``close``."""
         if self._finish():
             self._stop(_TOO_LATE)
 
     def _finish(self) -> bool:
-        """Complete the checkpoint being written, if Python exits without ``close``. Return whether
-        a SIGTERM was not handled."""
+        """Complete the checkpoint if Python exits without ``close``. Return whether a SIGTERM was
+        not handled."""
         # A forked child does not have the writing thread.
         if self._closed or os.getpid() != self._owner:
             return False
@@ -612,7 +590,7 @@ class Checkpoint:
         return stop
 
     def _end(self) -> bool:
-        """Release everything. Return whether SIGTERM came and was not handled.
+        """Release everything. Return whether SIGTERM was not handled.
 
         If an exception is being handled, SIGTERM is only logged.
         """
@@ -641,8 +619,7 @@ class Checkpoint:
             )
 
     def _warn_of_unsaved_steps(self) -> None:
-        """Warn about steps since the last checkpoint, if the training has ended without an
-        error."""
+        """Warn only if the training has ended without an error."""
         saved = max(0, self._writing.saved_steps)
         lost = self._reached - saved
         if lost <= 0 or self._requests.stop or sys.exc_info()[0] is not None:
@@ -668,7 +645,7 @@ class Checkpoint:
 
 
 def _age(saved_s: object) -> str:
-    """Return how long ago a time was, as in ``, saved 5 min ago``; empty if the time is unknown."""
+    """Return a text as ``, saved 5 min ago``, empty for an unknown time."""
     if not isinstance(saved_s, int | float) or not 0 <= saved_s < 1 << 40:
         return ""
     ago_s = max(0, int(time.time() - saved_s))
@@ -678,13 +655,11 @@ def _age(saved_s: object) -> str:
     return f", saved {ago_s} s ago"
 
 
-def _nothing() -> None:
-    """Do nothing. Used for work that only rank 0 does."""
+def _nothing() -> None: ...
 
 
 def _sees(store: Store, mark: str) -> bool | str:
-    """Return whether this worker sees the mark of rank 0, or a text that says why it cannot be
-    read."""
+    """Return whether this worker sees the mark of rank 0, or why it cannot be read."""
     try:
         return store.sees(mark)
     except Exception as error:  # noqa: BLE001 - the others wait for an answer
@@ -693,7 +668,7 @@ def _sees(store: Store, mark: str) -> bool | str:
 
 def above_0(name: str, number: Any, *, whole: bool) -> None:
     """Raise ConfigError unless ``number`` is above 0, and an integer if ``whole``. True is no
-    number here."""
+    number."""
     is_one = isinstance(number, Integral if whole else Real) and not isinstance(number, bool)
     if not (is_one and 0 < float(number) < math.inf):
         expected = "a whole number above 0" if whole else "a number of seconds above 0"
@@ -707,11 +682,9 @@ _PARAMETERS = (
 
 
 def refuse_misspelt(name: str, part: object) -> None:
-    """Raise ConfigError if the name of an additional keyword argument looks like a misspelt
-    parameter.
+    """Raise ConfigError if the name of an additional keyword looks like a misspelt parameter.
 
-    An object with a state (``part``), or None, may have a name that extends that of a parameter:
-    ``lr_scheduler``, ``optimizers``.
+    An object with a state, or None, may extend the name of a parameter: ``lr_scheduler``.
     """
     if not (near := get_close_matches(name, _PARAMETERS, n=1, cutoff=0.8)):
         return
@@ -721,8 +694,8 @@ def refuse_misspelt(name: str, part: object) -> None:
 
 
 def several(optimizer: Any) -> Sequence[Optimizer]:
-    """Return the optimizers as a sequence. Raises ConfigError for an unordered collection, and for
-    an optimizer that occurs twice."""
+    """Return the optimizers as a sequence. Raises ConfigError for an unordered collection or a
+    repeated optimizer."""
     if optimizer is None or isinstance(optimizer, Optimizer):
         return () if optimizer is None else (optimizer,)
     if isinstance(optimizer, str) or not isinstance(optimizer, Sequence):
@@ -736,11 +709,10 @@ def several(optimizer: Any) -> Sequence[Optimizer]:
 
 
 def steps_after(step: Any, reached: int) -> int:
-    """Return the number of completed steps after the step with this index. Integers of numpy and
-    torch are accepted.
+    """Return the completed steps after the step with this index.
 
-    Raises ConfigError if ``step`` is no integer, or is lower than in an earlier call: the newest
-    checkpoint must be the one after the most steps.
+    Raises ConfigError if ``step`` is no integer, or lower than before: the newest checkpoint must
+    be the one after the most steps.
     """
     try:
         number = operator.index(step)
@@ -762,8 +734,7 @@ def steps_after(step: Any, reached: int) -> int:
 def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
     """Return a message that lists the workers that do not see rank 0's files.
 
-    ``places`` has an entry for each rank: host, location, and whether the worker sees rank 0's
-    mark; a text instead says why it cannot be read.
+    ``places`` has host, location and the result of ``_sees`` for each rank.
     """
     host, root, _ = places[0]
     blind = [(rank, *place) for rank, place in enumerate(places) if place[2] is not True]
@@ -784,48 +755,42 @@ def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
 
 
 ASK_S = 0.5
-"""Seconds between two agreements of the workers. Each costs a small all-reduce."""
+"""Each agreement costs a small all-reduce."""
 MOST_STEPS_BETWEEN = 1000
-"""Largest number of steps between two agreements of the workers."""
+"""Largest number of steps between two agreements."""
 
 
 class RequestSchedule:
     """Decides after which steps the workers agree on whether to save.
 
-    All workers call its methods with the same values, so that all choose the same steps.
+    All workers give the same values, so that all choose the same steps.
     """
 
     def __init__(self, now_s: float) -> None:
         self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
-        """Let the workers agree after the next step, because training has begun or resumed at
-        another step."""
+        """Agree after the next step, because training has begun or resumed at another step."""
         self._asked: int | None = None
         self._at_s = now_s
         self._next = 0
 
     def is_due(self, steps: int) -> bool:
-        """Return whether the workers agree after this step. Also true if the steps have gone
-        back."""
+        """Return whether the workers agree after this step, as also if the steps have gone back."""
         return steps >= self._next or (self._asked is not None and steps < self._asked)
 
     def step_us(self, steps: int, now_s: float) -> int:
-        """Return the duration of a step on this worker, in microseconds. The agreement finds the
-        slowest worker's."""
+        """Return this worker's duration of a step in microseconds. The agreement finds the slowest."""
         return int((now_s - self._at_s) / self._since(steps) * 1e6)
 
     def answered(self, steps: int, now_s: float, step_us: int) -> None:
-        """Choose the step of the next agreement from the duration of a step on the slowest worker.
-
-        The distance at most doubles.
-        """
+        """Choose the step of the next agreement from the slowest duration. The distance at most
+        doubles."""
         self._next = steps + max(
             1, min(MOST_STEPS_BETWEEN, 2 * self._since(steps), int(ASK_S * 1e6 / max(1, step_us)))
         )
         self._asked, self._at_s = steps, now_s
 
     def _since(self, steps: int) -> int:
-        """Return the number of steps since the last agreement; 1 before the first, as start-up time
-        says nothing about steps."""
+        """Return 1 before the first agreement: start-up time says nothing about steps."""
         return steps - self._asked if self._asked is not None and self._asked < steps else 1

@@ -12,11 +12,10 @@ from distlaunch.toolkit.checkpoint.storage import Store
 
 
 def store_for(where: str | os.PathLike[str]) -> Store:
-    """Return the storage of a directory or URL. A URL is opened by fsspec, unless its scheme is
-    ``file``.
+    """Return the storage of a directory or URL.
 
-    Raises ConfigError if ``where`` is neither a path nor a URL. Also raises it for a URL that went
-    through ``pathlib.Path``, which turns ``s3://`` into ``s3:/``.
+    Raises ConfigError for anything else, as a URL that went through ``pathlib.Path``, which turns
+    ``s3://`` into ``s3:/``.
     """
     given: object = where  # a script may pass a value of any type
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None

@@ -39,17 +39,16 @@ _LOCK = ".lock"
 _MAX_LOCK_BYTES = 4096
 _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
 _HALF = re.compile(rf"(?:{re.escape(_SAVING)}|{re.escape(_REMOVING)})(.+)-[0-9a-f]{{8}}")
-"""Names of folders that an interrupted save or removal has left."""
+"""Folders of an interrupted save or removal."""
 _held: set[str] = set()
-"""Directories locked by this process, without symbolic links. Some file systems have only POSIX
-locks, which do not exclude another Checkpoint in the same process."""
+"""Directories locked by this process. Some file systems have only POSIX locks, which do not exclude
+another Checkpoint of the same process."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 _WAIT_S = 5.0
 """How long to wait for the lock of a job that is ending, and for network file systems that show new
 files late."""
 _LEASE_S = 100.0
-"""How long to wait for a lock that the same job held on a node that has died. An NFSv4 server keeps
-such a lock until its lease ends, usually 90 s."""
+"""An NFSv4 server keeps the lock of a dead node until its lease ends, usually 90 s."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, *_FULL}
 _FLOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -60,9 +59,9 @@ log = logging.getLogger("distlaunch.checkpoint")
 class Folder(Store):
     """Checkpoints in a directory.
 
-    The lock belongs to the open file. A POSIX lock would end as soon as the process opens and
-    closes the file again. The lock ends with the process; a forked child closes its copy. A
-    directory that cannot be written can still be read; ``check_claim`` then refuses to save.
+    The lock belongs to the open file: a POSIX lock would end as soon as the process opens and
+    closes the file again. A forked child closes its copy. A directory that cannot be written can
+    still be read.
     """
 
     def __init__(self, root: str) -> None:
@@ -130,7 +129,7 @@ class Folder(Store):
             raise OSError(errno.EMLINK, "a hard link to another file, which would be emptied")
 
     def _is_own_lock(self) -> bool:
-        """Return whether the lock file has the content that ``_write_mark`` writes, or is empty.
+        """Return whether the lock file is empty or has what ``_write_mark`` writes.
 
         A copy of the directory with hard links (``cp -al``) shares its lock file with the original.
         """
@@ -144,7 +143,6 @@ class Folder(Store):
         return isinstance(found, dict) and "mark" in found
 
     def _sweep(self) -> None:
-        """Remove what interrupted saves have left."""
         for name in os.listdir(self.root):
             found = _HALF.fullmatch(name)
             if found is not None and steps_of(found[1]) >= 0 and self._remove_files(name):
@@ -188,10 +186,7 @@ class Folder(Store):
             return
 
     def _holder(self) -> dict[str, Any]:
-        """Return the content of the lock file, which describes the job that holds the directory.
-
-        Raises ReadError if it cannot be read.
-        """
+        """Return the lock file's description of the job that holds the directory. Raises ReadError."""
         data = retried(lambda: os.pread(self._lock, 4096, 0), self.where(_LOCK))
         try:
             found = json.loads(data)
@@ -200,12 +195,12 @@ class Folder(Store):
         return found if isinstance(found, dict) else {}
 
     def mark(self) -> str:
-        """Return the random text that this job has written into the lock file."""
+        """Return the random text in the lock file."""
         return self._mark
 
     def sees(self, mark: str) -> bool:
-        """Return whether the lock file contains ``mark``. Wait some seconds for it, because a
-        network file system may show it late."""
+        """Return whether the lock file has ``mark``. Wait for it: a network file system may show it
+        late."""
         if self._lock >= 0:  # closing another descriptor of the file would release the lock
             return self._holder().get("mark") == mark
         deadline = time.monotonic() + _WAIT_S
@@ -223,8 +218,8 @@ class Folder(Store):
             time.sleep(0.1)
 
     def check_claim(self) -> None:
-        """Raise CheckpointError if the directory cannot be written, or is no longer the one that
-        was claimed."""
+        """Raise CheckpointError if the directory cannot be written, or is another one than was
+        claimed."""
         where = f"checkpoints in {self.root}"
         if self._unwritable is not None:
             raise CheckpointError(
@@ -265,8 +260,7 @@ class Folder(Store):
         return os.listdir(f"{self.root}/{name}")
 
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return True. A folder gets its name only when it is complete, even if files are missing
-        later."""
+        """Return True. A folder gets its name when it is complete, even if files are missing later."""
         return True
 
     def open(self, path: str) -> BinaryIO:
@@ -279,14 +273,11 @@ class Folder(Store):
             file.write(data)
 
     def folder(self, name: str) -> str:
-        """Return a temporary name. ``claim`` of a later job removes folders with such names."""
+        """Return a temporary name, which ``claim`` of a later job removes."""
         return f"{_SAVING}{name}-{os.urandom(4).hex()}"
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
-        """Write the manifest, and rename the folder to its final name.
-
-        Raises FileExistsError if the name exists.
-        """
+        """Write the manifest, and rename the folder. Raises FileExistsError."""
         self.write(f"{temporary}/{MANIFEST}", sealed(manifest))
         _sync(f"{self.root}/{temporary}")
         # Fails if the target exists and is not empty.
@@ -302,8 +293,7 @@ class Folder(Store):
             )
 
     def remove(self, name: str) -> bool:
-        """Remove a folder. It is renamed first, so that it never looks like a checkpoint while its
-        files are removed."""
+        """Remove a folder. It is renamed first, so that it never looks like a checkpoint."""
         try:
             if os.path.islink(f"{self.root}/{name}"):  # the target may belong to another program
                 log.warning("distlaunch: %s stays: it is a symbolic link", self.where(name))
@@ -328,8 +318,7 @@ class Folder(Store):
         return True
 
     def _remove_files(self, name: str) -> bool:
-        """Remove a folder if it has only files of the kinds that a save writes. Return whether it
-        is gone."""
+        """Remove a folder that has only files of the kinds that a save writes."""
         path = f"{self.root}/{name}"
         try:
             files = os.listdir(path)
@@ -348,10 +337,9 @@ class Folder(Store):
             os.rename(f"{self.root}/{name}", f"{self.root}/{_ASIDE}{name}-{os.urandom(4).hex()}")
 
     def writer(self, folder: str) -> FileSystemWriter:
-        """Return torch's writer for ``folder``. Each of its files is synced to the disk before it
-        is closed.
+        """Return torch's writer. Each file is synced before it is closed.
 
-        torch's own ``sync_files`` is not used: it syncs before Python's buffer is flushed.
+        torch's own ``sync_files`` syncs before Python's buffer is flushed.
         """
         writer = FileSystemWriter(f"{self.root}/{folder}", sync_files=False)
         writer.fs = _Files()
@@ -362,8 +350,7 @@ _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
 def _give_up_in_child() -> None:
-    """Close locks inherited by a forked child. Otherwise the directory would stay locked while the
-    child lives."""
+    """Close inherited locks, which would keep the directory locked while the child lives."""
     for folder in list(_folders):
         folder.release()
 
@@ -372,7 +359,7 @@ os.register_at_fork(after_in_child=_give_up_in_child)
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the open file, or with a POSIX lock where the former is not supported."""
+    """Use a POSIX lock where locks of open files are not supported."""
     if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
         try:
             fcntl.fcntl(descriptor, command, _FLOCK)
@@ -407,8 +394,7 @@ class _Files(FileSystem):
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a directory, which differ if it was replaced; None if it does not
-    exist."""
+    """Return device and inode, which differ if the directory was replaced."""
     try:
         found = os.stat(path)
     except OSError:
@@ -417,8 +403,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a regular file. Raises NotAFileError for anything else: a FIFO would block, and a link
-    may lead out of the folder."""
+    """Raise NotAFileError for a FIFO, which would block, a link, which may lead out, and so on."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:

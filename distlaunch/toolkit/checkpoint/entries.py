@@ -1,4 +1,4 @@
-"""What each entry of a checkpoint holds, by the path that torch's metadata has for it."""
+"""What each entry of a checkpoint holds, by its path in torch's metadata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModelEntry:
 
     name: str
     is_whole: bool
-    """Whether the entry is the whole value. Otherwise it is a part of a structure."""
+    """The entry is the whole value, and not a part of a structure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherEntry:
-    """An entry with a name of its own, such as ``tied``, or one that no training writes."""
+    """An entry with a name of its own, such as ``tied``, or one that no save writes."""
 
     name: str | int
     is_whole: bool
@@ -61,7 +61,7 @@ TIED = OtherEntry(name="tied", is_whole=True)
 
 
 def entry_at(path: tuple[Any, ...]) -> Entry:
-    """Return what the entry at a path holds. The path has at least one element."""
+    """Return what the entry at a path holds."""
     match path:
         case ("model", str(name), *more):
             return ModelEntry(name=name, is_whole=not more)
@@ -81,13 +81,10 @@ def entries_of(metadata: Metadata) -> Mapping[str, Entry]:
 
 
 def is_written(entry: Entry) -> bool:
-    """Return whether a save may write the entry. Resumes do not read entries with other names."""
+    """Return whether a save may write the entry. Resumes read no others."""
     return not isinstance(entry, OtherEntry) or entry.name not in {"model", "optimizer", "parts"}
 
 
 def worker_key(rank: int, world_size: int) -> str:
-    """Return the flat name of the entry that a worker reads: its own, or rank 0's.
-
-    ``world_size`` is the number of workers that saved.
-    """
+    """Return the entry that a worker reads: its own, or rank 0's if fewer workers saved."""
     return f"worker-{rank if rank < world_size else 0}"

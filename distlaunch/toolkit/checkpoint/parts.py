@@ -1,10 +1,8 @@
 """Sharded tensors in the states of parts.
 
-A part is an object of the script that is saved with model and optimizer: a scheduler, a sampler, or
-an average of the weights. Its state is saved per worker, with torch.save. But its state may have
-tensors that are sharded over the workers of this job (an average of an FSDP model's weights). Such
-tensors become entries of the checkpoint, like the model's, so that any number of workers can load
-them.
+A part is an object that is saved with model and optimizer: a scheduler, a sampler, or an average of
+the weights. Its state is saved per worker, but tensors that are sharded over the workers become
+entries of the checkpoint, so that any number of workers can load them.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ Path = tuple[Any, ...]
 class Elsewhere:
     """Replaces a tensor in the state of a part. The tensor is an entry of the checkpoint.
 
-    Pickles contain the names of this module, class and field: renaming them makes existing
-    checkpoints unreadable.
+    Renaming this module, class or field makes existing checkpoints unreadable.
     """
 
     place: str
@@ -38,17 +35,16 @@ class Elsewhere:
 class Whole:
     """Wraps a structure, so that torch writes it unchanged, as one entry.
 
-    Otherwise torch would write an entry for each value of a dictionary, with the key as text, and
-    no entry for an empty dictionary. It would also read an OrderedDict as a dict. Pickles contain
-    the names of this module, class and field.
+    Otherwise torch would write an entry for each value of a dictionary, none for an empty one, and
+    read an OrderedDict as a dict. Renaming this module, class or field makes existing checkpoints
+    unreadable.
     """
 
     value: Any
 
 
 def saveable_form(value: Any, name: str) -> Any:
-    """Return a form of the value that torch writes and reads unchanged. ``name`` is its name in
-    errors.
+    """Return a form that torch writes and reads unchanged.
 
     Raises ConfigError for a structure that has tensors and that torch would change.
     """
@@ -76,7 +72,6 @@ def _has_mapping(value: Any) -> bool:
 
 
 def _has_subclass(value: Any) -> bool:
-    """Return whether the value contains a dictionary of another class than ``dict``."""
     if isinstance(value, Mapping):
         return type(value) is not dict or any(map(_has_subclass, value.values()))
     return isinstance(value, list | tuple) and any(map(_has_subclass, value))
@@ -107,13 +102,12 @@ def _refuse_changed(value: Any, name: str) -> None:
 
 
 def unwrapped(state: Any) -> Any:
-    """Return a state in which each ``Whole`` is replaced by its content."""
+    """Replace each ``Whole`` by its content."""
     return changed(state, lambda _, value: value.value if isinstance(value, Whole) else value)
 
 
 def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the state with an ``Elsewhere`` in place of each sharded tensor, and these tensors by
-    their path in the state."""
+    """Return the state with an ``Elsewhere`` for each sharded tensor, and these tensors by path."""
     sharded: dict[str, torch.Tensor] = {}
 
     def separate(path: Path, value: Any) -> Any:
@@ -134,10 +128,9 @@ def joined(
 ) -> Any:
     """Put tensors into the state of a part, and return the state.
 
-    ``read`` returns the tensor of the checkpoint for a path. A tensor that was saved whole is
-    sharded if the part's current state (``here``) has a sharded tensor at the same path. ``shapes``
-    are the shapes of the model's sharded tensors; the current state is only read for a tensor with
-    one of these shapes.
+    ``read`` returns the tensor for a path. A tensor that was saved whole is sharded if the current
+    state (``here``) has a sharded tensor at the same path; it is only read for one of the
+    ``shapes`` of the model's sharded tensors.
     """
 
     def put(path: Path, value: Any) -> Any:
@@ -157,8 +150,7 @@ def changed(
     path: Path = (),
     above: frozenset[int] = frozenset(),
 ) -> Any:
-    """Return a state of dictionaries, lists and tuples, with ``change`` applied to each other value
-    in it.
+    """Return a state with ``change`` applied to each value in its dictionaries, lists and tuples.
 
     Containers without changes are not copied. ``path`` and ``above`` are for the recursion: the
     keys to this value, and the ids of the containers around it. A container that contains itself is

@@ -1,8 +1,7 @@
 """Read a checkpoint without executing code from it, and without trusting its metadata.
 
-``.metadata`` lists the entries of a checkpoint: their sizes, and the file and offset of each. It is
-checked against the manifest, which has the sizes of all files, before memory is allocated or a file
-is opened. With ``trust``, pickles are loaded by Python and torch, with any class that they name,
+``.metadata`` has size, file and offset of each entry. It is checked against the manifest before
+memory is allocated or a file opened. With ``trust``, Python and torch load pickles with any class,
 and ``.metadata`` is not checked.
 """
 
@@ -74,29 +73,27 @@ _OF_HOSTILE_ARGUMENTS = (
         AssertionError,
     ),
 )
-"""Errors that constructors raise for invalid arguments. Errors of reading files are OSErrors, but
-none of these."""
+"""Constructors raise them for invalid arguments. Errors of reading files are OSErrors, but none of
+these."""
 
 
 class RefusedError(CheckpointError):
-    """The checkpoint is not loaded, because it could execute code or has content that no save
-    writes."""
+    """The checkpoint could execute code, or has content that no save writes."""
 
 
 def shown(text: object) -> str:
-    """Return ``text`` from a checkpoint in printable form: shortened, and without control
-    characters."""
+    """Return a text from a checkpoint shortened, without control characters."""
     return "".join(each if each.isprintable() else "?" for each in str(text)[:_SHOWN])
 
 
 class Reader(StorageReader):
-    """Reads one checkpoint, for torch's ``load``. The constructor reads and checks
-    ``.metadata``."""
+    """Reads one checkpoint, for torch's ``load``."""
 
     def __init__(self, store: Store, name: str, files: Mapping[str, Any], *, trust: bool) -> None:
-        """``files`` has the sizes and checksums of the manifest.
+        """Read and check ``.metadata``.
 
-        Raises RefusedError if ``.metadata`` is not allowed or does not match ``files``.
+        Raises RefusedError if it is not allowed or does not match ``files``, the sizes and
+        checksums of the manifest.
         """
         self._store, self._name, self._trust = store, name, trust
         self._room = Room()
@@ -112,9 +109,9 @@ class Reader(StorageReader):
     def unpickled(
         self, key: str, data: bytes | memoryview, check: Callable[[Any], None] | None = None
     ) -> Any:
-        """Return the object that torch.save has written into the bytes of an entry.
+        """Return the object that torch.save has written into an entry.
 
-        Raises RefusedError if the object is not allowed, or if ``check`` raises an error for it.
+        Raises RefusedError if it is not allowed, or if ``check`` raises an error for it.
         """
         part = Part(io.BytesIO(data), 0, memoryview(data).nbytes)
 
@@ -127,13 +124,11 @@ class Reader(StorageReader):
         return self._refusing(self._entry(key), load)
 
     def check(self, values: Mapping[str, Any], check: Callable[[str, Any], None]) -> None:
-        """Call ``check`` for values that have been read. Raises RefusedError if it raises an error
-        for a value."""
+        """Call ``check`` for values. Raises RefusedError instead of its error."""
         for key, value in values.items():
             self._refusing(self._entry(key), lambda key=key, value=value: check(key, value))  # type: ignore[misc]
 
     def _entry(self, key: str) -> str:
-        """Return a text that names an entry and its file."""
         found = (
             info.relative_path
             for index, info in self.metadata.storage_data.items()
@@ -149,8 +144,6 @@ class Reader(StorageReader):
         )
 
     def _refusing(self, what: str, load: Callable[[], Any]) -> Any:
-        """Return the result of ``load``. Raises RefusedError, with ``what`` was loaded, if it
-        fails."""
         try:
             return load()
         except RefusedClassError as error:
@@ -220,8 +213,7 @@ class Reader(StorageReader):
         return retried(lambda: self._store.open(path), self._store.where(path))
 
     def _put(self, item: ReadItem, value: Any, planner: LoadPlanner, what: str) -> None:
-        """Copy a chunk of a tensor to its destination. Raises RefusedError if it does not match the
-        metadata."""
+        """Raise RefusedError if the chunk does not match the metadata."""
         entry: Any = self.metadata.state_dict_metadata[item.storage_index.fqn]
         if not self._trust:
             key = item.storage_index.fqn
@@ -254,7 +246,7 @@ class CheckpointLoadPlanner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """Return the plan. Raises RefusedError if the checkpoint has bytes instead of a tensor, or
-        a tensor instead of bytes."""
+        the reverse."""
         entries: Any = self.metadata.state_dict_metadata if self.metadata is not None else {}
         for key, value in self.state_dict.items():
             if key in entries and isinstance(entries[key], BytesStorageMetadata) == isinstance(
@@ -277,7 +269,7 @@ class CheckpointLoadPlanner(DefaultLoadPlanner):
 
 
 class _TrustingUnpickler(pickle.Unpickler):
-    """Loads any class, and finds our classes under their former names too."""
+    """Finds our classes under their former names too."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         return OLD_NAMES.get((module, name)) or super().find_class(module, name)
@@ -293,8 +285,7 @@ _TRUSTING: Any = SimpleNamespace(
 
 
 def _metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
-    """Return the metadata in a pickle. Raises MalformedError if it does not match the files of the
-    manifest."""
+    """Raise MalformedError if the metadata does not match the files of the manifest."""
     found = Unpickler(data, _names()).load()
     if type(found) is not Metadata:
         raise MalformedError("it is not the record that torch writes")
@@ -358,10 +349,10 @@ def _check_tensor(
     places: Mapping[MetadataIndex, Any],
     size_of_all: int,
 ) -> None:
-    """Check that the chunks of a tensor are in the files and cover the tensor exactly once.
+    """Raise MalformedError unless the chunks of a tensor are in the files and cover it exactly
+    once.
 
-    This bounds the size of the tensor by the size of the files. ``size_of_all`` is the size of the
-    metadata in bytes. Raises MalformedError.
+    This bounds the tensor by the size of the files. ``size_of_all`` is that of the metadata.
     """
     held, seen = 0, set()
     parts: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -397,15 +388,15 @@ def _check_tensor(
 def covers_once(
     size: Sequence[int], parts: Sequence[tuple[Sequence[int], Sequence[int]]], most: int
 ) -> bool:
-    """Return whether chunks cover a tensor exactly once. No chunk may be empty.
+    """Return whether chunks, none of them empty, cover a tensor exactly once.
 
-    ``parts`` are the offsets and sizes of the chunks. Return False if the test would need more than
-    ``most`` corners, which no saved tensor does.
+    ``parts`` are their offsets and sizes. False if the test would need more than ``most`` corners,
+    which no saved tensor does.
 
     Method: give each corner of a chunk the sign +1 or -1, by the parity of the number of upper
     ends. The chunks cover the tensor exactly once if the signs at each point add up to 0, except at
-    the corners of the tensor. The corners are sorted, not hashed, because hashes of numbers can be
-    made to collide.
+    the tensor's corners. Corners are sorted, not hashed, because hashes of numbers can be made to
+    collide.
     """
     divided = [
         place for place, whole in enumerate(size) if any(each[place] != whole for _, each in parts)
@@ -429,8 +420,7 @@ def covers_once(
 
 
 def _fields(kind: type, **checks: Callable[[Any], bool]) -> tuple[type, Callable[[Any, Any], Any]]:
-    """Return a class, and a function that builds its objects from a dictionary of fields. Each
-    field is checked."""
+    """Return a class, and a function that builds its objects from checked fields."""
 
     def build(value: Any, state: Any) -> Any:
         if type(state) is not dict or not state.keys() <= checks.keys():
@@ -461,7 +451,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _path(unpickler: Unpickler, *parts: Any) -> str:
-    """Return an empty text for a path object of pathlib in the pickle. The path is not used."""
+    """Replace a path of pathlib in the pickle by an empty text."""
     unpickler.spend(len(parts))
     return ""
 
@@ -513,7 +503,6 @@ def _record(kind: type) -> Name:
 
 
 def _names() -> Mapping[str, Any]:
-    """Return the names that ``.metadata`` may contain."""
     if not _all_names:
         _all_names.update(TORCH)
         _all_names.update(

@@ -13,8 +13,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class _ReceivedSignals:
-    """The signals that this process has received. A handler that the script has set before is
-    called as well."""
+    """The signals that this process has received. A handler of the script is called as well."""
 
     def __init__(self) -> None:
         self.saves = 0
@@ -25,8 +24,7 @@ class _ReceivedSignals:
         self._owner = os.getpid()
 
     def begin(self) -> None:
-        """Set the signal handlers. Handlers of an earlier Checkpoint may remain in use, called by
-        handlers of the script."""
+        """Set the handlers. Those of an earlier Checkpoint may be called by handlers of the script."""
         self._owner, self.stop, self.answered = os.getpid(), False, False
         # Only the main thread can set signal handlers.
         if threading.current_thread() is threading.main_thread():
@@ -57,8 +55,7 @@ class _ReceivedSignals:
             before(number, frame)
 
     def end(self) -> None:
-        """Restore the previous signal handlers, unless the script has set other handlers
-        meanwhile."""
+        """Restore the previous handlers, unless the script has set others meanwhile."""
         for number, handler in self._before.items():
             if signal.getsignal(number) == self.on_signal:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -69,7 +66,7 @@ _received = _ReceivedSignals()
 
 
 class SaveRequests:
-    """The requests of signals to one Checkpoint."""
+    """Requests of signals to one Checkpoint."""
 
     def __init__(self) -> None:
         self.stepped = self._stopping = False
@@ -95,7 +92,7 @@ class SaveRequests:
     def may_stop(self) -> bool:
         """Return whether to end now, after the save for SIGTERM.
 
-        Other Checkpoints of the process may have steps left; they reach their next step first.
+        Other Checkpoints of the process must reach their next step first.
         """
         others = [each for each in _received.open if each is not self]
         waits = any(each.stepped and not each._stopping for each in others)  # noqa: SLF001
@@ -103,14 +100,12 @@ class SaveRequests:
         return again or not waits
 
     def answered(self) -> None:
-        """Record that Stopped is raised, so that SIGTERM is handled."""
+        """Record that Stopped is raised, which handles SIGTERM."""
         _received.answered = True
 
     def end(self) -> bool:
-        """Stop receiving signals. The last Checkpoint restores the handlers.
-
-        Return whether it is the last one and SIGTERM has arrived and was not handled.
-        """
+        """Stop receiving signals. Return whether this was the last Checkpoint, and SIGTERM was not
+        handled."""
         if self not in _received.open:
             return False
         _received.open.remove(self)

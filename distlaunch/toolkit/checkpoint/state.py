@@ -1,13 +1,12 @@
 """The content of a checkpoint, and loading it into model, optimizer, parts and random states.
 
-A part is an object that is saved with model and optimizer: scheduler, scaler, sampler, and others
-of the script. Parameters have canonical names (torch.distributed.checkpoint.state_dict), so DDP,
-FSDP and a plain model read each other's checkpoints. The entry ``worker-<rank>`` has what differs
-between workers, as bytes of ``torch.save``: random states, states of parts, and buffers that differ
-from rank 0's. Buffers that DDP copies from rank 0 before each use are not in it.
+Parameters have canonical names (torch.distributed.checkpoint.state_dict), so DDP, FSDP and a plain
+model read each other's checkpoints. The entry ``worker-<rank>`` has what differs between workers,
+as bytes of ``torch.save``: random states, states of parts, and buffers that differ from rank 0's,
+without those that DDP copies before each use.
 
-The entries to read are those of the checkpoint, not those of the optimizer here: an optimizer that
-has not stepped has no state yet, and torch would step it to get one.
+The entries to read are those of the checkpoint: an optimizer that has not stepped has no state yet,
+and torch would step it to get one.
 """
 
 from __future__ import annotations
@@ -56,10 +55,9 @@ from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Nested = dict[str, Any]
 SHOWN = 5
-"""Number of differences that an error lists."""
+"""Differences that an error lists."""
 _NAMES = {"params", "param_names"}
 _MT_NUMBERS = 624
-"""Number of integers in the state of numpy's generator."""
 
 
 class Stateful(Protocol):
@@ -74,7 +72,7 @@ class Stateful(Protocol):
 
 
 class TrainingState:
-    """The objects whose states determine the next training step: model, optimizers, parts, random
+    """The objects that determine the next training step: model, optimizers, parts, random
     generators."""
 
     def __init__(
@@ -87,17 +85,15 @@ class TrainingState:
     ) -> None:
         """Raise ConfigError for objects that could be saved but not loaded again.
 
-        ``trust``: objects of any class may be saved and loaded.
+        ``trust``: objects of any class are allowed.
         """
         self._trust = trust
         self.model = model
         self.optimizers = list(optimizers)
         self.parts = dict(parts)
-        """Scheduler, scaler, sampler and other objects of the script. Each worker saves its own;
-        they should be small."""
+        """Each worker saves its own, so they should be small."""
         self._random: Nested | None = None
         self._own_entries: Nested = {}
-        """Buffers of the model as this worker saved them."""
         self._groups: dict[int, int] = {}
         """The checkpoint's number of each parameter group, by the present number."""
         _check(model, self.optimizers)
@@ -108,10 +104,7 @@ class TrainingState:
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def snapshot(self, *, alone: bool) -> Snapshot:
-        """Return what this worker saves, except random states. Tensors are not copied.
-
-        ``alone``: there is only one worker.
-        """
+        """Return what this worker saves, except random states. Tensors are not copied."""
         model, optimizer = self._canonical()
         if not alone:
             _refuse_owned(self.model)
@@ -148,7 +141,6 @@ class TrainingState:
                 check_saved(part.state_dict(), name)
 
     def _checked(self, value: Any, name: str) -> Any:
-        """Return the value. Raises ConfigError if a resume would refuse it."""
         if not self._trust:
             check_saved(value, name)
         return value
@@ -157,7 +149,7 @@ class TrainingState:
         return saveable_form(self._checked(value, name), name)
 
     def _canonical(self) -> tuple[Nested, Nested]:
-        """Return the states of model and optimizers by canonical names. Neither is changed."""
+        """Return the states of model and optimizers by canonical names."""
         with _unstepped(self.optimizers):
             model, found = get_state_dict(self.model, self.optimizers)
         optimizer: Nested = {"state": {}, "param_groups": [], **found}
@@ -167,12 +159,11 @@ class TrainingState:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def own_template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
-        """Return the entries of this worker to read: ``worker-<rank>``, and sharded tensors of
-        parts.
+        """Return the entries of this worker to read: ``worker-<rank>``, or rank 0's, and sharded
+        tensors of parts.
 
-        If the checkpoint has fewer workers, rank 0's entry is read. A sharded tensor is sharded as
-        in the part's present state, or else like a parameter of the same shape. Raises
-        CheckpointError if there is no such entry.
+        A sharded tensor is sharded as in the part's present state, or else like a parameter of the
+        same shape. Raises CheckpointError if there is no such entry.
         """
         own = worker_key(rank, world_size)
         there: Mapping[str, Any] = metadata.state_dict_metadata
@@ -197,7 +188,6 @@ class TrainingState:
         return found
 
     def _sharded(self) -> dict[torch.Size, nn.Parameter]:
-        """Return one sharded parameter of the model for each shape."""
         return {
             parameter.shape: parameter
             for parameter in self.model.parameters()
@@ -205,7 +195,7 @@ class TrainingState:
         }
 
     def groups_template(self, metadata: Metadata) -> Nested:
-        """Return the entries that describe the parameter groups. They are read before all others.
+        """Return the entries that describe the parameter groups, which are read first.
 
         Raises ConfigError if the checkpoint is of another model.
         """
@@ -271,12 +261,10 @@ class TrainingState:
     def match_groups(
         self, read: Nested, metadata: Metadata, kinds: Sequence[str] | None
     ) -> list[str]:
-        """Match the parameter groups of the checkpoint with the present ones by the names of their
-        parameters.
+        """Match the parameter groups of the checkpoint with the present ones by parameter names.
 
-        ``read``: the entries of ``groups_template``. ``kinds``: the classes of the checkpoint's
-        optimizers. Return warnings about what cannot be compared. Raises ConfigError if the groups,
-        or the classes of their optimizers, differ.
+        ``kinds``: the classes of the checkpoint's optimizers. Return warnings about what cannot be
+        compared. Raises ConfigError if groups or classes differ.
         """
         entries = entries_of(metadata)
         there = {
@@ -310,17 +298,15 @@ class TrainingState:
         )
 
     def _classes(self) -> list[str]:
-        """Return the name of the optimizer class of each parameter group."""
         return [type(each).__name__ for each in self.optimizers for _ in each.param_groups]
 
     def template(self, metadata: Metadata) -> Nested:
         """Return the entries of model and optimizer to read, by flat name. The model's tensors are
         filled in place.
 
-        State of the optimizer that has the shape and number type of its parameter is read in the
-        present type of the parameter. A count of steps is not converted, whatever its shape: bf16
-        cannot represent 301. ``match_groups`` must have been called. Raises ConfigError if the
-        checkpoint is of another optimizer.
+        State with the shape and number type of its parameter is read in the parameter's present
+        type, but not a count of steps: bf16 cannot represent 301. ``match_groups`` must have been
+        called. Raises ConfigError if the checkpoint is of another optimizer.
         """
         model, optimizer = self._canonical()
         there = metadata.state_dict_metadata
@@ -359,7 +345,7 @@ class TrainingState:
     def check_sizes(self, values: Nested, metadata: Metadata) -> None:
         """Raise ConfigError if a fused optimizer would read beyond the end of a state.
 
-        ``values`` are the entries of ``template`` that are not tensors.
+        ``values`` are the entries of ``template`` that are no tensors.
         """
         names = self._parameters(self._canonical()[1])
         fused: dict[int, object] = {}
@@ -388,8 +374,7 @@ class TrainingState:
             raise ConfigError(f"is of another optimizer: {listing(shown, 'entry')}")
 
     def converted(self, metadata: Metadata) -> str | None:
-        """Return a text about a number type that differs from the checkpoint's, so that values were
-        converted; None if none differs."""
+        """Return a text about a number type from which values were converted."""
         model, _ = self._canonical()
         for name, value in model.items():
             entry = metadata.state_dict_metadata.get(f"model.{name}")
@@ -403,7 +388,6 @@ class TrainingState:
         return None
 
     def _parameters(self, optimizer: Nested) -> dict[str, nn.Parameter]:
-        """Return the optimizers' parameters by canonical name."""
         groups = [group for each in self.optimizers for group in each.param_groups]
         return {
             name: parameter
@@ -415,20 +399,18 @@ class TrainingState:
     def unpickle_own(
         read: Nested, key: str, unpickled: Callable[[str, memoryview, Callable[[Any], None]], Any]
     ) -> None:
-        """Replace the bytes of the entry ``key`` (see ``worker_key``) by the object in them.
+        """Replace the bytes of the entry ``key`` by the object in them.
 
-        ``unpickled`` is called with the entry's name, its bytes, and a check of the result. Raises
-        CheckpointError if the object is refused.
+        Raises CheckpointError if the object is refused.
         """
         read[key] = unpickled(key, read[key].numpy().data, check_own)
 
     def load_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Load the states of parts and this worker's buffers, but not the random states.
 
-        Return texts about parts that are only in the checkpoint or only here. ``was`` is the number
-        of workers that saved. If it is the same now, each worker gets its own buffers; otherwise
-        all get rank 0's. ``unpickle_own`` must have been called. Raises ConfigError if a part
-        refuses its state. The sampler is loaded first, because it checks its state.
+        Return texts about parts that are only in the checkpoint or only here. If ``was``, the
+        number of workers that saved, has changed, all get rank 0's buffers. Raises ConfigError if a
+        part refuses its state. The sampler is loaded first, because it checks its state.
         """
         own = read[worker_key(rank, was)]
         self._random = own["random"] if rank < was else None
@@ -470,8 +452,7 @@ class TrainingState:
         part.load_state_dict(joined(state, entry, here, shapes))
 
     def load(self, read: Nested, metadata: Metadata) -> None:
-        """Load the entries of ``template`` into the optimizer. Tensors of the model are loaded
-        already."""
+        """Load the entries of ``template`` into the optimizer."""
         try:
             nested = unwrapped(
                 unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
@@ -497,7 +478,6 @@ class TrainingState:
     def _optimizer_states(
         self, found: Nested, optimizer: Nested
     ) -> list[tuple[torch.optim.Optimizer, Nested]]:
-        """Return the state that each optimizer is to load."""
         names = {id(parameter): name for name, parameter in self._parameters(optimizer).items()}
         settings_there = found.get("param_groups", [])
         groups = (
@@ -521,15 +501,15 @@ class TrainingState:
         return loads
 
     def restore_random(self) -> None:
-        """Set the random states of the checkpoint. A worker that the checkpoint does not have keeps
-        the seeds of the script."""
+        """Set the random states of the checkpoint. A worker that it lacks keeps the seeds of the
+        script."""
         if self._random is not None:
             set_random_states(self._random)
 
 
 @contextmanager
 def _naming(what: object) -> Iterator[None]:
-    """Raise CheckpointError, which names the class of the object, if loading its state fails."""
+    """Raise CheckpointError, with the class of the object, if loading its state fails."""
     try:
         yield
     except Exception as error:
@@ -540,7 +520,7 @@ def _naming(what: object) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Keep torch from stepping optimizers without state. A step would change weights, and under DDP
+    """Keep torch from stepping optimizers without state: a step would change weights, and under DDP
     only rank 0's."""
     fresh = [
         (optimizer.state, first)
@@ -615,8 +595,7 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | None:
-    """Return the class of each parameter group's optimizer, which older checkpoints lack; None if
-    it is ambiguous."""
+    """Return None if the classes, which older checkpoints lack, are ambiguous."""
     if kinds is None:
         return None
     if len(set(kinds)) == 1:
@@ -625,8 +604,7 @@ def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | Non
 
 
 def _refuse_owned(model: nn.Module) -> None:
-    """Raise ConfigError for trained parameters that DDP ignores. They differ between workers, and
-    only rank 0's would be saved."""
+    """Raise ConfigError for trained parameters that DDP ignores: only rank 0's would be saved."""
     ignored = (
         getattr(model, "parameters_to_ignore", ())
         if isinstance(model, DistributedDataParallel)
@@ -652,8 +630,7 @@ def tied(model: nn.Module) -> list[list[str]]:
 
 
 def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether all values are in the range of a type. Rounding is accepted, except to
-    integers."""
+    """Accept rounding, except to integers."""
     new = value.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return bool((torch.isfinite(new) | ~torch.isfinite(value)).all())
@@ -663,8 +640,7 @@ def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
 def _empty(
     entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None
 ) -> torch.Tensor | None:
-    """Return an empty tensor to read an entry into. It is sharded like the parameter if it has the
-    same shape."""
+    """Return an empty tensor for an entry, sharded like the parameter if it has the same shape."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
     dtype = entry.properties.dtype if dtype is None else dtype
@@ -714,8 +690,7 @@ def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[s
 
 
 def listing(differing: Sequence[str], noun: str) -> str:
-    """Return a text with the first differences and their number: ``3 parameters differ: a [2] is
-    only here; …``."""
+    """Return a text such as ``3 parameters differ: a [2] is only here; …``."""
     plural = {"entry": "entries"}.get(noun, f"{noun}s")
     count = f"1 {noun} differs" if len(differing) == 1 else f"{len(differing):,} {plural} differ"
     more = f"; and {len(differing) - SHOWN:,} more" if len(differing) > SHOWN else ""
@@ -734,8 +709,7 @@ def is_part(part: object) -> bool:
 def stateful_part(name: str, part: Any) -> Stateful:
     """Return an object with state_dict and load_state_dict for ``part``.
 
-    It is ``part`` itself, or for torch's DistributedSampler an object that saves its epoch. Raises
-    ConfigError for other objects.
+    For torch's DistributedSampler it saves the epoch. Raises ConfigError for other objects.
     """
     if _has_state(part):
         stateful: Stateful = part
@@ -757,8 +731,6 @@ def _has_epoch(part: object) -> bool:
 
 
 class _Epoch:
-    """Saves the epoch of torch's DistributedSampler, which is its whole state."""
-
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
 
@@ -783,17 +755,16 @@ class Snapshot:
     tied: list[list[str]]
     """The names of each parameter that has several names."""
     parts: dict[str, tuple[Any, dict[str, torch.Tensor]]]
-    """By name: the state of a part without its sharded tensors, and these tensors."""
+    """The state of each part by name, without its sharded tensors, and these tensors."""
     own: dict[str, Any]
     """Entries of the model that may differ between workers."""
     digests: Digests
     """Digests of ``own``."""
     for_all: bool
-    """Whether all workers have the same model, as with DDP."""
+    """All workers have the same model, as with DDP."""
 
     def state(self, rank: int, rank_0s: Digests) -> dict[str, Any]:
-        """Return the entries that this worker saves. Of ``own``, only what differs from rank
-        0's."""
+        """Return what this worker saves; of ``own``, only what differs from rank 0's."""
         own: dict[str, Any] = {
             "random": random_states(),
             "parts": {name: unsharded for name, (unsharded, _) in self.parts.items()},
@@ -818,8 +789,8 @@ class Snapshot:
 
 
 def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entries of the model that may differ between workers: extra states, buffers that DDP
-    does not broadcast, ignored parameters."""
+    """Return entries that may differ between workers: extra states, buffers that DDP does not
+    broadcast, ignored parameters."""
     ignored = (
         getattr(model, "parameters_to_ignore", ())
         if isinstance(model, DistributedDataParallel)
@@ -840,14 +811,12 @@ def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(model: nn.Module, names: Iterable[str]) -> set[str]:
-    """Return the names of parameters and buffers without the prefixes that wrappers such as DDP
-    add."""
+    """Return names without the prefixes of wrappers such as DDP."""
     return {name for each in names for name in _get_fqns(model, each)}
 
 
 def digests(entries: Mapping[str, Any]) -> Digests:
-    """Return digests of entries, with which workers compare them. They do not depend on the
-    device."""
+    """Return digests by which workers compare entries, independent of the device."""
     return {name: _digest(value) for name, value in entries.items()}
 
 
@@ -862,8 +831,7 @@ def differing(entries: Mapping[str, Any], mine: Digests, theirs: Digests) -> dic
 
 
 def _digest(value: Any) -> bytes:
-    """Return a digest of a tensor's type, shape and values; of any other value, a digest of its
-    pickle.
+    """Return a digest of a tensor's type, shape and values, or of a pickle.
 
     Pickles of equal values may differ.
     """
@@ -910,8 +878,6 @@ def _is_empty(state: object) -> bool:
 
 
 def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
-    """Return texts about entries that a worker has saved and that the model lacks or has in another
-    size."""
     differing = []
     for name, value in own.items():
         live: Any = model.get(name)
@@ -924,10 +890,7 @@ def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
 
 
 def check_names(entry: Entry, value: Any) -> None:
-    """Raise MalformedError if the value of an entry of ``groups_template`` is not a list of names.
-
-    Parameters of a group, tied parameters and optimizer classes have such lists.
-    """
+    """Raise MalformedError if the value of an entry is not a list of names."""
     if isinstance(entry, ModelEntry):
         return
     several = value if entry == TIED else [value]
@@ -942,8 +905,7 @@ def _are_names(value: object) -> bool:
 def check_random_states(states: dict[str, Any]) -> None:
     """Raise MalformedError if a saved random state is invalid.
 
-    A numpy state is also checked for its length and position, because numpy accepts invalid values
-    there and then reads out of bounds.
+    numpy accepts an invalid length or position, and then reads out of bounds.
     """
     name, is_of_numpys = "Python", True
     try:
@@ -964,7 +926,7 @@ def check_random_states(states: dict[str, Any]) -> None:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Set the random generators to states that ``random_states`` has returned."""
+    """Set the random generators to the result of ``random_states``."""
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states:

@@ -1,15 +1,13 @@
-"""Base class for the storage of checkpoints, and their format. ``Folder`` is a shared directory,
-``Bucket`` an fsspec URL.
+"""Base class for the storage of checkpoints, and their format.
 
 A checkpoint is a folder ``step-<completed steps>`` with files of torch.distributed.checkpoint and
 ``manifest.json``, which has the size and CRC-32 of each file. In a directory, the folder is renamed
-to its final name when all files are on the disk. An object store cannot rename, but writes an
-object completely or not at all. There the manifest is written last, and a folder without a manifest
-is incomplete. The name also ends in a mark of the job, because no lock excludes other jobs.
+when all files are on the disk. An object store cannot rename, but writes an object completely or
+not at all; there the manifest is written last. The name also ends in a mark of the job, because no
+lock excludes other jobs.
 
-The location may have files of other programs. A folder is removed or renamed only if it is
-certainly a checkpoint: its name is one that ``name`` returns, and all its files are of the kinds
-that a save writes.
+The location may have files of other programs. A folder is removed or renamed only if ``name``
+returns its name, and all its files are of the kinds that a save writes.
 """
 
 from __future__ import annotations
@@ -32,23 +30,20 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 _SEAL = "crc32"
 MOST_STEPS = 10**18 - 1
-"""Largest number of steps; it has 18 digits."""
 _NAME = re.compile(r"step-(\d{9,18})(?:\.[0-9a-f]{16})?")
 OUR_FILE = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp|manifest\.json")
-"""Names of the files of a checkpoint: those of torch.distributed.checkpoint, and the manifest."""
+"""Files of torch.distributed.checkpoint, and the manifest."""
 _PIECE_BYTES = 4 << 20
 _MANIFEST_BYTES = 64 << 20
-"""Largest size of a manifest, sufficient for half a million workers."""
+"""Enough for half a million workers."""
 _MOST_WORKERS = 1 << 24
 _RETRIES_S = 0.2, 1.0
-"""Pauses between the tries of a read that failed. Network file systems recover from most errors."""
+"""Pauses between the tries of a failed read. Network file systems recover from most errors."""
 _SHOWN = 5
 _LONGEST = 4000
-"""Number of characters of a text that are printed."""
 
 log = logging.getLogger("distlaunch.checkpoint")
 _not_removed: set[str] = set()
-"""Locations about which a warning has been logged."""
 T = TypeVar("T")
 
 
@@ -59,15 +54,15 @@ class CheckpointError(LaunchError):
 
 
 class PlaceLostError(CheckpointError):
-    """The directory or URL and all its checkpoints have disappeared."""
+    """The directory or URL has disappeared with all checkpoints."""
 
 
 class AllDamagedError(CheckpointError):
-    """Checkpoints exist, but none of them is complete and intact."""
+    """None of the checkpoints is complete and intact."""
 
 
 class ReadError(CheckpointError):
-    """A file could not be read (permissions, timeout, I/O error). It may be intact or damaged."""
+    """A file could not be read (permissions, timeout, I/O error). It may be intact."""
 
 
 class NotAFileError(OSError):
@@ -75,17 +70,17 @@ class NotAFileError(OSError):
 
 
 def describe(error: BaseException) -> str:
-    """Return the text of an error; its class if it has no text."""
+    """Return the text of an error, or its class."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def retried(action: Callable[[], T], what: str) -> T:
-    """Return the result of ``action``. Retry it after errors that may be temporary.
+    """Return the result of ``action``, retried after errors that may be temporary.
 
-    Raises FileNotFoundError, NotADirectoryError and NotAFileError at once. Raises ReadError for any
-    other error that persists; its text has ``what``, the error and this host.
+    Raises FileNotFoundError, NotADirectoryError and NotAFileError at once, and ReadError for any
+    other error that persists.
     """
     for pause_s in (*_RETRIES_S, None):
         try:
@@ -102,7 +97,7 @@ def retried(action: Callable[[], T], what: str) -> T:
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` in printable form, because it may contain texts of a checkpoint."""
+    """Return a text, perhaps of a checkpoint, in printable form."""
     printable = "".join(
         each if each.isprintable() else " " if each.isspace() else "?" for each in text[:_LONGEST]
     )
@@ -110,8 +105,7 @@ def one_line(text: str) -> str:
 
 
 class Summed(io.RawIOBase):
-    """A file being written. It counts its bytes and computes their checksum, and is synced to the
-    disk when closed."""
+    """A file being written, with its size and checksum. It is synced when closed."""
 
     def __init__(self, raw: BinaryIO, sums: dict[str, list[int]], name: str, *, sync: bool) -> None:
         self._raw, self._sums, self._name, self._sync = raw, sums, name, sync
@@ -147,7 +141,7 @@ class Summed(io.RawIOBase):
                 raise self._error from None
 
     def close(self) -> None:
-        """Flush, sync and close the file. Record size and checksum only if all of this succeeds."""
+        """Flush, sync and close the file. Record size and checksum only if all this succeeds."""
         if self.closed:
             return
         try:
@@ -161,31 +155,29 @@ class Summed(io.RawIOBase):
 
 
 class Store(ABC):
-    """A directory or URL with checkpoints. Names are names of folders in it; paths are
-    ``name/file``."""
+    """A directory or URL with checkpoints. Names are those of folders; paths are ``name/file``."""
 
     root: str
 
     @abstractmethod
     def claim(self) -> None:
-        """Reserve the location for this job, and remove what interrupted saves have left. Called by
-        rank 0.
+        """Reserve the location for this job, on rank 0, and remove what interrupted saves have
+        left.
 
         Raises ConfigError if the location cannot be used, or another job uses it.
         """
 
     @abstractmethod
     def check_claim(self) -> None:
-        """Raise CheckpointError if another job has claimed the location meanwhile."""
+        """Raise CheckpointError if another job has claimed the location."""
 
     @abstractmethod
     def sees(self, mark: str) -> bool:
-        """Return whether this worker sees ``mark``, which rank 0 wrote when it claimed the
-        location."""
+        """Return whether this worker sees the mark of rank 0."""
 
     @abstractmethod
     def mark(self) -> str:
-        """Return the argument for ``sees``. Called by rank 0."""
+        """Return the argument for ``sees``, on rank 0."""
 
     @abstractmethod
     def release(self) -> None:
@@ -193,7 +185,7 @@ class Store(ABC):
 
     @abstractmethod
     def listed(self) -> list[str]:
-        """Return the names of all folders and files in the location, in any order."""
+        """Return the names of all folders and files, in any order."""
 
     @abstractmethod
     def files(self, name: str) -> list[str]:
@@ -202,8 +194,7 @@ class Store(ABC):
 
     @abstractmethod
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return whether a folder with these files was once complete, judged by the names of the
-        files."""
+        """Return whether a folder with these file names was once complete."""
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
@@ -214,53 +205,46 @@ class Store(ABC):
         """Write a file and sync it to the disk."""
 
     def name(self, steps: int) -> str:
-        """Return the name of a new checkpoint after this number of steps. Called by rank 0 after
-        ``claim``."""
+        """Return the name of a new checkpoint, on rank 0 after ``claim``."""
         return name_of(steps)
 
     def folder(self, name: str) -> str:
-        """Return the name of the folder to write to. ``commit`` turns it into the checkpoint."""
+        """Return the folder to write to, which ``commit`` makes the checkpoint."""
         return name
 
     @abstractmethod
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
-        """Turn the folder that was written into a complete checkpoint."""
+        """Make the folder that was written a complete checkpoint."""
 
     @abstractmethod
     def remove(self, name: str) -> bool:
-        """Remove a folder that has only files of the kinds that a save writes. It never looks
-        complete meanwhile.
+        """Remove a folder that has only files of a save. It never looks complete meanwhile.
 
-        Does not raise: returns False, and logs the error, if the folder could not be removed. A
-        later call may succeed.
+        Returns False, and logs the error, if it could not be removed.
         """
 
     @abstractmethod
     def set_aside(self, name: str) -> None:
-        """Rename a checkpoint so that it no longer counts and its name is free. Raises OSError if
-        that fails."""
+        """Rename a checkpoint, so that it no longer counts and its name is free. Raises OSError."""
 
     @abstractmethod
     def writer(self, folder: str) -> Any:
-        """Return torch's writer for a folder. Its ``fs.sums`` has the checksums of the files
-        written."""
+        """Return torch's writer. Its ``fs.sums`` has the checksums of the files written."""
 
     def names(self) -> list[str]:
-        """Return the names of completed checkpoints, including damaged ones, the newest first."""
+        """Return completed checkpoints, also damaged ones, the newest first."""
         return sorted(filter(self.is_ours, self.listed()), key=steps_of, reverse=True)
 
     def foreign(self) -> list[str]:
-        """Return names that begin like a checkpoint's but are not checkpoints. They are never
-        touched."""
+        """Return names that begin like a checkpoint's. They are never touched."""
         return sorted(
             name for name in self.listed() if name.startswith("step-") and not self.is_ours(name)
         )
 
     def is_ours(self, name: str) -> bool:
-        """Return whether a folder is a checkpoint of this format, perhaps a damaged one.
+        """Return whether a folder is a checkpoint of this format, perhaps damaged.
 
-        It is one if the manifest has this format. Without a readable manifest, all files must be of
-        the kinds that a save writes.
+        Without a readable manifest, all files must be of the kinds that a save writes.
         """
         if steps_of(name) < 0:
             return False
@@ -279,12 +263,11 @@ class Store(ABC):
         return recognised
 
     def where(self, name: str) -> str:
-        """Return a text that names a checkpoint for the user."""
+        """Return the name of a checkpoint for the user."""
         return f"{self.root.rstrip('/')}/{name}"
 
     def read(self, path: str, most: int | None = None) -> bytes:
-        """Return the content of a file, or its first ``most`` bytes. Raises the errors of
-        ``retried``."""
+        """Return a file, or its first ``most`` bytes. Raises as ``retried``."""
 
         def whole() -> bytes:
             with self.open(path) as file:
@@ -293,9 +276,9 @@ class Store(ABC):
         return retried(whole, self.where(path))
 
     def manifest(self, name: str) -> dict[str, Any]:
-        """Return the content of a checkpoint's manifest.
+        """Return a checkpoint's manifest.
 
-        Raises ValueError if it is damaged, OSError if it is missing, and ReadError if it cannot be
+        Raises ValueError if it is damaged, OSError if it is missing, ReadError if it cannot be
         read.
         """
         data = self.read(f"{name}/{MANIFEST}", _MANIFEST_BYTES)
@@ -305,10 +288,9 @@ class Store(ABC):
             raise ValueError(f"{MANIFEST} is nested too deeply") from error
 
     def damage(self, name: str, files: Mapping[str, Any]) -> str | None:
-        """Read files and compare them with the manifest's sizes and checksums. Return a text about
-        the first damaged file, None if there is none.
+        """Compare files with the manifest. Return a text about the first damaged file, if any.
 
-        Raises ReadError if a file cannot be read.
+        Raises ReadError.
         """
 
         def sums(path: str) -> tuple[int, int]:
@@ -340,7 +322,7 @@ def name_of(steps: int) -> str:
 
 
 def steps_of(name: str) -> int:
-    """Return the number of steps in the name of a checkpoint; -1 if it is no such name."""
+    """Return the steps in the name of a checkpoint; -1 for another name."""
     found = _NAME.fullmatch(name)
     if found is None or not name.startswith(name_of(int(found[1]))):
         return -1
@@ -348,18 +330,18 @@ def steps_of(name: str) -> int:
 
 
 def only_ours(files: Collection[str]) -> bool:
-    """Return whether there are files, and all have names of files that a save writes."""
+    """Return whether there are files, all with names that a save writes."""
     return bool(files) and all(OUR_FILE.fullmatch(file) for file in files)
 
 
 def some(names: Collection[str]) -> str:
-    """Return the first names as a text, and the number of further names."""
+    """Return the first names, and the number of others."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(list(names)[:_SHOWN]) + more
 
 
 def log_not_removed(where: str, error: BaseException) -> None:
-    """Log that ``where`` could not be removed. Only the first time is a warning."""
+    """Log that ``where`` could not be removed, the first time as a warning."""
     level = logging.DEBUG if where in _not_removed else logging.WARNING
     _not_removed.add(where)
     log.log(level, "distlaunch: %s could not be removed: %s", where, describe(error))
@@ -371,11 +353,8 @@ def sealed(manifest: bytes) -> bytes:
 
 
 def _manifest(data: bytes, steps: int) -> dict[str, Any]:
-    """Return the content of the manifest of the checkpoint after ``steps`` steps.
-
-    Raises ValueError if the manifest is incomplete, its checksum differs, or it is of another
-    checkpoint.
-    """
+    """Raise ValueError if the manifest is incomplete, its checksum differs, or it is of another
+    checkpoint."""
     found = json.loads(data)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{MANIFEST} is not one of format {FORMAT}")
@@ -409,8 +388,7 @@ def _is_size_and_sum(value: object) -> bool:
 
 
 def _is_a_manifest(data: bytes) -> bool | None:
-    """Return whether data is a manifest of this format, perhaps a changed one; None if it is not
-    JSON."""
+    """Return whether data is a manifest, perhaps a changed one; None if it is not JSON."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,10 +1,9 @@
 """An unpickler that executes no code that the pickle names.
 
 It supports the operations that torch.save and pickle.dump write, and a fixed table of names. A name
-is never imported. It selects a constructor of ours, which checks its arguments. No class or
+is never imported: it selects a constructor of ours, which checks its arguments. No class or
 function is ever on the stack, so a pickle can neither call nor change one. Memory and time are
-bounded by the size of the pickle. For keys of one container with equal hashes, each comparison
-counts against the bound.
+bounded by the size of the pickle; for keys with equal hashes, each comparison counts.
 """
 
 # ruff: noqa: SLF001 - a table at the end has the methods of the class above
@@ -24,10 +23,10 @@ from distlaunch.toolkit.checkpoint.parts import Elsewhere, Whole
 Construct = Callable[..., Any]
 _SPARE = 1 << 20
 _PER_BYTE = 16
-"""How many bytes a pickle may construct for each of its own bytes. Copies of a long string could
-otherwise fill the memory."""
+"""Bytes that a pickle may construct for each of its own. Copies of a long string could fill the
+memory."""
 _OF_A_SET = 2 * _PER_BYTE
-"""An empty set takes 216 bytes of memory, but only two in a pickle."""
+"""An empty set takes 216 bytes of memory, and two in a pickle."""
 _KEY_DEPTH = 20
 _LARGEST = (1 << 63) - 1
 
@@ -41,7 +40,7 @@ class RefusedClassError(Exception):
 
 
 class MalformedError(ValueError):
-    """The data is no pickle, or the pickle contains something that no checkpoint needs."""
+    """The data is no pickle, or has something that no checkpoint needs."""
 
 
 class OverBudgetError(MalformedError):
@@ -49,12 +48,11 @@ class OverBudgetError(MalformedError):
 
 
 class UnsavedValueError(MalformedError):
-    """A valid pickle has a value that a save would refuse. With ``trust=True`` it can be loaded."""
+    """A valid pickle has a value that a save would refuse. ``trust=True`` loads it."""
 
 
 class Name:
-    """What a name in a pickle selects: a constructor for REDUCE and NEWOBJ, or a default factory.
-    It cannot be used otherwise."""
+    """What a name selects: a constructor for REDUCE and NEWOBJ, or a default factory."""
 
     def __init__(self, construct: Construct | None, *, factory: Any = None) -> None:
         self.construct = construct
@@ -83,11 +81,11 @@ class Unpickler:
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._hashes: dict[int, tuple[Any, dict[int, int]]] = {}
-        """By id of a container: hash -> number of its keys with this hash."""
+        """The number of a container's keys by hash, by id of the container."""
 
     def load(self) -> Any:
-        """Return the object in the pickle. Raises RefusedClassError, MalformedError, or an error of
-        a constructor."""
+        """Return the object. Raises RefusedClassError, MalformedError, or an error of a
+        constructor."""
         operations, data = _OPERATIONS, self._data
         try:
             while True:
@@ -108,8 +106,7 @@ class Unpickler:
             ) from error
 
     def spend(self, size: int) -> None:
-        """Charge the size of a constructed object to the budget. Raises MalformedError if the
-        budget is used up."""
+        """Charge the budget. Raises MalformedError if it is used up."""
         self._budget -= size
         if self._budget < 0:
             raise OverBudgetError("a pickle constructs far more than it holds")
@@ -193,7 +190,7 @@ class Unpickler:
             self._replace(value, built)
 
     def _replace(self, value: Any, built: Any) -> None:
-        """Replace a ``Pending`` value by the finished one, on the stack and in the memo."""
+        """Put the finished value on the stack and in the memo."""
         self._stack[-1] = built
         for place in value.places:
             self._memo[place] = built
@@ -238,8 +235,7 @@ class Unpickler:
         target.update(items)
 
     def check_keys(self, keys: Iterable[Any]) -> None:
-        """Check the keys of a container. Raises MalformedError for a key that ``check_key``
-        refuses."""
+        """Raise MalformedError for a key that ``check_key`` refuses."""
         hashes: dict[int, int] = {}
         for key in keys:
             self._check_key(key, hashes)
@@ -252,11 +248,8 @@ class Unpickler:
         self._check_key(key, found[1])
 
     def _check_key(self, key: Any, hashes: dict[int, int]) -> None:
-        """Check a key and charge its cost to the budget.
-
-        A key is compared with all earlier keys of the container that have the same hash, so the
-        cost is multiplied by their number.
-        """
+        """Charge the cost, multiplied by the number of earlier keys with the same hash, to which it
+        is compared."""
         before = self._budget
         check_key(key, self.spend)
         if type(key) in _SPREAD or (type(key) is int and abs(key) < _SMALL):
@@ -308,10 +301,9 @@ Build = Callable[[Unpickler, Any, Any], Any]
 
 
 def check_key(key: Any, spend: Callable[[int], None], depth: int = _KEY_DEPTH) -> None:
-    """Raise MalformedError for a dictionary key that checkpoints do not contain.
+    """Raise MalformedError for a key that checkpoints do not contain.
 
-    Also reject deeply nested tuples, whose hash could crash Python. ``spend`` is called with the
-    cost of hashing the key.
+    The hash of deeply nested tuples could crash Python. ``spend`` gets the cost of hashing.
     """
     kind = type(key)
     if kind is int:
@@ -332,8 +324,7 @@ def check_key(key: Any, spend: Callable[[int], None], depth: int = _KEY_DEPTH) -
 
 
 class Pending:
-    """Represents a value until its BUILD operation: numpy's arrays and types, which cannot be
-    changed afterwards."""
+    """A value until its BUILD operation: numpy's arrays and types cannot be changed afterwards."""
 
     def __init__(self, build: Callable[[Any], Any]) -> None:
         self.build = build
@@ -349,7 +340,7 @@ def _build_pending(_: Unpickler, value: Pending, state: Any) -> Any:
 
 
 def check_attributes(kind: type, names: Iterable[str]) -> None:
-    """Raise MalformedError for an attribute that would hide an attribute of the class ``kind``."""
+    """Raise MalformedError for an attribute that would hide one of the class."""
     for name in names:
         if hasattr(kind, name):
             raise MalformedError(f"a pickle gives a {kind.__name__} another {name[:100]}")
@@ -365,10 +356,8 @@ def _build_ordered(unpickler: Unpickler, value: OrderedDict[Any, Any], state: An
 
 
 def _set_fields(**kinds: type) -> Build:
-    """Return a function that sets the fields of a frozen record, with a type check of each.
-
-    It accepts a list of values or a dictionary.
-    """
+    """Return a function that sets the fields of a frozen record, checked, from a list or a
+    dictionary."""
     names = tuple(kinds)
 
     def build(_: Unpickler, value: Any, state: Any) -> Any:
@@ -396,16 +385,15 @@ _KEYS = {
     *(torch.Size, torch.dtype, torch.device, torch.layout),
 }
 _SPREAD = {str, bytes, bool, type(None), torch.dtype, torch.layout}
-"""Types whose values cannot collide in a hash: they have few values, or Python's secret seed is
-part of their hash."""
+"""Values of these types cannot collide in a hash: they are few, or Python's secret seed is part of
+it."""
 _SMALL = 1 << 60
-"""Integers below this have distinct hashes."""
+"""Smaller integers have distinct hashes."""
 _RECORD_KEYS: set[type] = set()
 
 
 def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False) -> None:
-    """Let the unpickler build objects of class ``kind`` with ``build(value, state)``. ``key``: they
-    may be dictionary keys."""
+    """Let the unpickler build objects of class ``kind``. ``key``: they may be dictionary keys."""
     _BUILDERS[kind] = lambda _, value, state: build(value, state)
     if key:
         _RECORD_KEYS.add(kind)
@@ -463,4 +451,4 @@ _OPERATIONS: dict[int, _Operation] = {
     ord("b"): Unpickler._build,
     ord("Q"): Unpickler._persist,
 }
-"""Operations of the protocols 2 to 5 that torch.save and pickle.dump write for a checkpoint."""
+"""Operations of the protocols 2 to 5."""

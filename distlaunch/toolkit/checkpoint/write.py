@@ -1,8 +1,7 @@
 """Write a checkpoint with all workers, and let the workers agree.
 
 A thread of each worker writes its share; then rank 0 writes the manifest and gives the final name.
-Workers agree over process groups of their own, so that they do not interfere with collectives of
-the script.
+Workers agree over groups of their own, apart from the script's collectives.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from distlaunch.toolkit.wait_at_end import END_S, wait_for_all_workers
 
 log = logging.getLogger("distlaunch.checkpoint")
 _MAX_RETRIES = 4
-"""Number of checkpoints whose removal failed before and is tried again after each save."""
+"""Checkpoints whose removal failed and is tried again after each save."""
 T = TypeVar("T")
 Call = tuple[str, int]
-"""A call of a Checkpoint's method by a worker, and its step: ``("save", 5)``. -1 means no step."""
+"""A method of a Checkpoint and its step, as ``("save", 5)``. -1 means no step."""
 _METHODS = "", "step", "save", "resume", "close"
 
 
 class Writing:
-    """Writes one checkpoint at a time. ``begin`` hands the state to the thread; ``wait`` takes its
+    """Writes one checkpoint at a time. ``begin`` gives the state to the thread; ``wait`` takes its
     result."""
 
     def __init__(
@@ -71,7 +70,7 @@ class Writing:
         """Number of steps of the last checkpoint that was saved or resumed."""
         self._store, self._keep, self._kinds, self._trust = store, keep, kinds, trust
         self._unremoved: list[str] = []
-        """Folders that could not be removed. Removal is tried again after each save."""
+        """Folders that could not be removed yet."""
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[list[str]] | None = None
         self._began = 0.0
@@ -99,8 +98,7 @@ class Writing:
         )
 
     def wait(self) -> None:
-        """Wait until the checkpoint being written is complete. Raises CheckpointError if writing
-        failed."""
+        """Wait until the checkpoint is complete. Raises CheckpointError."""
         if (pending := self._pending) is None:
             return
         self._pending = None
@@ -114,10 +112,8 @@ class Writing:
             self._thread = None
 
     def failure_text(self, failure: Exception | str, names: Sequence[str]) -> str:
-        """Return the text of a failure, with the newest complete checkpoint.
-
-        If the location has disappeared, the text says only this.
-        """
+        """Return the text of a failure, with the newest complete checkpoint, or that the location
+        is gone."""
         with suppress(Exception):  # if the location exists, ``failure`` says more
             try:
                 if self.group.rank == 0:
@@ -135,7 +131,7 @@ class Writing:
         )
 
     def not_written(self, name: str, told: str) -> CheckpointError:
-        """Return the error for a checkpoint that was not written. ``told`` is the reason."""
+        """Return the error for a checkpoint that was not written."""
         return CheckpointError(f"checkpoint {self._store.where(name)} not written: {told}")
 
     # --- in the thread ---------------------------------------------------------------------------------------------
@@ -162,7 +158,7 @@ class Writing:
         return names
 
     def _saved(self, state: Nested, writer: Any) -> str | None:
-        """Write all files except the manifest. Return the text of an error on this worker."""
+        """Write all files except the manifest. Return the text of an error."""
         try:
             save(
                 state,
@@ -184,8 +180,8 @@ class Writing:
     def _committed(
         self, error: str | None, writer: Any, folder: str, name: str, names: Sequence[str]
     ) -> str | None:
-        """Complete the checkpoint on rank 0, or remove it after a failure. Return the same error
-        text on all workers."""
+        """Complete the checkpoint on rank 0, or remove it after a failure. Return the same error on
+        all workers."""
         parts = self.group.all((error, writer.fs.sums))
         error = next((each for each, _ in parts if each is not None), None)
         if self.group.rank == 0:
@@ -229,19 +225,18 @@ class Writing:
 
 
 class LostError(RuntimeError):
-    """A collective of gloo has failed: another worker has ended, cannot be reached, or does not
-    answer in time."""
+    """A collective of gloo has failed: another worker has ended, is cut off, or does not answer."""
 
 
 class Group:
-    """A gloo process group of all workers, on CPUs, independent of the training's group.
+    """A gloo process group of all workers, on CPUs, independent of the training's.
 
-    There are two, so that a thread can write a checkpoint while the training continues: collectives
-    of one group must have the same order on all workers.
+    There are two, so that a thread can write while the training continues: collectives of one group
+    must have the same order on all workers.
     """
 
     warn_after_s = 60.0
-    """How long a call waits for other workers before a warning is logged."""
+    """Time after which a waiting call logs a warning."""
 
     def __init__(self, handle: dist.ProcessGroup | None) -> None:
         self.handle = handle
@@ -249,16 +244,16 @@ class Group:
         self.rank = 0 if handle is None else dist.get_rank(handle)
         self.size = 1 if handle is None else dist.get_world_size(handle)
         self._has_answer = False
-        """Whether this worker knows that another one has called ``close``."""
+        """This worker knows that another one has called ``close``."""
         self.closing: dist.Work | None = None
-        """The collective begun by ``close``."""
+        """The collective that ``close`` has begun."""
 
     def compare(self, call: Call, numbers: Sequence[int]) -> list[int]:
-        """Check that all workers have made the same call. Return the maximum of each of ``numbers``
-        over all workers.
+        """Check that all workers have made the same call. Return the maximum of each of four
+        numbers.
 
-        It is the first collective of every call, so that different calls are noticed. ``numbers``
-        has four numbers. Raises ConfigError on all workers if the calls differ.
+        It is the first collective of every call. Raises ConfigError on all workers if the calls
+        differ.
         """
         if self.handle is None:
             return list(numbers)
@@ -274,8 +269,7 @@ class Group:
 
     @contextmanager
     def _warning_of_a_wait(self, call: Call) -> Iterator[None]:
-        """Log a warning if the other workers do not make the same call in time. They may be in a
-        collective of the training, and never make it."""
+        """Log a warning: the other workers may be in a collective of the training."""
         method, step = call
         text = (
             f"distlaunch: Checkpoint: rank {self.rank} has called "
@@ -292,10 +286,10 @@ class Group:
             timer.cancel()
 
     def close(self) -> None:
-        """Join one more ``compare`` and return at once. A worker that makes another call after this
-        one has closed gets an error by it.
+        """Join one more ``compare`` and return at once, so that a later call of another worker gets
+        an error.
 
-        Does nothing if a call of this worker has already met the ``close`` of another.
+        Does nothing if a call has already met the ``close`` of another.
         """
         if self.handle is not None and not self._has_answer:
             tensor = self._request(("close", -1), (0, 0, 0, 0))
@@ -305,8 +299,7 @@ class Group:
                 )
 
     def _request(self, call: Call, numbers: Sequence[int]) -> torch.Tensor:
-        """Return the tensor for ``compare``: two numbers per worker, of which only this worker's
-        are set, then ``numbers``."""
+        """Return two numbers per worker, of which only this worker's are set, then ``numbers``."""
         tensor = torch.zeros(2 * self.size + len(numbers), dtype=torch.int64)
         method, step = call
         mine = [_METHODS.index(method), step + 1]
@@ -335,8 +328,7 @@ class Group:
     def agree(self, where: str, work: Callable[[], T]) -> T:
         """Run ``work`` on each worker. If it fails on one, raise an error on all.
 
-        Raises ConfigError if it failed with one, otherwise CheckpointError. ``where`` begins the
-        text.
+        It is a ConfigError if the cause is one, else a CheckpointError.
         """
         problem: tuple[type[ConfigError | CheckpointError], str] | None = None
         result: T | None = None
@@ -369,8 +361,7 @@ def _lost() -> Iterator[None]:
 
 
 def _different(calls: Sequence[Call]) -> str:
-    """Return a text with the calls of all workers if they differ: ``rank 0: save(5); rank 1:
-    step(9)``."""
+    """Return a text such as ``rank 0: save(5); rank 1: step(9)`` if calls differ."""
     ranks: dict[str, list[str]] = {}
     for rank, (method, step) in enumerate(calls):
         ranks.setdefault(f"{method}({step if step >= 0 else ''})", []).append(str(rank))
@@ -384,16 +375,15 @@ def _different(calls: Sequence[Call]) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error. torch keeps only the text of many errors."""
+    """Return the text of an error. torch keeps only the text of many."""
     return str(error) if isinstance(error, OSError) and str(error) else describe(error)
 
 
 def end_groups(*groups: Group) -> None:
-    """Destroy the groups once all workers have called this. gloo's threads can abort a Python that
+    """Destroy the groups once all workers have called this: gloo's threads can abort a Python that
     exits with live groups.
 
-    If some workers do not call it in time, the groups are kept, because destroying a group waits
-    for its collectives.
+    Otherwise they are kept, because destroying a group waits for its collectives.
     """
     handles = [group.handle for group in groups if group.handle is not None]
     for group in groups:
@@ -408,8 +398,7 @@ def end_groups(*groups: Group) -> None:
 
 
 def new_groups() -> tuple[Group, Group]:
-    """Return the two groups. All workers must call this. Raises ConfigError if no process group
-    exists yet."""
+    """Return the two groups, on all workers. Raises ConfigError if there is no process group."""
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
             # A single worker needs no process group.
