@@ -11,12 +11,30 @@ from distlaunch.jobs.job import Job, parse_events, read_job
 
 POLL_S = 0.2
 _BLOCK = 1 << 20
+_PROGRESS = b'"type": "progress"'
+_HEAD_BYTES = 64
+"""The type stands within the first bytes of an event."""
 
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a file in order; none if it cannot be opened."""
     for line in _Tail(path).lines():
         yield from parse_events([line])
+
+
+def read_events_but_old_progress(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a file in order, and of ``progress`` events in a row only the last.
+
+    In the file of a job that runs for days nearly all events are of this type.
+    """
+    newest = b""
+    for line in _Tail(path).lines():
+        if _PROGRESS in line[:_HEAD_BYTES]:
+            newest = line
+            continue
+        yield from parse_events([newest, line] if newest else [line])
+        newest = b""
+    yield from parse_events([newest])
 
 
 def follow_events(job: Job) -> Iterator[dict[str, Any]]:

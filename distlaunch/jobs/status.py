@@ -12,7 +12,7 @@ from distlaunch.core.model.run_files import REPORT
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.protocol.control_messages import ControlError
 from distlaunch.jobs.control import ANSWER_S, NoControlError, ask
-from distlaunch.jobs.events import read_events
+from distlaunch.jobs.events import read_events_but_old_progress
 from distlaunch.jobs.job import Job, State
 
 
@@ -139,7 +139,7 @@ def read_status(job: Job, *, timeout_s: float = ANSWER_S) -> JobStatus:
 
     The events are enough if the launcher does not answer within ``timeout_s``.
     """
-    status = fold_events(job, read_events(job.events))
+    status = fold_events(job, read_events_but_old_progress(job.events))
     if job.state is not State.RUNNING or not job.is_here:
         return status
     try:

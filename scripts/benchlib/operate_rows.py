@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 from .launchers import WORKERS, Launcher
 from .process import BenchError, Command, cpu_s, now_ns, running
-from .rows import Measurement, Row, Sample, Scale
+from .rows import Measurement, Row, Sample, Scale, expect
 
 JOBS = 50
 RANKS = 64
@@ -190,8 +190,8 @@ def _observers(launcher: Launcher, command: Command, url: str) -> Iterator[None]
         yield
     finally:
         over.set()
-        for program in programs:
-            program.send_signal(signal.SIGINT)
+        os.write(master, b"q")
+        programs[1].send_signal(signal.SIGINT)
         for program in programs:
             try:
                 program.wait(10)
@@ -217,12 +217,9 @@ def watched_steps(launcher: Launcher, scale: Scale) -> Sample:
     The machine has a second core for the observers, which usually run on another machine.
     """
     rounds = 2 if scale.idle_s < 5 else WATCH_ROUNDS
-    seconds = 2 * rounds * (WATCH_S + 3.0) + 30
     options = ("--metrics", "0")
     with running(
-        lambda directory: launcher.command(
-            1, ["steps.py", str(seconds)], directory, options=options
-        )
+        lambda directory: launcher.command(1, ["steps.py"], directory, options=options)
     ) as command:
         command.stamps("start", 0, 1, within_s=60)
         url = _url(command)
@@ -240,6 +237,9 @@ def watched_steps(launcher: Launcher, scale: Scale) -> Sample:
                 began = now_ns()
                 time.sleep(WATCH_S)
                 phases.append((False, began, now_ns()))
+        with open(f"{command.directory}/enough", "w", encoding="ascii"):
+            pass
+        expect(command, command.wait(within_s=60), 0)
         with open(f"{command.directory}/steps-0", encoding="ascii") as file:
             steps = [tuple(map(int, line.split())) for line in file if line.count(" ") == 2]
     walls: dict[bool, list[float]] = {True: [], False: []}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.model.launcher_process import process_from, this_process
-from distlaunch.jobs.events import read_events
+from distlaunch.jobs.events import read_events, read_events_but_old_progress
 from distlaunch.jobs.job import State, read_job
 from distlaunch.jobs.show import age, event_line, jobs_table, status_lines
 from distlaunch.jobs.status import fold_events, read_status, with_snapshot
@@ -85,12 +85,23 @@ def test_events_of_any_content_are_read(run_dir):
         write(run_dir, events)
         job = read_job(str(run_dir))
         status = read_status(job)
-        json.dumps(status.record())
+        whole = fold_events(job, read_events(job.events))
+        assert json.dumps(status.record()) == json.dumps(whole.record())
         status_lines(status, 0.0)
         jobs_table([job], {job.path: status}, 0.0)
         assert len([event_line(event) for event in read_events(job.events)]) == len(events)
 
     reads()
+
+
+def test_of_progress_events_in_a_row_only_the_last_is_read(run_dir):
+    events = [
+        {"time": 1.0, "type": kind, "attempt": 0, "step_min": step}
+        for step, kind in enumerate(["attempt_started", *["progress"] * 5, "signal", "progress"])
+    ]
+    write(run_dir, events)
+    read = list(read_events_but_old_progress(str(run_dir / "events.jsonl")))
+    assert [event["step_min"] for event in read] == [0, 5, 6, 7]
 
 
 @pytest.mark.parametrize("when", [1e305, -1e305, float("inf"), float("nan"), 2**63, "now", None])
