@@ -31,7 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class NoSkips:
-    """Fail the session if anything was skipped: what CI does not run, nobody runs."""
+    """Fail the session if anything was skipped."""
 
     def __init__(self) -> None:
         self.skipped: list[str] = []
@@ -63,8 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """Keep a file's tests together, with what they share, and the files in their order: frameworks
-    come last."""
+    """Keep a file's tests together, and the files in their order: frameworks come last."""
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
 
@@ -136,7 +135,7 @@ def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
 @pytest.fixture(autouse=True)
 def leaks_nothing() -> Iterator[None]:
     """Fail a test that leaves descriptors, threads, child processes or environment variables
-    behind, by name."""
+    behind."""
     before = _snapshot()
     yield
     deadline = time.monotonic() + 30.0
@@ -152,8 +151,8 @@ def leaks_nothing() -> Iterator[None]:
 
 @pytest.fixture
 def clean_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Replace the environment by PATH, HOME (a private one) and LANG, for the test itself too;
-    return a copy."""
+    """Replace the environment by PATH, HOME (a private one) and LANG, also for the test itself.
+    Return a copy."""
     home = tmp_path / "home"
     home.mkdir()
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LANG": "C.UTF-8"}
@@ -167,8 +166,8 @@ def clean_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 @pytest.fixture
 def distlaunch(tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Launcher]:
-    """Return the launcher as a user would run it, in a minimal environment with state directories of
-    its own."""
+    """Return the launcher as a user runs it, in a minimal environment with state directories of its
+    own."""
     launcher = Launcher(tmp_path, clean_env)
     yield launcher
     launcher.close()

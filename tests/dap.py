@@ -1,5 +1,5 @@
-"""A client of the debug adapter protocol, as an editor has one: it follows child processes and
-collects stops."""
+"""A client of the debug adapter protocol, like an editor: it follows child processes and collects
+stops."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Session:
                 return connected
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request; give the body of its answer."""
+        """Send a request. Return the body of its answer."""
         answer = self._answers[self.tell(command, **arguments)].get(timeout=60)
         assert answer["success"], answer
         return answer.get("body") or {}
 
     def tell(self, command: str, **arguments: Any) -> int:
-        """Send a request without waiting for its answer; give its number."""
+        """Send a request without waiting for its answer. Return its number."""
         with self._sending:
             number = next(self._numbers)
             self._answers[number] = queue.Queue()
@@ -91,8 +91,8 @@ class Session:
 
 
 class Client:
-    """Attaches to a port, sets one breakpoint in each process, and lets whoever stops there go
-    on."""
+    """Attaches to a port, sets one breakpoint in each process, and continues each process that
+    stops there."""
 
     def __init__(self, port: int, *, source: str, line: int) -> None:
         self._breakpoint = {"source": {"path": source}, "breakpoints": [{"line": line}]}

@@ -31,7 +31,7 @@ _PATIENCE_S = 3600
 
 
 def _folder() -> Path:
-    """Return where all that is made here lies."""
+    """Return the directory of all environments."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distlaunch-tests"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -221,8 +221,7 @@ def _run(argv: Sequence[str], **variables: str) -> None:
 def start_at_low_priority(names: Sequence[str], *, until_end_of: int) -> None:
     """Start this module as a program, in a session of its own.
 
-    The program is no child of this process, which could not wait for it: a worker of xdist ends
-    before the session does.
+    It is no child of this process, because a worker of xdist ends before the session does.
     """
     words = [sys.executable, "-m", "tests.environments", str(until_end_of), *names]
     subprocess.run(
@@ -235,7 +234,7 @@ def start_at_low_priority(names: Sequence[str], *, until_end_of: int) -> None:
 
 
 def _kill_with(pid: int) -> None:
-    """Kill this process group as soon as another process has ended, whoever ended it."""
+    """Kill this process group as soon as another process has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

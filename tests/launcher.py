@@ -50,7 +50,7 @@ class Result:
 
 
 class Running:
-    """A launcher that has been started; the fixture ends it, whatever the test does."""
+    """A launcher that has been started. The fixture ends it."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], out: Path, err: Path, jobs: Path, known: set[str]
@@ -73,7 +73,7 @@ class Running:
 
     @property
     def run_dir(self) -> Path | None:
-        """The directory that the launcher names, else the first that was not there at the start."""
+        """The directory that the launcher names, else the first new one."""
         named = re.search(r"^distlaunch: job .*; logs: (/.*)$", self.stderr, re.MULTILINE)
         if named is not None and Path(named[1]).parent == self._jobs:
             return Path(named[1])
@@ -92,7 +92,7 @@ class Running:
         self.process.send_signal(number)
 
     def wait_event(self, kind: str, *, count: int = 1, timeout: float = 30.0) -> dict[str, Any]:
-        """Return the ``count``-th event of this kind as soon as it is in ``events.jsonl``."""
+        """Return the ``count``-th event of this kind once it is in ``events.jsonl``."""
 
         def found() -> dict[str, Any] | None:
             matches = [event for event in self.events if event.get("type") == kind]
@@ -101,7 +101,7 @@ class Running:
         return self.wait_for(found, f"event {kind!r}", timeout=timeout)
 
     def wait_workers(self, count: int, *, timeout: float = 30.0) -> list[int]:
-        """Return the pids of ``count`` workers as soon as so many have been started in all."""
+        """Return the pids of ``count`` workers once so many have been started."""
 
         def found() -> list[int] | None:
             pids = [
@@ -130,7 +130,7 @@ class Running:
         self.wait_for(lambda: text in self.stderr, f"{text!r} on stderr", timeout=timeout)
 
     def wait_for(self, condition: Callable[[], Any], what: str, *, timeout: float = 30.0) -> Any:
-        """Return ``condition()`` once it is true; fail if that takes too long or the launcher ends
+        """Return ``condition()`` once it is true. Fail if that takes too long or the launcher ends
         before."""
         deadline = time.monotonic() + timeout
         while True:
@@ -147,8 +147,8 @@ class Running:
             time.sleep(0.01)
 
     def signal_to_the_end(self, number: int) -> int:
-        """Send a signal again and again from when the verdict is filed until the launcher's end;
-        return how often."""
+        """Send a signal repeatedly from the filed verdict to the launcher's end. Return how
+        often."""
         deadline = time.monotonic() + 60
         sent = 0
         events: Path | None = None
@@ -168,7 +168,7 @@ class Running:
         return sent
 
     def wait(self, timeout: float = 60.0) -> Result:
-        """Wait for the launcher's end; kill it and fail the test after ``timeout`` seconds."""
+        """Wait for the launcher's end. Kill it and fail the test after ``timeout`` seconds."""
         try:
             returncode = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -197,8 +197,7 @@ def job_names(jobs: Path) -> list[str]:
 
 
 def default_signals() -> None:
-    """Undo what pytest was started with: under nohup or as a script's background job, HUP and INT
-    are ignored."""
+    """Reset signals: pytest under nohup or in a script's background ignores HUP and INT."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
@@ -207,9 +206,9 @@ class Launcher:
     """Runs ``python -m distlaunch …`` with private state directories, and finds what its jobs leave
     running.
 
-    Programs in ``tests/programs`` call ``survivor.hold()``: they open a FIFO for writing and hand
-    it down to all their descendants. Its reader, here, sees the end of file when the last of them
-    is gone: no cookie, name or process group has part in it.
+    Programs in ``tests/programs`` call ``survivor.hold()``: they open a FIFO for writing and pass
+    it to all their descendants. Its reader here sees the end of file when the last of them is gone,
+    without cookies, names or process groups.
     """
 
     def __init__(self, tmp_path: Path, env: Mapping[str, str]) -> None:
@@ -292,7 +291,7 @@ class Launcher:
         return self.start(args, env=env, cwd=cwd, **popen).wait(timeout)
 
     def train(self, *args: str | os.PathLike[str], timeout: float = 60.0, **kwargs: Any) -> Result:
-        """Run ``distlaunch train`` with these words."""
+        """Run ``distlaunch train`` with these arguments."""
         return self.run(["train", *args], timeout, **kwargs)
 
     def train_warm(
@@ -313,7 +312,7 @@ class Launcher:
         """Fail unless every program that held the FIFO, and every helper of the launcher, is gone
         in time.
 
-        Also fails when no program ever opened it: then the test would prove nothing.
+        Also fails if no program ever opened it: the test would prove nothing.
         """
         deadline = time.monotonic() + within_s
         opened = b""
@@ -343,8 +342,8 @@ class Launcher:
         assert not left, f"helpers of the launcher still run:\n{self._describe()}"
 
     def survivors(self) -> list[int]:
-        """Return the pids that hold the FIFO open or have its path in their environment, launchers
-        left out."""
+        """Return the pids that hold the FIFO open or have its path in their environment, without
+        launchers."""
         return [
             pid for pid in self._related() if pid not in {running.pid for running in self._started}
         ]
@@ -395,7 +394,7 @@ class Launcher:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """End every launcher and everything that its jobs left, so that a failing test harms no
+        """End every launcher and all processes of its jobs, so that a failing test harms no
         other."""
         for running in self._started:
             if running.process.poll() is None:

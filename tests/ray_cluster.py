@@ -1,9 +1,9 @@
 """A Ray cluster on this machine, several nodes, run by an interpreter that has Ray; ends with its
 stdin.
 
-Words: the port of Ray's client server, how many nodes beside the head (which has no CPU), and what
-each of them has. Says the cluster's address, then answers each line of stdin (``kill ID``: a node
-by the beginning of its id; ``add``).
+Arguments: the port of Ray's client server, how many nodes beside the head (which has no CPU), and
+the resources of each. Prints the cluster's address, then answers each line of stdin (``kill ID``: a
+node by the beginning of its id; ``add``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ PATIENCE_S = 200
 
 
 def add(count: int) -> None:
-    """Add so many nodes, and wait for them, where Ray itself would for 30 s: a busy machine may
-    take more."""
+    """Add so many nodes, and wait for them longer than Ray's 30 s: a busy machine may take more."""
     new = [cluster.add_node(wait=False, num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
     for node in new:
         cluster._wait_for_node(node, PATIENCE_S)

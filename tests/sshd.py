@@ -1,5 +1,4 @@
-"""A real sshd on loopback for tests, with keys of its own, and an agent that only does as it is
-told."""
+"""A real sshd on loopback with keys of its own, and an agent that follows orders."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def write(data):
 
 
 def stand_in(source: str = STAND_IN) -> bytes:
-    """Return the zip of an agent that is not ours."""
+    """Return the zip of a fake agent."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
         for package in ("distlaunch", "distlaunch/core", "distlaunch/core/agent"):
@@ -72,8 +71,7 @@ def stand_in(source: str = STAND_IN) -> bytes:
 
 
 class Sshd:
-    """One server in a directory of its own; ``settings`` are lines of sshd_config that come before
-    ours."""
+    """One server in a directory of its own. ``settings`` are lines of sshd_config before ours."""
 
     def __init__(
         self, directory: Path, *settings: str, key_kinds: tuple[str, ...] = ("ed25519",)
@@ -188,7 +186,6 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of a process's children."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
@@ -196,5 +193,4 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pids of all that descends from a process."""
     return [one for child in children(pid) for one in (child, *descendants(child))]

@@ -1,4 +1,4 @@
-"""A class is known by its name: no two public classes of the package share one."""
+"""No two public classes of the package share a name."""
 
 import ast
 from collections import defaultdict

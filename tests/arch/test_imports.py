@@ -1,5 +1,4 @@
-"""Start-up time is a promise: each command loads only what it needs, and nothing heavy before the
-first worker."""
+"""Each command loads only what it needs, and nothing heavy before the first worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of the design hold, and the contracts that say so would notice if they did not."""
+"""The layers hold, and the import contracts would notice if they did not."""
 
 from __future__ import annotations
 

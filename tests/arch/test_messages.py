@@ -1,7 +1,6 @@
 """All texts that distlaunch may show, in one file for each room: ``tests/data/messages``.
 
-They are there to be read, and to show in a change what a user will read. ``WRITE_MESSAGES=1`` writes
-the files anew.
+They show in a change what a user will read. ``WRITE_MESSAGES=1`` writes the files anew.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ to 3.13)."""
 def modules_of(
     distlaunch, *words: str, code: int = 0, site: bool = False, setup: str = ""
 ) -> set[str]:
-    """Run a command in an interpreter without site packages (unless ``site``); return what was
-    loaded at its end."""
+    """Run a command in an interpreter without site packages (unless ``site``). Return the modules
+    that are loaded at its end."""
     out = distlaunch.tmp_path / "modules"
     paths = [str(ROOT), *(path for path in sys.path if site and path.endswith("-packages"))]
     source = RUN.format(paths=paths, out=str(out), setup=setup)

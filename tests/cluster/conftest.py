@@ -73,7 +73,7 @@ class Slurm:
         }
 
     def run(self, *words: str, stdin: str = "", timeout_s: float = 30.0, **variables: str) -> str:
-        """Run a command as a user of this Slurm would, and return its stdout; fail the test if it
+        """Run a command as a user of this Slurm, and return its stdout. Fail the test if it
         fails."""
         done = subprocess.run(
             # Inside the sandbox: outside, what srun forked would wait for ever for a controller
@@ -97,7 +97,6 @@ class Slurm:
         return int(self.run(*words, stdin=f"#!/bin/sh\n{script}\n", **variables))
 
     def wait(self, *job_ids: int, timeout_s: float = 60.0) -> list[Finished]:
-        """Wait until these jobs have ended."""
         deadline = time.monotonic() + timeout_s
         while True:
             lines = self.run("scontrol", "--oneliner", "show", "job").splitlines()

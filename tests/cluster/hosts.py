@@ -36,7 +36,7 @@ __all__ = [
 
 
 class RunningOnHost(Running):
-    """A launcher on a host; signals reach the launcher itself, not what entered the host."""
+    """A launcher on a host. Signals reach the launcher, not the command that entered the host."""
 
     def __init__(self, started: Started, out: Path, err: Path, jobs: Path, known: set[str]) -> None:
         super().__init__(started.process, out, err, jobs, known)
@@ -48,14 +48,13 @@ class RunningOnHost(Running):
 
 
 class Cluster(Hosts):
-    """Hosts, and jobs that are started from one of them; ``tmp_path`` is the same directory on
-    all."""
+    """Hosts, and jobs that start on one of them. ``tmp_path`` is the same directory on all."""
 
     work: Path
     jobs: Path
 
     def begin(self, tmp_path: Path) -> None:
-        """Make the directories in which a test's jobs run and write."""
+        """Make the directories of a test's jobs."""
         self.work = tmp_path / "work"
         self.jobs = tmp_path / "state" / "distlaunch" / "jobs"
         self._tmp_path = tmp_path
@@ -102,11 +101,11 @@ class Cluster(Hosts):
         return running
 
     def train(self, *args: str | os.PathLike[str], timeout: float = 60.0, **start: Any) -> Result:
-        """Run ``distlaunch train`` with these words to its end."""
+        """Run ``distlaunch train`` to its end."""
         return self.start(["train", *args], **start).wait(timeout)
 
     def close(self) -> None:
-        """End the test bed, and with it all that was started on it."""
+        """End the test bed with all that runs on it."""
         super().close()
         for running in getattr(self, "_running", []):
             running.process.wait(timeout=30)

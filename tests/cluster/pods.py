@@ -95,8 +95,7 @@ class Pods(HostLaunchers):
 
 
 class InPod(RunningOnHost):
-    """A launcher that is process 1 of its pod: signals reach it as kubelet sends them, from
-    outside."""
+    """A launcher that is process 1 of its pod. Signals come from outside, as kubelet sends them."""
 
     def __init__(self, started: Started, launcher: int, out: Path, err: Path, jobs: Path) -> None:
         super().__init__(started, out, err, jobs, set())

@@ -32,7 +32,7 @@ class Process:
 
 
 def processes(slurm) -> list[Process]:
-    """Return every process of this Slurm's: its daemons, its steps, and what these have started."""
+    """Return all processes of this Slurm: its daemons, its steps, and their descendants."""
     mine = f"SLURM_CONF={slurm.environment['SLURM_CONF']}"
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -101,7 +101,7 @@ class Job:
     def up(
         self, count: int, attempt: int = 0, within_s: float = 60.0
     ) -> list[dict[str, str | None]]:
-        """Wait until so many workers are up."""
+        """Wait until so many workers run."""
 
         def found() -> list[dict[str, str | None]] | None:
             reports = self.reports(attempt)
@@ -175,7 +175,7 @@ class Job:
         return found
 
     def launcher(self, node: str | None = None) -> Process:
-        """Find its one launcher, or that on a node."""
+        """Return its only launcher, or that on a node."""
         found = [
             each
             for each in processes(self.slurm)
@@ -185,7 +185,7 @@ class Job:
         return found[0]
 
     def processes(self, *names: str) -> list[Process]:
-        """Return its processes whose program has one of these names, or begins."""
+        """Return its processes whose program has one of these names or beginnings."""
         mine = [each for each in processes(self.slurm) if each.job == self.id]
         return [
             each

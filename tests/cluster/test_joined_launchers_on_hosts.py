@@ -322,7 +322,7 @@ def test_an_elastic_job_goes_on_without_a_powered_off_host_and_takes_it_in_again
 
 
 def test_an_elastic_job_goes_on_without_a_launcher_that_was_asked_to_end(launchers):
-    """As a pod's is, whose node is drained."""
+    """As on a pod of a drained node."""
     launchers.start_all(*AGAIN, size="2:3")
     launchers.wait_ready(*ALL)
     drained = launchers.by_rank.pop(1)

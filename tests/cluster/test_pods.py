@@ -1,5 +1,4 @@
-"""Launchers in pods, as a rendered Indexed Job has them: process 1, found by names that come late,
-and replaced."""
+"""Launchers in pods of a rendered Indexed Job: process 1, found by late names, and replaced."""
 
 from __future__ import annotations
 

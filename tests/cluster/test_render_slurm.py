@@ -1,4 +1,4 @@
-"""Rendered batch scripts on a running Slurm: it grants what they ask for, and they train."""
+"""Rendered batch scripts on a running Slurm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def render(slurm):
-    """Return a function that has the real command write a script into the folder where jobs run."""
+    """Return a function that makes the real command write a script into the folder where jobs
+    run."""
 
     def write(name: str, *words: object) -> Path:
         path = slurm.work / name
@@ -46,7 +47,7 @@ def render(slurm):
 
 
 def program(slurm, folder: str, body: str) -> str:
-    """Put a program named distlaunch into a folder of its own; give the PATH that begins with
+    """Put a program named distlaunch into a folder of its own. Return the PATH that begins with
     it."""
     where = slurm.work / folder
     where.mkdir(exist_ok=True)
@@ -62,7 +63,7 @@ def real(slurm) -> str:
 
 
 def submitted(slurm, script: Path, **variables: str):
-    """Submit a script as it is, but for where its output goes, and wait until the job has ended."""
+    """Submit a script, with another output file, and wait until the job has ended."""
     words = ("sbatch", "--parsable", f"--output={slurm.work}/%j.out", script)
     job_id = int(slurm.run(*map(str, words), **variables))
     return slurm.wait(job_id, timeout_s=180.0)[0]

@@ -1,7 +1,7 @@
-"""distlaunch's reading of Slurm's environments against a running Slurm: every process of every kind
-of job is captured.
+"""distlaunch's reading of Slurm's environments against a running Slurm, in every process of every
+kind of job.
 
-RECORD=1 writes the captures to tests/data/slurm, for tests that have no Slurm.
+RECORD=1 writes the captures to tests/data/slurm, for tests without Slurm.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ ALL_OF_A_NODE = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job: what its processes saw, and what Slurm says of it."""
+    """One job: environments of its processes, and Slurm's description of it."""
 
     name: str
     command: str
@@ -341,8 +341,8 @@ REPLACED = {
 
 
 def record(slurm, jobs: dict[str, Job]) -> None:
-    """Write what shells and the first and last tasks of steps saw to tests/data/slurm, without what
-    belongs to this machine."""
+    """Write the environments of shells and of the first and last tasks of steps to
+    tests/data/slurm, without those of this machine."""
     version = slurm.run("sinfo", "--version").strip()
     for job in jobs.values():
         for label, environs in job.environs.items():

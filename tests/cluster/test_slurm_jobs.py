@@ -1,5 +1,4 @@
-"""``distlaunch train`` in batch scripts of a running Slurm: on all of the job's nodes, and whatever
-Slurm does to it."""
+"""``distlaunch train`` in batch scripts of a running Slurm."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(slurm) -> list[Job]:
-    """Return jobs that come to their time limit while others are tested: Slurm looks for these twice
-    a minute."""
+    """Return jobs that reach their time limit while other tests run: Slurm checks limits twice a
+    minute."""
     jobs = [Job(slurm, "-N2 -w n3,n4 --time=9", train=train) for train in ("--requeue", "")]
     for job in jobs:
         job.up(2)

@@ -1,5 +1,4 @@
-"""``distlaunch plan`` and ``train`` inside jobs of a running Slurm: hosts and slots are those that
-Slurm itself granted."""
+"""``distlaunch plan`` and ``train`` inside jobs of a running Slurm."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_S
 
 @pytest.fixture(scope="module")
 def launch(slurm):
-    """Write the script, and give the command that runs distlaunch in the shell of a job."""
+    """Write the script. Return the command that runs distlaunch in the shell of a job."""
     (slurm.work / "t.py").write_text(SCRIPT)
     state = slurm.work / "state"
     state.mkdir(exist_ok=True)
@@ -30,7 +29,7 @@ def launch(slurm):
 
 
 def granted(slurm, reported: str) -> dict[str, int]:
-    """Read from Slurm's own words how many GPUs each host of a job has."""
+    """Return from Slurm's output how many GPUs each host of a job has."""
     counts: dict[str, int] = {}
     for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", reported):
         numbers = re.findall(r"gpu(?::\w+)?:(\d+)", gres)

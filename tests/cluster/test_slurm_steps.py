@@ -1,5 +1,4 @@
-"""A launcher in each task of a step of a running Slurm: each becomes its node, or its rank, and all
-end alike."""
+"""A launcher in each task of a step of a running Slurm."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ pytestmark = [
 
 
 class Job(slurm_jobs.Job):
-    """A job of a step of launchers. Nothing resolves the names of the test bed's nodes: Slurm gives
-    the addresses."""
+    """A job with a step of launchers. The test bed's node names cannot be resolved: Slurm gives the
+    addresses."""
 
     def __init__(self, slurm, options: str, **more: str) -> None:
         for node in ("n1", "n2", "n3", "n4"):
@@ -36,7 +35,7 @@ SIZES = {1: "--procs-per-node 1", 2: "--device cpu"}
 
 
 def step(options: str, after: str = "") -> str:
-    """Write a batch script whose step has a launcher in each task; its own exit code is srun's."""
+    """Write a batch script whose step has a launcher in each task. Its exit code is srun's."""
     return f"exec srun --label {options} {{}} {after}"
 
 

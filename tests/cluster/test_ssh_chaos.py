@@ -1,4 +1,4 @@
-"""A short form of ``scripts/chaos --hosts 4 --faults 200``, always with the same choices."""
+"""A short form of ``scripts/chaos --hosts 4 --faults 200``, with fixed choices."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Jobs over several hosts that go on without some of them: elastic ones, spares, hosts that come
-back, --discover."""
+"""Jobs over several hosts that go on without some of them: elastic ones, spares, returning hosts,
+--discover."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The real Horovod over hosts with unequal slots: its places, its store, and what horovodrun's
-words do there."""
+"""The real Horovod over hosts with unequal slots: ranks, store, and horovodrun's options."""
 
 from __future__ import annotations
 
@@ -28,14 +27,13 @@ def python(horovod_python) -> str:
 
 
 def reported(result, workers: int) -> list[dict]:
-    """Return what each worker has told, by rank."""
+    """Return the reports of the workers, by rank."""
     assert result.returncode == 0, result.stderr
     return [json.loads(result.lines_of(rank)[-1]) for rank in range(workers)]
 
 
 def test_unequal_hosts(hosts, python):
-    """n1 has one worker, n2 three, n3 two: of local rank 1 there are two, of local rank 2 there is
-    one."""
+    """n1 has one worker, n2 three, n3 two: two workers have local rank 1, one has local rank 2."""
     words = (
         "--hosts",
         "n1:1,n2:3,n3:2",

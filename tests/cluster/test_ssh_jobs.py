@@ -1,4 +1,4 @@
-"""Jobs over several hosts, by SSH, to their ends."""
+"""Jobs over several hosts by SSH."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = ("--failure-grace", "2", "--grace", "2")
 
 
 def reported(result) -> list[dict]:
-    """Return what each rank has said, by rank."""
+    """Return the reports of the workers, by rank."""
     assert result.returncode == 0, result.stderr
     files = sorted(
         (result.run_dir / "attempt-0").glob("rank-*.log"), key=lambda path: int(path.stem[5:])

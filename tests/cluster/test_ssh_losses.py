@@ -1,5 +1,4 @@
-"""Jobs of fixed size over several hosts that lose something: the job ends as promised, and nothing
-of it is left."""
+"""Losses in jobs of fixed size over several hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def begun(hosts, *options, nodes=THREE, **more):
 
 
 def assert_lost(result, host, why):
-    """Check that the job has ended for the loss of one host, and says so once."""
+    """Check that the job has ended for the loss of one host, and reports it once."""
     assert result.returncode == UNAVAILABLE, result.stderr
     [lost] = [event["host"] for event in result.of_type("node_lost")]
     assert lost == host
@@ -151,7 +150,7 @@ def test_term_at_a_spawner_ends_the_job_as_a_signal(hosts):
 @pytest.mark.parametrize("order", [1, -1], ids=["in this order", "in the other"])
 @pytest.mark.parametrize("launcher", ["the launcher and one on each node", "two on each node"])
 def test_kill_9_of_any_two_of_ours(hosts, launcher, order):
-    """Each node has another pair."""
+    """Each node loses another pair."""
     job = begun(hosts, words=("ignore-signals",))
     n1, n2, n3 = (
         {what: job.find(host, what).pid for what in (AGENT, SPAWNER, WATCHER)}
@@ -241,8 +240,7 @@ def test_a_host_that_falls_silent_ends_the_job_and_its_workers_end_by_themselves
 
 
 def three_jobs(make_hosts):
-    """Begin three jobs on two hosts each: they are harmed at the same time, as silence takes
-    long."""
+    """Start three jobs on two hosts each, to harm them at the same time: silence takes long."""
     hosts = make_hosts(6)
     return hosts, [
         begun(hosts, nodes=f"n{number}:1,n{number + 1}:1", name=f"on-n{number}")

@@ -1,5 +1,4 @@
-"""Workers on several hosts that are told of each other's ports: their nodes hold them, and all
-reach all."""
+"""Workers on several hosts with each other's ports: their nodes hold them, and all reach all."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A real training over hosts with unequal slots: as good as on one machine, also where a host is
-lost on the way."""
+"""A real training over hosts with unequal slots, with and without the loss of a host, is as good as
+on one machine."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def accuracy(text):
 
 
 def epochs(text):
-    """Return the epochs that were trained, in order."""
+    """Return the trained epochs, in order."""
     return [int(number) for number in re.findall(r"epoch +(\d+)  loss", text)]
 
 
 @pytest.fixture(scope="module")
 def on_one_machine():
-    """Return the accuracy that one process reaches, without any launcher."""
+    """Return the accuracy of one process without a launcher."""
     done = subprocess.run(
         [sys.executable, DIGITS, "--epochs", str(EPOCHS), "--batch-size", str(BATCH)],
         env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"},

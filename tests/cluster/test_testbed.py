@@ -17,7 +17,7 @@ TESTBED = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "testbed"
 
 
 class Held:
-    """A test bed of a test's own, held by the pipe to its keeper."""
+    """A test bed of one test, held by the pipe to its keeper."""
 
     def __init__(self, tracker: str) -> None:
         self.keeper = subprocess.Popen(
@@ -61,8 +61,7 @@ class Held:
         return pid
 
     def processes(self) -> list[int]:
-        """Find every process in the test bed's namespace; one that only waits to be reaped is no
-        more."""
+        """Return the processes in the test bed's namespace, without zombies."""
         found = []
         for name in os.listdir("/proc"):
             try:
@@ -77,7 +76,7 @@ class Held:
         return found
 
     def traces(self) -> list[str]:
-        """List what is left of the test bed on this machine."""
+        """Return what is left of the test bed on this machine."""
         name = os.path.basename(self.directory)
         left = [f"process {pid}: {command(pid)}" for pid in self.processes()]
         left += [path for path in (self.directory,) if os.path.exists(path)]

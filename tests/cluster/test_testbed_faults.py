@@ -37,8 +37,8 @@ def connect(hosts, host, to, within_s=PATIENTLY_S):
 
 
 def reaches(hosts, host, to):
-    """Connect, again if need be: a host that was silent may count as unreachable until its address
-    is asked for anew."""
+    """Return whether a host can be reached, after a retry: a host that was silent may count as
+    unreachable until its address is resolved anew."""
 
     def connected():
         return connect(hosts, host, to)[0].isdigit()

@@ -1,5 +1,4 @@
-"""The test bed of hosts: what it promises to tests of the launcher, and that it leaves nothing
-behind."""
+"""The test bed of hosts: its promises to tests of the launcher, and that nothing of it stays."""
 
 from __future__ import annotations
 
@@ -19,10 +18,9 @@ WAITS = "trap '' TERM HUP INT; setsid env -i sleep 1000 >/dev/null 2>&1 </dev/nu
 
 
 class Namespaces:
-    """The namespaces of some processes that this process is not in.
+    """The namespaces of some processes.
 
-    They are held open: a namespace that is gone leaves its number to the next one, which may be
-    another test's.
+    They are held open: the number of an ended namespace may be used by another test's.
     """
 
     KINDS = ("net", "pid", "mnt", "uts", "ipc")

@@ -1,5 +1,4 @@
-"""torchrun's words on two hosts: how they meet, and what is said where nobody tells which node is
-which."""
+"""torchrun's options on two hosts."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ _SET_CHILD_SUBREAPER = 36
 
 
 class Taken:
-    """Files and console in one: keeps what workers write, by rank and stream; called by the output
-    thread."""
+    """Files and console in one: keeps the workers' output, by rank and stream. The output thread
+    calls it."""
 
     def __init__(self) -> None:
         self.written: dict[tuple[int, int], bytes] = {}
@@ -68,8 +68,8 @@ def open_local(taken: Taken) -> LocalTransport:
 
 
 class OneAgent:
-    """Connections to one agent, a child process beside us: the transport of a node on another machine,
-    without the network."""
+    """Connections to one agent, a child process, as to a node on another machine but without the
+    network."""
 
     def __init__(self, taken: Taken) -> None:
         code, environ = agent_zip(), dict(os.environ)
@@ -122,7 +122,7 @@ class OneAgent:
 
 
 class OneNode:
-    """The coordinator's own node, where each node has a launcher, as a transport."""
+    """The coordinator's own node, with a launcher on each node, as a transport."""
 
     def __init__(self, taken: Taken) -> None:
         self._own = LocalNode(
@@ -152,8 +152,8 @@ TRANSPORTS = {"local": open_local, "an agent of its own": OneAgent, "own node": 
 
 
 class Coordinator:
-    """The coordinator's side: waits as the runner does, by poll on ``descriptors`` until
-    ``deadline``, and no other way."""
+    """The coordinator's side. It waits as the runner does: by poll on ``descriptors`` until
+    ``deadline``."""
 
     def __init__(self, open_transport) -> None:
         self.taken = Taken()
@@ -195,7 +195,7 @@ class Coordinator:
         self.send(m.Start(**{**values, **changed}))
 
     def wait(self, condition: Callable[[], object], *, within_s: float = 20.0) -> None:
-        """Receive until something is so."""
+        """Receive until the condition is true."""
         end = time.monotonic() + within_s
         while True:
             for event in self.transport.receive():
@@ -224,7 +224,7 @@ class Coordinator:
         return self.until(m.Prepared, before + 1)[-1]
 
     def until_written(self, rank: int, text: bytes, stream: int = 1) -> None:
-        """Wait for a worker's words; they come to the output thread, which wakes nobody here."""
+        """Wait for output of a worker, which wakes only the output thread."""
         end = time.monotonic() + 20
         while text not in self.taken.written.get((rank, stream), b""):
             assert time.monotonic() < end, self.taken.written
@@ -239,7 +239,7 @@ class Coordinator:
 
 @pytest.fixture
 def open_coordinator(clean_env, tmp_path, monkeypatch):
-    """Return a way to open a coordinator over a transport."""
+    """Return a function that opens a coordinator over a transport."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     opened = []
 

@@ -92,7 +92,7 @@ def topology(request) -> Topology:
 
 
 def asked(backend: Backend, topology: Topology) -> dict[str, list[dict[str, str]]]:
-    """Return all variables, asked for as planning does."""
+    """Return all variables, as planning asks for them."""
     methods = ("job_variables", "default_variables", "attempt_files")
     found = {method: [getattr(backend, method)(topology)] for method in methods}
     found["repeated"] = [backend.repeated()]

@@ -1,4 +1,4 @@
-"""Every kind of link, with a stand-in at the other end that does as it is told."""
+"""Every kind of connection, with a scripted program at the other end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANY = 20 << 20
 
 
 class End:
-    """The main loop's end of a link: waits by poll on ``fileno``, and no other way."""
+    """The main loop's end of a connection. It waits by poll on ``fileno``."""
 
     def __init__(self, link) -> None:
         self.link = link
@@ -94,7 +94,7 @@ def kind(request):
 
 @pytest.fixture
 def opened(kind, sshd, jump, request):
-    """Open links of one kind; all of them are closed at the end, and nothing of them is left."""
+    """Open connections of one kind. At the end all are closed, and nothing of them is left."""
     before = set(children(os.getpid()))  # the servers, and a Slurm that other tests keep up
     links = []
     openers = {}

@@ -99,7 +99,7 @@ def test_a_spawner_that_has_vanished_is_a_fault_and_the_node_is_broken(own):
 
 
 class Looks:
-    """Somebody who looks around by ``look``."""
+    """Surveys by ``look``."""
 
     def __init__(self, look) -> None:
         self.received = []

@@ -1,5 +1,3 @@
-"""The link over TCP: what every kind of link does, and what is its own."""
-
 from __future__ import annotations
 
 import os
@@ -42,7 +40,7 @@ main("word", 3)
 
 
 class Others:
-    """Processes that call us."""
+    """Processes that connect to us."""
 
     def __init__(self) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))

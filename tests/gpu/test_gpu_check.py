@@ -1,5 +1,3 @@
-"""scripts/gpu-check: on a GPU all of it; without one its table, its reasons, its exit codes."""
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,7 @@ LISTED = "0, GPU-00000000-1111-2222-3333-444444444444, Some GPU, 81559, 580.65.0
 
 
 def gpu_check(*words: str, path: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run it; ``path`` is where nvidia-smi is looked for."""
+    """Run it. ``path`` is the PATH for nvidia-smi."""
     environ = {"PATH": path, **env} if path is not None else {**os.environ, **env}
     return subprocess.run(
         [sys.executable, SCRIPT, *words],
@@ -57,7 +55,7 @@ def no_smi(tmp_path, clean_env):
 
 
 def with_smi(folder: Path, text: str, code: int = 0) -> str:
-    """Put an nvidia-smi there that says this; return the PATH."""
+    """Write an nvidia-smi with this output. Return the PATH."""
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'EOF'\n{text}\nEOF\nexit {code}\n")
     (folder / "nvidia-smi").chmod(0o755)
     return f"{folder}:/usr/bin:/bin"

@@ -1,5 +1,4 @@
-"""The programs of scripts/gpu-check where there is no GPU, and how what they tell is judged: all
-but the GPU itself."""
+"""The programs of scripts/gpu-check without a GPU, and the checks of their observations."""
 
 from __future__ import annotations
 

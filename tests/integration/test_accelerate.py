@@ -1,5 +1,4 @@
-"""A real script of Accelerate under the backend: processes, precision and losses are what was asked
-for."""
+"""A real script of Accelerate under the backend."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ use_cpu: true
 
 
 def reported(result) -> list[dict]:
-    """Return what each worker has told, and see that all has gone well."""
+    """Return the reports of the workers, of a job that went well."""
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [
         line

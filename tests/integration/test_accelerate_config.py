@@ -141,7 +141,7 @@ def whole(changed):
 
 
 def by_accelerate(path, *words: str) -> dict[str, str]:
-    """Return what Accelerate's launcher adds to the environment of a worker."""
+    """Return the variables that Accelerate's launcher adds to the environment of a worker."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 

@@ -1,5 +1,5 @@
-"""Command lines of Accelerate's own launcher, under that and under ours: what workers get, and how
-many they are."""
+"""Command lines of Accelerate's own launcher, under that and under ours: variables and number of
+workers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def theirs(words: list[str]) -> dict[str, str]:
-    """Return what Accelerate's launcher adds to the environment of a worker."""
+    """Return the variables that Accelerate's launcher adds to the environment of a worker."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -124,7 +124,7 @@ def theirs(words: list[str]) -> dict[str, str]:
 
 
 def ours(words: list[str]) -> dict[str, str]:
-    """Return what our backend makes of the same words."""
+    """Return the variables of our backend for the same command line."""
     given, rest = scan([*words, "s.py"], OPTIONS)
     path = given.get("config_file", [None])[-1]
     text = None if path is None else Path(path).read_text()
@@ -141,7 +141,7 @@ def ours(words: list[str]) -> dict[str, str]:
 
 
 def of_accelerate(variables) -> dict[str, str]:
-    """Leave out what is the launcher's, and whether workers use CPUs where they do not."""
+    """Leave out the launcher's own variables, and whether workers use CPUs if they do not."""
     found = {name: value for name, value in variables.items() if name.startswith(PREFIXES)}
     if found.get("ACCELERATE_USE_CPU", "").lower() != "true":
         found.pop("ACCELERATE_USE_CPU", None)
@@ -204,7 +204,7 @@ OF_RANKS = (
 
 
 def got(folder) -> list[tuple[dict[str, str], list[str]]]:
-    """Return by rank what each worker had: its environment, and its arguments."""
+    """Return the environment and the arguments of each worker, by rank."""
     return [tuple(json.loads((folder / name).read_text())) for name in sorted(os.listdir(folder))]
 
 

@@ -1,5 +1,4 @@
-"""Checkpoints of real jobs: kills, signals, other numbers of workers, FSDP in DDP's place, two jobs
-in one directory."""
+"""Checkpoints of real jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def train_warm(distlaunch):
 
 
 def names(where: Path) -> list[str]:
-    """List checkpoints, in what stands for an object store without the marks of their jobs."""
+    """List checkpoints, in a directory like an object store without the marks of their jobs."""
     return sorted(name.partition(".")[0] for name in os.listdir(where) if name.startswith("step-"))
 
 
@@ -48,14 +47,14 @@ def found(pattern: str, text: str) -> list[str]:
 
 
 def ends(result) -> set[str]:
-    """Return what every rank prints of its end: state, loss, random draws."""
+    """Return the last lines of every rank: state, loss, random numbers."""
     assert result.returncode == 0, result.stderr
     return set(found(r"(rank \d+: loss .*|state after 40 .*)", result.stdout))
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> set[str]:
-    """Train 40 steps of two workers in one go, and without any checkpoint."""
+    """Train 40 steps of two workers without a checkpoint."""
     where = tmp_path_factory.mktemp("uninterrupted")
     env = {"PATH": os.environ["PATH"], "HOME": str(where), "PYTHONPATH": str(ROOT)}
     command = [
@@ -155,7 +154,7 @@ def test_other_numbers_of_workers_and_fsdp_read_each_others_checkpoints(train_wa
 
 
 def steps_of_a_whole_and_a_resumed_job(train, where: Path, *words: object) -> list[list[str]]:
-    """Return each one's steps from the fourth on, all that either has said of them."""
+    """Return the steps of each one from the fourth on."""
     reported = []
     for save in ("3", "0"):
         job = ("--num-procs", "2", *words[:-1], EACH_WORKERS, where, "6", save, *words[-1])
@@ -318,8 +317,7 @@ def test_a_second_job_in_the_directory_is_refused_while_the_first_one_runs(
 
 
 def test_through_fsspec_two_workers_save_and_go_on(train_warm, tmp_path):
-    """``local://`` has fsspec write files, in the way of an object store: the manifest last, no
-    rename."""
+    """``local://`` makes fsspec write files as in an object store: the manifest last, no rename."""
     pytest.importorskip("fsspec")
     url = f"local://{tmp_path}/c"
     left = None
@@ -335,7 +333,7 @@ def test_through_fsspec_two_workers_save_and_go_on(train_warm, tmp_path):
 
 
 def test_kills_at_any_instant_of_a_save_leave_the_last_whole_one(tmp_path):
-    """The soak in short; in full: ``scripts/checkpoint-soak --kills 100``."""
+    """A short form of ``scripts/checkpoint-soak --kills 100``."""
     soak = subprocess.run(
         [sys.executable, ROOT / "scripts" / "checkpoint-soak", "--kills", "4", "--seed", "7"],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.timeout(2400), pytest.mark.usefixtures("this_tree")]
 
 
 def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(horovod_launcher, tmp_path):
-    """Its optimizer takes no ``set_to_none``, and its step talks to the others: torch's own way to
-    a state fails."""
+    """Its optimizer takes no ``set_to_none``, and its step communicates: torch's own way to a state
+    fails."""
     program = PROGRAM.parent / "horovod_checkpoint.py"
 
     def losses(where: str, steps: int, saved: object) -> list[str]:

@@ -42,7 +42,7 @@ def server():
 
 @pytest.fixture
 def s3(server, monkeypatch):
-    """Return the server with an empty bucket; clients of this process and of its children find it
+    """Return the server with an empty bucket. Clients of this process and of its children find it
     by the environment."""
     monkeypatch.setattr(storage, "_RETRIES_S", (0.0,))
     server.faults.clear()
@@ -74,7 +74,7 @@ def put(texts: dict[str, bytes]) -> None:
 
 
 def train(steps: int, **options) -> int:
-    """Save after each step; the weight is the number of steps. Return where it began."""
+    """Save after each step; the weight is the number of steps. Return the first step."""
     fsspec.filesystem("s3").clear_instance_cache()
     model = nn.Linear(2, 1)
     checkpoint = Checkpoint(ROOT, model=model, every=1, **options)
@@ -90,7 +90,7 @@ def train(steps: int, **options) -> int:
 
 
 def folders() -> list[str]:
-    """List the folders below the place, without the marks of those that made them."""
+    """List the folders of the location, without the marks of their jobs."""
     return sorted(
         {path.split("/")[2].partition(".")[0] for path in objects("bucket/run")} - {"owner"}
     )

@@ -1,5 +1,4 @@
-"""The real DeepSpeed, on CPUs: it trains under the backend, and its launcher's words mean what they
-mean there."""
+"""The real DeepSpeed on CPUs: training under the backend, and the options of its launcher."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The first steps of README.md, as printed: the example trains, fails, is explained, is restarted,
-and ends as if nothing had happened."""
+"""The first steps of README.md, as printed."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ def accuracy(output: str) -> str:
 
 @pytest.fixture
 def shell(clean_env, tmp_path, monkeypatch):
-    """Return what starts a command of README in the checkout, with ``distlaunch`` on the PATH."""
+    """Return a function that starts a command of README in the checkout, with ``distlaunch`` on the
+    PATH."""
     program = tmp_path / "distlaunch"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m distlaunch "$@"\n', "utf-8")
     program.chmod(0o755)

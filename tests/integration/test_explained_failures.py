@@ -1,5 +1,5 @@
 """Every program of tests/programs/failures through the real launcher: the report names the right
-rank and the right cause."""
+rank and cause."""
 
 from __future__ import annotations
 

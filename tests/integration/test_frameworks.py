@@ -25,10 +25,10 @@ DONE = re.compile(r"^(?:\[\d\] )?done (\d) (\d+) (\S+)$", re.MULTILINE)
 
 
 def ended_well(result) -> bool:
-    """Return whether the launcher saw all go well; torch's gloo threads abort at a worker's end now
+    """Return whether the launcher reports success; torch's gloo threads abort at a worker's end now
     and then.
 
-    (Under torchrun too, in 1 of 12 runs here.)
+    (Under torchrun too, in 1 of 12 runs.)
     """
     aborted = (
         result.returncode == 134 and "terminate called without an active exception" in result.stderr

@@ -20,7 +20,7 @@ TWO_NODES = Topology(nodes=(Node(host="a", slots=4), Node(host="b", slots=4)), d
 
 
 def train(distlaunch, *words: str, options=()):
-    """Train with two workers; return what rank 0 has told."""
+    """Train with two workers. Return the report of rank 0."""
     given = [word for option in options for word in ("-o", option)]
     command = ["--num-procs", "2", "--format", "plain", "--backend", "fsdp", *given]
     script = [PROGRAMS / words[0], *words[1:]]

@@ -1,5 +1,4 @@
-"""The launcher fixture itself: it must notice what survives, or every test of "nothing is left"
-proves nothing."""
+"""The launcher fixture itself: it must notice processes that survive."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The real Horovod, on CPUs: its operations, initialising again, training, failing; and
-horovodrun's words."""
+"""The real Horovod on CPUs: operations, initialising again, training, failing, and horovodrun's
+options."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(horovod_launcher):
 
 
 def reported(result, workers: int) -> list[dict]:
-    """Return what each worker has told, by rank."""
+    """Return the reports of the workers, by rank."""
     assert result.returncode == 0, result.stderr
     return [json.loads(result.lines_of(rank)[-1]) for rank in range(workers)]
 
@@ -211,7 +211,7 @@ def test_the_build_and_version_of_horovod_are_shown(distlaunch, python):
 
 
 def test_a_machine_whose_name_has_no_address_is_reported(distlaunch, python):
-    """Horovod's gloo crashes, or aborts, depending on what the resolver answers."""
+    """Horovod's gloo crashes or aborts, depending on the resolver's answer."""
     words = ["train", "--num-procs", "2", "--backend", "horovod", "--python", python, OPS]
     inside = ["unshare", "--uts", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
     done = subprocess.run(

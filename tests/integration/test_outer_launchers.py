@@ -1,5 +1,5 @@
-"""A launcher that each worker of another launcher starts: under the real torchrun, horovodrun,
-accelerate and deepspeed."""
+"""A launcher in each worker of another launcher: the real torchrun, horovodrun, accelerate and
+deepspeed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ INNER = (sys.executable, "-m", "distlaunch")
 
 @pytest.fixture
 def outer_run(distlaunch):
-    """Run an outer launcher's command line in the work directory; the scripts are there."""
+    """Run an outer launcher's command line in the work directory with the scripts."""
     (distlaunch.work / "tell.py").write_text(TELL)
     (distlaunch.work / "torchrun").write_text(LIKE_TORCHRUN)
 

@@ -1,5 +1,5 @@
-"""Questions asked of peers and of distlaunch: no answer differs but those that docs/differences.md
-explains."""
+"""Questions to other launchers and to distlaunch: no answer differs except those that
+docs/differences.md explains."""
 
 from __future__ import annotations
 

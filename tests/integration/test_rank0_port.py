@@ -1,5 +1,4 @@
-"""The port that other nodes have tried is one that torch's store can then have, attempt after
-attempt."""
+"""The port that other nodes have tried can be used by torch's store, attempt after attempt."""
 
 from __future__ import annotations
 

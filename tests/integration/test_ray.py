@@ -101,8 +101,8 @@ class Cluster:
 
 
 def started(python: str, port: int, env: dict[str, str]) -> Cluster:
-    """Start a cluster. Ray gives its own processes 30 s, which are not enough on a busy machine, so
-    it is tried again."""
+    """Start a cluster, with retries: Ray gives its own processes 30 s, which are not enough on a
+    busy machine."""
     for _ in range(STARTS - 1):
         with suppress(AssertionError):
             return Cluster(python, port, env)
@@ -155,7 +155,7 @@ def driver_of(job) -> int:
 
 
 def above(worker: int, what: str) -> int:
-    """Return the pid of a worker's ancestor: of a process of ours by its name, of the actor as the
+    """Return the pid of a worker's ancestor: a process of ours by its name, the actor as the
     agent's parent."""
     if what == "actor":
         return parent_of(above(worker, "agent"))
@@ -176,7 +176,7 @@ def words_of(cmdline: Path) -> bytes:
 
 
 def reported(output: str) -> list[list[str]]:
-    """Return what the workers have told, by rank: rank, attempt, sum of ranks if they reduce, sizes
+    """Return the reports of the workers, by rank: rank, attempt, sum of ranks if they reduce, sizes
     and ranks, mask."""
     return sorted(
         line.partition("told ")[2].split() for line in output.splitlines() if "told " in line

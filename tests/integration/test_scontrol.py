@@ -95,8 +95,7 @@ def some_range(rng: random.Random) -> str:
 
 @pytest.fixture
 def scontrol(tmp_path):
-    """Return a function that has one scontrol expand many lists; nothing comes of a list that it
-    refuses."""
+    """Return a function that makes one scontrol expand many lists. A refused list gives nothing."""
     program = shutil.which("scontrol")
     assert program, "Debian's slurm-client is needed, scripts/test installs it"
     configuration = tmp_path / "slurm.conf"

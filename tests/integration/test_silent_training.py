@@ -1,5 +1,5 @@
-"""Trainings that print nothing and send no heartbeats, under --hang-timeout: those that work, and
-those that hang."""
+"""Trainings without output and heartbeats under --hang-timeout: those that work, and those that
+hang."""
 
 from __future__ import annotations
 

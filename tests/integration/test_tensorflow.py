@@ -28,7 +28,7 @@ def trained(text: str) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(python) -> dict:
-    """Return what one process reaches that takes the whole batch, without any launcher."""
+    """Return the result of one process with the whole batch, without a launcher."""
     words = ["env", "-u", "TF_CONFIG", "TF_USE_LEGACY_KERAS=1", python, PROGRAM]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
@@ -36,7 +36,7 @@ def alone(python) -> dict:
 
 
 def test_a_chief_and_a_worker_have_the_losses_of_one_process(distlaunch, python, alone):
-    """Workers without a chief train over two hosts, in tests/cluster/test_ssh_tensorflow.py."""
+    """tests/cluster/test_ssh_tensorflow.py has workers without a chief, over two hosts."""
     words = (
         "--backend",
         "tensorflow",

@@ -1,4 +1,4 @@
-"""The data of a training: the snippets of the documentation split it, and who does not is
+"""The data of a training: the snippets of the documentation split it, and a script that does not is
 warned."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def snippet(page: str) -> str:
 
 
 def checkpoints(distlaunch) -> list[int]:
-    """Return after how many steps the page's script has saved."""
+    """Return the steps after which the page's script has saved."""
     found = (distlaunch.work / "runs" / "a").glob("step-*")
     return sorted(int(each.name.removeprefix("step-")) for each in found)
 

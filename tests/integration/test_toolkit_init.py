@@ -19,7 +19,7 @@ TURNS = [
 
 @pytest.fixture
 def train(distlaunch):
-    """Return ``distlaunch.train`` with torch preloaded, which is all that these programs import."""
+    """Return ``distlaunch.train`` with torch preloaded."""
     return functools.partial(distlaunch.train_warm, preload="torch")
 
 

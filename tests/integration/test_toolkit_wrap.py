@@ -1,5 +1,4 @@
-"""`wrap` under each backend: the losses of one process at the same global batch, whatever the
-model's shape."""
+"""`wrap` under each backend: the losses of one process at the same global batch."""
 
 from __future__ import annotations
 
@@ -117,7 +116,7 @@ CASES_OF_AVERAGES = [
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory, horovod_python) -> dict[str, list[dict]]:
-    """Return what each worker has learnt in each case, by DDP and by Horovod."""
+    """Return the parameters of each worker in each case, by DDP and by Horovod."""
     folder = tmp_path_factory.mktemp("learnt")
     launcher = Launcher(folder, {"PATH": "/usr/bin:/bin", "HOME": str(folder)})
     launcher.python = horovod_python

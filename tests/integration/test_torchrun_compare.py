@@ -1,5 +1,5 @@
-"""Command lines under torchrun and under distlaunch torchrun: no difference that docs/from-torchrun.md does
-not judge."""
+"""Command lines under torchrun and under distlaunch torchrun: docs/from-torchrun.md judges all
+differences."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_page_has_every_command_line_and_every_option_as_the_tables_have_the
 
 
 def judged(script, case: str, **here: object) -> list[str]:
-    """Return what nobody has judged if torchrun did the usual and distlaunch did that too, but for
+    """Return the differences that nobody has judged if distlaunch does what torchrun does, except
     ``here``."""
     seen = sys.modules["comparelib.observe"].Seen
     worker = {

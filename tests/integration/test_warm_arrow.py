@@ -1,5 +1,4 @@
-"""Warm start with pandas and pyarrow, whose allocator starts a thread as it is imported unless it
-is told not to."""
+"""Warm start with pandas and pyarrow, whose allocator starts a thread at the import by default."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Warm start with torch: the same numbers, threads and results as cold, and all that torch does
-with processes."""
+"""Warm start with torch gives the same numbers, threads and results as a cold start."""
 
 from __future__ import annotations
 

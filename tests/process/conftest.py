@@ -1,5 +1,5 @@
-"""Jobs of the programs in ``tests/programs``, which talk to the test by signs: files in their
-working directory."""
+"""Jobs of the programs in ``tests/programs``, which communicate with the test by signs: files in
+their working directory."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ while "stay" in sys.argv:
 
 
 def as_in_a_fresh_shell() -> None:
-    """Undo what the test run inherited: a background job of a script ignores INT, one under nohup
-    HUP."""
+    """Reset signals: a background job of a script ignores INT, one under nohup HUP."""
     for name in _DEFAULTS:
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -59,7 +58,7 @@ def later_than_a_double() -> None:
 
 
 def state_of(pid: int) -> str | None:
-    """Return the state letter of a process, or None if there is none."""
+    """Return the state letter of a process, if it exists."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -82,7 +81,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def child_named(pid: int, name: str) -> int | None:
-    """Find a child of a process by what ``ps`` calls it."""
+    """Return a child of a process by its name in ``ps``."""
     for child in children_of(pid):
         try:
             if Path(f"/proc/{child}/comm").read_text().strip() == name and is_alive(child):
@@ -93,8 +92,8 @@ def child_named(pid: int, name: str) -> int | None:
 
 
 def spawner_below(pid: int) -> int | None:
-    """Find the spawner of a launcher or an agent: a child of the watcher, or its own if the watcher
-    was killed."""
+    """Return the spawner of a launcher or an agent: a child of the watcher, or its own if the
+    watcher was killed."""
     watcher = child_named(pid, WATCHER)
     return child_named(pid if watcher is None else watcher, SPAWNER)
 
@@ -151,20 +150,20 @@ class Job:
         return PROGRAMS / name if isinstance(name, str) and name.endswith(".py") else name
 
     def await_signs(self, running, *names: str) -> None:
-        """Wait until the programs have put up all of these; the launcher must not end before."""
+        """Wait until the programs have put up all of these signs. The launcher must not end
+        before."""
         running.wait_for(
             lambda: all(map(self.has_sign, names)), f"signs {names}, only {self.signs()}"
         )
 
     def await_ready(self, running, procs: int = 2) -> list[int]:
-        """Wait for all workers' ``ready-<rank>``; give their pids."""
+        """Wait for all workers' ``ready-<rank>``. Return their pids."""
         names = [f"ready-{rank}" for rank in range(procs)]
         self.await_signs(running, *names)
         return [int(self.sign(name)) for name in names]
 
     def sign(self, name: str) -> str:
-        """Return what a sign says, as soon as it is up: another process puts it up, when it comes
-        to that."""
+        """Return the text of a sign, once it is there."""
         until(lambda: self.has_sign(name), f"sign {name}; there are {self.signs()}")
         return (self.work / name).read_text()
 
@@ -178,15 +177,13 @@ class Job:
         (self.work / name).touch()
 
     def spawner_of(self, running) -> int:
-        """Find the parent of the workers."""
         return until(lambda: spawner_below(running.pid), f"{SPAWNER} below the launcher")
 
     def watcher_of(self, running) -> int:
-        """Find the parent of the spawner."""
         return until(lambda: child_named(running.pid, WATCHER), f"child {WATCHER} of the launcher")
 
     def servers_of(self, running) -> list[int]:
-        """Find the processes that workers are forked from, now."""
+        """Return the processes that workers are forked from."""
         found = []
         for pid in children_of(self.spawner_of(running)):
             try:
@@ -233,7 +230,7 @@ def module(job):
 
 @pytest.fixture
 def shell_job(distlaunch):
-    """Run the launcher as the foreground job of an interactive shell; give (shell's process,
+    """Run the launcher as the foreground job of an interactive shell. Yield (shell's process,
     terminal's other side)."""
     import fcntl
     import pty
@@ -285,7 +282,7 @@ def shell_job(distlaunch):
 
 
 def _read_all(descriptor: int) -> None:
-    """Read a terminal to its end, so that nobody who writes to it has to wait."""
+    """Read a terminal to its end, so that no writer has to wait."""
     try:
         while os.read(descriptor, 65536):
             pass
@@ -295,8 +292,8 @@ def _read_all(descriptor: int) -> None:
 
 @pytest.fixture
 def batch(distlaunch, tmp_path):
-    """Return the environment of a batch script on two nodes, with an srun that plays them on this
-    machine."""
+    """Return the environment of a batch script on two nodes, with a fake srun that starts both
+    here."""
     programs = tmp_path / "programs"
     programs.mkdir()
     shutil.copy(SRUN, programs / "srun")

@@ -1,4 +1,4 @@
-"""Jobs that write, and what has come of it."""
+"""Jobs that write, and their output."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def shown(distlaunch, *words, **env):
 
 
 def install(site, package, points):
-    """Write the records of a package, with the backends that it names."""
+    """Write the records of a package with these backends."""
     records = site / f"{package}-1.0.dist-info"
     records.mkdir()
     (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

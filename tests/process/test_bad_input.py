@@ -20,8 +20,8 @@ GOOD = "open('started', 'w').close()\n"
 
 
 def refused(distlaunch, *words: object, says: tuple[str, ...], env=None, code: int = 2) -> str:
-    """Check that a command is refused with these words before anything happens, and return what it
-    says."""
+    """Check that a command is refused with these words before anything happens. Return its
+    message."""
     (distlaunch.work / "good.py").write_text(GOOD)
     log_dir = distlaunch.tmp_path / "logs"
     before = set(distlaunch.survivors())

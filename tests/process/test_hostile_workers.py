@@ -1,5 +1,5 @@
-"""Workers and bystanders that put things in the launcher's way: pipes for files, a stopped guard,
-patterns for pkill."""
+"""Workers and other programs that obstruct the launcher: pipes for files, a stopped guard, patterns
+for pkill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while the command itself only starts."""
+"""Ctrl-C while the command starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def interrupted(words: list[str], after_s: float) -> tuple[int, str]:
     ids=["plan", "help"],
 )
 def test_ctrl_c_at_any_moment_shows_no_traceback_of_ours(clean_env, words):
-    """Python itself shows one as long as it sets itself up; from our first statement on there is
+    """Python shows a traceback while it sets itself up; from our first statement on there is
     none."""
     command = [sys.executable, "-m", "distlaunch", *words]
     began = time.monotonic()

@@ -16,8 +16,8 @@ CTRL_Z, CTRL_C = b"\x1a", b"\x03"
 
 @pytest.fixture
 def paused(job, shell_job):
-    """Start a job in the foreground of a terminal; the test types Ctrl-Z and waits until the
-    launcher is stopped."""
+    """Start a job in the foreground of a terminal, type Ctrl-Z, and wait until the launcher is
+    stopped."""
 
     class Paused:
         def __init__(self) -> None:
@@ -101,8 +101,8 @@ def test_ctrl_c_on_the_terminal_ends_the_job_with_130(job, distlaunch, paused):
 
 
 def test_the_grace_does_not_run_on_while_the_job_is_paused(job, distlaunch, paused):
-    """Paused for longer than the grace, workers still have the rest of it: they live on, and are
-    killed after it."""
+    """Paused for longer than the grace, workers still have the rest of it: they are killed after
+    it."""
     grace_s = 1.5
     paused.start("--note", "TERM,CONT", options=["--grace", str(grace_s)])
     os.kill(paused.launcher, signal.SIGTERM)

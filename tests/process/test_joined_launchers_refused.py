@@ -282,7 +282,7 @@ STILL = ("--lost-after", "5", "--failure-grace", "1")
 
 
 def stand_still(launchers, rank, sign):
-    """Stop a launcher until the other has taken it for lost, and said so."""
+    """Stop a launcher until the other reports it as lost."""
     stopped, other = launchers.by_rank[rank], launchers.by_rank[1 - rank]
     stopped.send_signal(signal.SIGSTOP)
     other.wait_stderr(sign)

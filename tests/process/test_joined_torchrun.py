@@ -1,5 +1,4 @@
-"""Several launchers in other launchers' words: what they say where the nodes do not become one
-job."""
+"""Several launchers with other launchers' options whose nodes do not become one job."""
 
 from __future__ import annotations
 

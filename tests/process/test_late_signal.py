@@ -1,5 +1,4 @@
-"""Signals that come when the job's exit code stands: they change nothing, and cut short what is
-still waited for."""
+"""Signals after the job's exit code is settled change nothing, but end the remaining waits."""
 
 from __future__ import annotations
 
@@ -105,8 +104,8 @@ def test_signals_after_the_verdict_change_nothing_at_any_of_several_launchers(
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_signal_while_a_reader_is_awaited_ends_the_wait_with_the_verdict(distlaunch, code):
-    """Nobody reads: after 0 the launcher waits for ever, after 7 for 10 s, and one signal ends
-    either within seconds."""
+    """Without a reader the launcher waits forever after 0, and 10 s after 7. One signal ends either
+    within seconds."""
     reading, writing = os.pipe()
     source = (
         f"import os, sys\nfor _ in range(4000): os.write(1, b'x' * 99 + b'\\n')\nsys.exit({code})"

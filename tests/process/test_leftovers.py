@@ -74,8 +74,7 @@ def test_after_ctrl_c_a_program_whose_wrapper_has_ended_is_asked_by_term(job, di
 
 
 def test_a_program_saves_when_another_worker_has_failed(job, distlaunch, wrapped):
-    """The wrapper of rank 1 is killed: what it ran is asked to end as well, before the job starts
-    again."""
+    """The wrapper of rank 1 is killed. Its program is asked to end before the job starts again."""
     running = wrapped(*SAVING, options=["--max-restarts", "1", "--min-uptime", "0", *GRACE])
     job.await_ready(running)
     pids = running.wait_workers(2)
@@ -135,7 +134,7 @@ def test_the_report_of_a_failure_names_what_had_to_be_killed(job, distlaunch):
 
 
 def test_each_process_gets_term_once(job, wrapped):
-    """Under --no-python it has come to all at once, else as the wrapper ended."""
+    """Under --no-python all processes get it at once, else when the wrapper ends."""
     running = wrapped("--note", "TERM", options=["--grace", "100"])
     job.await_ready(running)
     running.send_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ WORKERS = 1024
 
 
 def test_ten_jobs_at_once_all_succeed_with_different_ports(job):
-    """The workers of all wait at a FIFO until the last have started."""
+    """The workers of all jobs wait at a FIFO until the last have started."""
     gate = job.work / "gate"
     os.mkfifo(gate)
     words = ["--no-python", "/bin/sh", "-c", "read line <gate; exit 0"]

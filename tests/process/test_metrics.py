@@ -1,5 +1,3 @@
-"""``--metrics`` of a real job."""
-
 from __future__ import annotations
 
 import json

@@ -12,8 +12,8 @@ NOTICE = "behind SCRIPT went to the script, and the text of train.py has no such
 
 @pytest.fixture
 def notices_of(distlaunch):
-    """Run a command line with a script of this text; give the lines that tell of misplaced
-    options."""
+    """Return a function that runs a command line with a script of this text, and returns the
+    notices about misplaced options."""
 
     def run(*words: str, source: str = SWALLOWS, env: dict[str, str] | None = None) -> list[str]:
         (distlaunch.work / "train.py").write_text(source)

@@ -43,8 +43,7 @@ def kind(request) -> str:
 
 @pytest.fixture
 def leaving(job, kind):
-    """Start two workers that have both left something of this kind running, and wait to be
-    stopped."""
+    """Start two workers that have both left a process of this kind, and wait to be stopped."""
 
     def start(*options: str):
         running = job.start(
@@ -384,7 +383,7 @@ def test_a_launcher_within_a_worker_goes_with_it(job, distlaunch, victim):
 
 
 def test_kill_9_at_random_instants(clean_env):
-    """A short form of what ``scripts/chaos --kills 200`` does, always with the same choices."""
+    """A short form of ``scripts/chaos --kills 200``, with fixed choices."""
     done = subprocess.run(
         [sys.executable, CHAOS, "--kills", "10", "--seed", "7"],
         env=clean_env,

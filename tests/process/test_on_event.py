@@ -1,5 +1,3 @@
-"""The command of ``--on-event``: which events it gets, and that the job never waits for it."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,4 @@
-"""Hosts that are one machine under two names: such a job is refused, or goes on with each machine
-once."""
+"""Hosts that are one machine under two names: the job is refused, or uses each machine once."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def train(distlaunch, sshd):
 
 
 def hosts(names, tmp_path, by):
-    """Name hosts by an option."""
+    """Return the option that names hosts."""
     if by == "--hosts":
         return [by, ",".join(f"{name}:1" for name in names)]
     lines = "".join(f"{name} slots=1\n" for name in names)

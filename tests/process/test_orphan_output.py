@@ -1,5 +1,4 @@
-"""Workers of a killed launcher print while they save: they do not fail by it, and their logs go
-on."""
+"""Output of workers that save after their launcher was killed."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def test_both_streams_go_on_where_the_layout_has_a_file_for_each(job, distlaunch
 def test_a_worker_that_saves_at_ctrl_c_is_not_ended_by_term_when_the_launcher_is_killed(
     job, distlaunch
 ):
-    """As ``subprocess.run`` of Python does it: KILL comes a quarter of a second after Ctrl-C."""
+    """As Python's ``subprocess.run`` does it: KILL comes a quarter of a second after Ctrl-C."""
     running = job.start("waits.py", "--save", "INT", options=["--failure-grace", "60"])
     job.await_ready(running)
     running.send_signal(signal.SIGINT)

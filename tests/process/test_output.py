@@ -1,5 +1,3 @@
-"""Where the bytes of workers go: files, pipes and formats."""
-
 from __future__ import annotations
 
 import json

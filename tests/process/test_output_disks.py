@@ -1,4 +1,4 @@
-"""Log files on disks that are full, read-only, or not to be written at all."""
+"""Log files on disks that are full, read-only, or not writable."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ exec "$@"
 
 
 def in_a_small_disk(distlaunch, disk: Path, *command: str | Path):
-    """Run a command in a mount namespace of its own, with ``disk`` a file system of 512 kB, gone
-    with its last process."""
+    """Run a command in a mount namespace with ``disk``, a file system of 512 kB that goes with its
+    last process."""
     unshare = (
         ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     )
@@ -151,8 +151,7 @@ def test_a_read_only_log_directory_is_refused_before_anything_starts(distlaunch,
 
 
 def apart(distlaunch, setup: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a job in a mount namespace of its own, once ``setup``, a shell's text, has changed what
-    is there."""
+    """Run a job in a mount namespace of its own, after the shell script ``setup``."""
     unshare = (
         ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     )

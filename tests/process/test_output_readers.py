@@ -1,4 +1,4 @@
-"""Where workers' output goes whose readers are slow, gone, or never there."""
+"""Output for slow, closed or missing readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.process.outputs import FLOOD, LINES, PEAK_KB, log_of, numbered, scrip
 
 @pytest.fixture
 def pipe():
-    """Return a pipe's ends; what the test has not closed is closed after it."""
+    """Yield a pipe's ends. What the test has not closed is closed after it."""
     ends = os.pipe()
     yield ends
     for end in ends:
@@ -36,7 +36,7 @@ def read_all(descriptor: int) -> bytes:
 
 
 def assert_ends_unread(distlaunch, running, pipe, code: int) -> None:
-    """Assert that the job has an end while nobody reads, and the launcher when its output has been
+    """Check that the job ends while nobody reads, and the launcher once its output has been
     read."""
     running.wait_event("job_ended")
     assert distlaunch.holding() == []
@@ -77,8 +77,8 @@ def test_the_launcher_of_a_job_that_failed_ends_though_nobody_ever_reads_the_pip
 
 @pytest.mark.parametrize("words", [[], ["--format", "jsonl"]], ids=["plain", "jsonl"])
 def test_the_report_comes_through_a_pipe_whose_reader_is_slow(distlaunch, pipe, words):
-    """3 MB are queued for a reader of some kB/s when the job fails: all that the launcher itself
-    says still comes."""
+    """3 MB are queued for a reader of some kB/s when the job fails: all messages of the launcher
+    still come."""
     count = 30_000
     fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what the pipe holds is read first
     args = ["--num-procs", "1", *words, LINES, str(count), "80", "7"]

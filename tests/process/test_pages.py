@@ -34,7 +34,7 @@ def runnable(page: Path) -> list[Block]:
 
 @pytest.fixture
 def work(tmp_path: Path, clean_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with the files that the pages name; ``distlaunch`` is on the PATH."""
+    """Return a directory with the files that the pages name. ``distlaunch`` is on the PATH."""
     for path, text in FILES.items():
         file = tmp_path / "work" / path
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""``plan`` and ``--dry-run``: the same facts give the same plan; nobody is contacted, nothing is
-written, nothing told."""
+"""``plan`` and ``--dry-run``: the same facts give the same plan; no host is contacted, nothing is
+written."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_plan_that_fails_for_another_reason_is_refused(distlaunch):
 
 
 def test_an_explicit_port_is_in_the_plan_though_it_is_taken(distlaunch):
-    """A plan contacts nobody, so it cannot know; the job itself refuses."""
+    """A plan contacts no host, so it cannot know; the job itself refuses."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

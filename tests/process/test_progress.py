@@ -1,5 +1,4 @@
-"""Progress from real workers: by the helper, by hand, from a shell, and from those who only write
-rubbish."""
+"""Progress of real workers: by the helper, by hand, from a shell, and invalid lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rendezvous port: all launchers of the job get in, whoever else may call."""
+"""The rendezvous port: all launchers of the job are admitted, whoever else connects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def own_limit_and_locks(tmp_path, monkeypatch):
 
 
 class Loop:
-    """A main loop that has nothing but a listener."""
+    """A main loop that has only a listener."""
 
     def __init__(self, *, job_identity=IDENTITY, clock=time.monotonic, **more) -> None:
         self.clock = clock
@@ -129,7 +129,7 @@ def end(process) -> None:
 
 
 def output_of(process) -> str:
-    """Return what it has said, if it has said something."""
+    """Return the output so far, if there is any."""
     assert process.poll() is None
     return (
         process.stdout.readline().decode().strip()

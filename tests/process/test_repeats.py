@@ -1,5 +1,4 @@
-"""A node that repeats valid messages without end is dropped by name, and nobody else is kept
-waiting."""
+"""A node that repeats valid messages without end is dropped by name, and delays no other."""
 
 from __future__ import annotations
 
@@ -157,7 +156,7 @@ def relayed(launchers, tmp_path):
 
 
 def start_through(launchers, port, rank, *words):
-    """Start a launcher that meets the others at another port."""
+    """Start a launcher that connects to the others at another port."""
     own, launchers.port = launchers.port, port
     try:
         return launchers.start(rank, *words, size=3)

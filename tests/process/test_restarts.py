@@ -1,5 +1,4 @@
-"""Restarts: how often, when not, and that of an old attempt nothing is left when the next
-begins."""
+"""Restarts: how often, when not, and that nothing of an old attempt is left at the next."""
 
 from __future__ import annotations
 
@@ -227,7 +226,7 @@ def test_progress_is_an_uptime_of_at_least_the_minimum(job):
 
 
 def test_only_restarts_within_the_window_count(job):
-    """Each attempt lasts longer than the window, so each restart is the first in its window."""
+    """Each attempt lasts longer than the window, so each restart is the first in it."""
     options = ["--max-restarts", "1", "--restart-window", "0.2", *AGAIN]
     words = ["--no-python", "/bin/sh", "-c", 'sleep 0.3; [ "$DISTLAUNCH_ATTEMPT" = 3 ] || exit 3']
     result = job.run(*words, options=options)

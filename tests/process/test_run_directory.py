@@ -1,4 +1,4 @@
-"""The run directory: its layout, its privacy, and how long it stays (design, end of section 5)."""
+"""The run directory: its layout, its privacy, and how long it stays."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_runs_are_kept_by_the_time_of_their_last_event(distlaunch):
 def test_a_job_of_another_host_that_has_filed_no_end_is_not_pruned_while_it_writes(
     distlaunch, event
 ):
-    """With a shared home, the locks of other hosts may not be seen."""
+    """With a shared home, the locks of other hosts may be invisible."""
     old_runs(distlaunch.jobs, 60)
     for name in ("old-00", "old-01", "old-02"):
         (distlaunch.jobs / name / "events.jsonl").write_text(

@@ -1,4 +1,4 @@
-"""A SCRIPT that comes by a pipe, a FIFO or our own stdin: all ranks run it, or it is refused."""
+"""A SCRIPT from a pipe, a FIFO or stdin: all ranks run it, or it is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = "import os, sys\nprint(os.path.basename(__file__), os.environ['RANK'], 
 
 
 def assert_notice(result, name: str, *words: str) -> None:
-    """Assert that both ranks ran the whole script, which the job keeps beside its logs."""
+    """Check that both ranks ran the whole script, which the job keeps beside its logs."""
     assert result.returncode == 0, result.stderr
     assert [result.lines_of(rank) for rank in (0, 1)] == [
         [f"{name} {rank} {list(words)} ''"] for rank in (0, 1)

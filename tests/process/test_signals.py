@@ -21,8 +21,7 @@ def exits(result) -> dict[int, int]:
 
 @pytest.fixture
 def saving(job):
-    """Start two workers that save when they are told to; they wait for the sign ``go`` while they
-    save."""
+    """Start two workers that save on a signal, and wait for the sign ``go`` meanwhile."""
 
     def start(name: str, *args: str, **kwargs):
         names = name if name == "TERM" else f"{name},TERM"  # TERM comes as well where saving lasts
@@ -139,7 +138,7 @@ def test_under_nohup_neither_launcher_nor_workers_take_notice_of_hup(job):
 
 
 def test_int_ends_a_background_job_of_a_script_too(job):
-    """``&`` in a script has INT ignored unasked: neither the launcher nor its workers ignore INT."""
+    """``&`` in a script ignores INT: neither the launcher nor its workers do."""
     running = job.start("waits.py", preexec=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     job.await_ready(running)
     running.send_signal(signal.SIGINT)
@@ -333,7 +332,7 @@ def test_a_stopped_worker_is_continued_to_obey(job, distlaunch, saving):
 
 
 def test_tstp_where_no_shell_could_continue_us_does_not_leave_the_workers_stopped(job, distlaunch):
-    """In an orphaned process group the kernel does not stop anybody on TSTP."""
+    """In an orphaned process group the kernel stops no process on TSTP."""
     running = job.start("waits.py", "--note", "CONT", start_new_session=True)
     workers = job.await_ready(running)
     running.send_signal(signal.SIGTSTP)

@@ -1,5 +1,4 @@
-"""``train`` in a batch script of Slurm, with a stand-in for srun: what the real one does is in
-tests/cluster."""
+"""``train`` in a batch script of Slurm, with a fake srun. tests/cluster has the real one."""
 
 from __future__ import annotations
 

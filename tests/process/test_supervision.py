@@ -1,4 +1,4 @@
-"""The first failure ends the job: with its own code, all workers asked, then killed."""
+"""The first failure ends the job: with its own code, all workers stopped, then killed."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ def reported(job, rank: int = 0) -> dict:
 
 
 def status_of_worker(result, rank: int = 0) -> dict[str, str]:
-    """Read the /proc/self/status that a ``cat`` as worker has printed: not even Python has changed
-    it."""
+    """Return the /proc/self/status that a ``cat`` as worker has printed, unchanged by Python."""
     lines = (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text().splitlines()
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 

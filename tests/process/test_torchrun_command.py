@@ -26,8 +26,7 @@ print(f"err {rank}.{attempt}", file=sys.stderr)
 
 @pytest.fixture
 def torchrun(distlaunch):
-    """Run ``distlaunch torchrun`` with these words, after a script of this source where ``source``
-    is given."""
+    """Run ``distlaunch torchrun`` with these arguments, and a script of this ``source``."""
 
     def run(*words: str, source: str = TELLS, script_args: tuple[str, ...] = (), **kwargs):
         (distlaunch.work / "train.py").write_text(source)

@@ -1,5 +1,5 @@
-"""``distlaunch torchrun`` with several workers on a terminal: rank 0 reads what is typed, as
-torchrun's workers can."""
+"""``distlaunch torchrun`` with several workers on a terminal: rank 0 reads the input, as torchrun's
+workers can."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ else:
 
 @pytest.fixture
 def debugging(job, shell_job, distlaunch):
-    """Start two workers in the foreground of a terminal, of which rank 0 stops in pdb; the test
-    types."""
+    """Start two workers in the foreground of a terminal, of which rank 0 stops in pdb."""
 
     class Debugging:
         def start(self, *words: str, source: str = DEBUGS) -> None:

@@ -1,5 +1,4 @@
-"""The spawner's orders to the warm server at awkward moments, given one by one: a driver speaks for
-the agent."""
+"""Orders of the spawner to the warm server at critical moments. A driver plays the agent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Warm start: whatever the preloaded modules do and whatever happens to the server, the job goes
-on."""
+"""The job goes on, whatever the preloaded modules do and whatever happens to the server."""
 
 from __future__ import annotations
 

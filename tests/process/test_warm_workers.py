@@ -1,5 +1,4 @@
-"""Warm start: workers forked from a server are as executed ones, at the start and at every
-restart."""
+"""Forked workers are as executed ones, at the start and at every restart."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def exits(result) -> list[tuple[int, int, int]]:
 
 @pytest.fixture
 def same(job, tmp_path):
-    """Run the program that tells all it sees, cold and warm; give what each rank saw of both."""
+    """Run ``same.py`` cold and warm. Return the output of each rank in both."""
 
     def run(kind: str, options: Sequence[str] = (), modules: str = "json") -> list[list[dict]]:
         work = tmp_path / "same"

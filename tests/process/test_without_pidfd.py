@@ -1,5 +1,5 @@
-"""Supervision where the kernel refuses pidfds: the same tests again, under a seccomp filter that
-all launchers inherit."""
+"""Supervision if the kernel refuses pidfds: the same tests under a seccomp filter that all
+launchers inherit."""
 
 from __future__ import annotations
 

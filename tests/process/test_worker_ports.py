@@ -1,5 +1,4 @@
-"""Ports that are held for every worker, and told to all: by TF_CONFIG, whose framework these tests
-do without."""
+"""Ports that are held for every worker and listed to all by TF_CONFIG, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def installed(distlaunch):
 
 
 def reported(text: str) -> list[dict]:
-    """Return what the workers have said, by attempt and rank."""
+    """Return the reports of the workers, by attempt and rank."""
     reports = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
     return sorted(reports, key=lambda each: (each["attempt"], each["rank"]))
 

@@ -1,5 +1,4 @@
-"""A real agent as a child process, and a small coordinator that speaks to it over its stdin and
-stdout."""
+"""A real agent as a child process, and a small coordinator at its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -132,7 +131,7 @@ class Coordinator:
         return True
 
     def until(self, kind: type | Any, count: int = 1, *, where: Any = None) -> list[Any]:
-        """Read until so many messages of a kind have come; give all of these."""
+        """Read until so many messages of a kind have come. Return them."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             found = [
@@ -158,7 +157,7 @@ class Coordinator:
         return sum(map(len, self.taken.values()))
 
     def give_credit_until(self, kind: type) -> None:
-        """Return credit for what has come, as it comes, until a message of a kind has come."""
+        """Grant credit for each output, until a message of a kind has come."""
         given = 0
         while not self.of(kind):
             self.send(m.Credit(size=self.size_taken - given))
@@ -166,7 +165,7 @@ class Coordinator:
             assert self.read(PATIENCE_S), self.received[-5:]
 
     def until_end(self) -> int:
-        """Read to the end of the channel, and give the agent's exit code."""
+        """Read to the end of the channel. Return the agent's exit code."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.ended:
             assert time.monotonic() < deadline
@@ -276,7 +275,7 @@ def worker_spec():
 
 
 def processes_with(word: str) -> list[int]:
-    """Find processes by a word in their environment or arguments."""
+    """Return processes by a word in their environment or arguments."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -293,7 +292,7 @@ def processes_with(word: str) -> list[int]:
 
 @pytest.fixture
 def make_agent(code: bytes, clean_env: dict[str, str], tmp_path: Path):
-    """Start agents; whatever a test does to them, nothing of them may be left."""
+    """Start agents. Nothing of them may be left at the end."""
     mark = f"MARK-{os.urandom(8).hex()}"
     agents: list[Coordinator] = []
     node_tmp = tmp_path / "node-tmp"

@@ -33,7 +33,7 @@ def token_at(address: str, port: int) -> bytes:
 
 
 def foreign(port: int, *, reuse: bool, family: int = socket.AF_INET6) -> str:
-    """Try to listen on a port as a program of somebody else would."""
+    """Try to listen on a port as a foreign program would."""
     with socket.socket(family) as other:
         if reuse:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -26,7 +26,7 @@ def way(request):
 
 @pytest.fixture
 def serve(tmp_path):
-    """Start servers; all of them, and what they run, are gone at the end."""
+    """Start servers. All of them, with their sessions, are gone at the end."""
     started = []
 
     def start(*settings, name="sshd", **more):

@@ -1,5 +1,3 @@
-"""Connections that fail on the way to a server, and those through jump hosts and proxies."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Which keys of servers are trusted, and what is said of the others."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,4 @@
-"""Login shells of every kind and the Pythons that they find, and what goes wrong between the login
-and the agent."""
+"""Login shells of every kind, their Pythons, and failures between the login and the agent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""By which keys one logs in, and what is said where none is taken."""
-
 from __future__ import annotations
 
 import os
@@ -137,7 +135,7 @@ def test_the_user_and_key_of_the_command_line_beat_the_file(sshd, way):
 
 
 def test_nobody_is_asked_for_a_password(serve, way):
-    """Neither way may open the terminal: there is one here, and nothing is written to it."""
+    """Neither way may open the terminal: nothing is written to it."""
     server = serve("PasswordAuthentication yes", "PubkeyAuthentication no")
     config = server.config()
     pid, terminal = pty.fork()

@@ -1,4 +1,4 @@
-"""Terminals: the test is keyboard and eyes, the launcher their foreground job."""
+"""Terminals whose foreground job is the launcher. The test types and reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _as_a_login_shell_starts_it() -> None:
 
 
 class Screen:
-    """A terminal: the test is its keyboard and its eyes."""
+    """A terminal. The test types and reads."""
 
     def __init__(self) -> None:
         self.master, self.slave = pty.openpty()
@@ -61,14 +61,14 @@ class Screen:
         os.write(self.master, keys.encode())
 
     def look(self, timeout_s: float = 0.0) -> bool:
-        """Read what is there; tell whether there was something."""
+        """Read what is there. Return whether there was something."""
         if not select.select([self.master], [], [], timeout_s)[0]:
             return False
         self.seen += os.read(self.master, 1 << 16)
         return True
 
     def wait_text(self, text: str, *, after: int = 0, timeout_s: float = 30.0) -> int:
-        """Read until ``text`` has come, and return the place behind it."""
+        """Read until ``text`` has come. Return the position after it."""
         deadline = time.monotonic() + timeout_s
         while (at := self.seen.find(text.encode(), after)) < 0:
             if (
@@ -81,8 +81,7 @@ class Screen:
         return at + len(text.encode())
 
     def read_until_end(self, running, timeout_s: float = 40.0):
-        """Read on until the launcher has ended, so that it never waits for us; return how it
-        ended."""
+        """Read until the launcher has ended, so that it never waits for us. Return how it ended."""
         deadline = time.monotonic() + timeout_s
         while running.process.poll() is None and time.monotonic() < deadline:
             self.look(0.02)
@@ -91,8 +90,7 @@ class Screen:
         return running.wait(1)
 
     def rendered(self) -> list[str]:
-        """Draw what has come: text, carriage returns, newlines, erasing and colours are all that
-        may be there."""
+        """Return the screen for text with carriage returns, newlines, erasing and colours only."""
         lines, column = [""], 0
         for token in re.findall(
             r"\x1b\[[0-9;:?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+|\x1b", self.seen.decode(errors="replace")
@@ -111,7 +109,7 @@ class Screen:
         return lines
 
     def drawn(self) -> list[str]:
-        """Draw what has come as a terminal of this size does; give its rows."""
+        """Return the rows of a terminal of this size."""
         import pyte
 
         rows, columns, *_ = struct.unpack(

@@ -293,7 +293,7 @@ def test_a_terminal_behind_a_pipe_is_not_handed_over(distlaunch, screen, on_scre
 def test_the_worker_with_the_terminal_prints_and_saves_after_kill_9_of_the_launcher(
     distlaunch, screen, on_screen, size
 ):
-    """Its terminal stays until it has ended: else it would get HUP as well, and an error as it
+    """Its terminal stays until it has ended. Otherwise it would get HUP, and an error when it
     prints."""
     program = PROGRAMS / "prints_at_the_end.py"
     running = on_screen(
@@ -309,8 +309,7 @@ def test_the_worker_with_the_terminal_prints_and_saves_after_kill_9_of_the_launc
 
 
 def test_after_kill_9_of_the_launcher_the_shell_has_its_terminal_as_it_was(distlaunch, screen):
-    """The launcher passes each key on meanwhile; what it was started from goes on with the
-    terminal."""
+    """The launcher passes each key on meanwhile. Its parent goes on with the terminal."""
     program = script(distlaunch, "print('ready', flush=True)\nsignal.pause()\n")
     train = [
         sys.executable,

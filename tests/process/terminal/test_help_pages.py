@@ -1,5 +1,3 @@
-"""Pages of documentation on a terminal."""
-
 from __future__ import annotations
 
 import sys
@@ -9,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def read_page(distlaunch, screen):
-    """Show a page on the terminal; return what is on it."""
+    """Show a page on the terminal. Return its text."""
 
     def read(pager: dict[str, str]) -> str:
         env = {"TERM": "xterm", **pager}

@@ -1,7 +1,7 @@
-"""Progress bars of the libraries that people use, on a terminal that pyte draws.
+"""Progress bars of common libraries, on a terminal that pyte draws.
 
-What the terminal shows half way and at the end is kept in ``tests/data/screens``. With
-``WRITE_SCREENS=1`` these tests write the files instead of comparing them: look at what has changed.
+``tests/data/screens`` has the screen half way and at the end. ``WRITE_SCREENS=1`` writes these
+files anew: check the differences.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ QUICK = ["tqdm_single", "tqdm_nested", "tqdm_kept", "tqdm_position", "rich_track
 
 
 def normal(rows: list[str]) -> list[str]:
-    """Keep the rows of workers and the status line, without what differs from run to run."""
+    """Keep the rows of workers and the status line, without values that differ from run to run."""
     kept = [re.sub(r"^(distlaunch: 2/2 workers up).*", r"\1", row) for row in rows]
     kept = [row for row in kept if row.startswith("[") or row == "distlaunch: 2/2 workers up"]
     return [re.sub(r"\b\d+:\d\d(:\d\d)?\b|-:--:--|--:--", "TIME", row) for row in kept]
 
 
 def ordered(rows: list[str], kind: str) -> str:
-    """Put the line of rank 1 behind the rows of rank 0 that it may also stand above."""
+    """Put the line of rank 1 below the rows of rank 0: it may also stand above."""
     above = ABOVE.get(kind, 0)
     if OTHER in rows[:above]:
         rows = [*rows[1 : above + 1], OTHER, *rows[above + 1 :]]
@@ -43,7 +43,7 @@ def ordered(rows: list[str], kind: str) -> str:
 
 
 def normal_of_lightning(rows: list[str]) -> list[str]:
-    """Leave out rates, and how long a bar beside them is."""
+    """Leave out rates, and the length of a bar beside them."""
     return [
         re.sub(r"[━╸╺█▏▎▍▌▋▊▉]+", "━", re.sub(r" *[\d.]+ ?(it/s|s/it)", " RATE", row))
         for row in normal(rows)

@@ -1,4 +1,4 @@
-"""Plans and jobs as a user gets them, in the surroundings of schedulers."""
+"""Plans and jobs in the environments of schedulers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SAYS = "import os; print('is', *(os.environ[name] for name in ('RANK', 'WORLD_SI
 
 
 def slurm(name: str) -> dict[str, str]:
-    """Return what a process of a Slurm job saw."""
+    """Return the environment of a process of a Slurm job."""
     lines = (CAPTURES / f"{name}.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
 @pytest.fixture
 def plan(distlaunch):
-    """Return the plan that a command line makes, as data."""
+    """Return the plan of a command line, as data."""
     (distlaunch.work / "t.py").write_text(SAYS)
 
     def make(*words: str, env=None) -> dict:
@@ -52,7 +52,7 @@ def plan(distlaunch):
 
 @pytest.fixture
 def refused(distlaunch):
-    """Return what is said of a command line that is refused: nothing is printed, made or started."""
+    """Return the message for a refused command line: nothing is printed, made or started."""
     (distlaunch.work / "t.py").write_text(SAYS)
 
     def say(*words: str, env=None, command: str = "plan") -> str:
@@ -69,7 +69,7 @@ def refused(distlaunch):
 
 @pytest.fixture
 def train(distlaunch):
-    """Run a job whose workers say who they are; give what they said, and all else that was said."""
+    """Run a job whose workers report their ranks. Return the reports, and all other output."""
     (distlaunch.work / "t.py").write_text(SAYS)
 
     def run(*words: str, env=None) -> tuple[list[str], str]:

@@ -1,5 +1,3 @@
-"""``--explain``: where each value comes from, and what has lost."""
-
 from __future__ import annotations
 
 import pytest

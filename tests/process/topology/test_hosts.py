@@ -1,4 +1,4 @@
-"""``plan`` over the nodes that a user has named: by lists, files and commands."""
+"""``plan`` over nodes that a user has named: by lists, files and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``plan`` over the nodes that a system around us names, and what ``train`` makes of these."""
+"""``plan`` and ``train`` over nodes that a system names."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ WITH_FILE = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_
 
 
 def looked_for(file: str, **variables: str) -> list[tuple[str, str]]:
-    """Return which files are checked, and how they are named."""
+    """Return the files to check, with their names."""
     backend = made(WITH_FILE.format(file=file))
     wanted: list[tuple[str, str]] = []
     backend.check_files(

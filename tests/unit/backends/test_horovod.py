@@ -1,5 +1,3 @@
-"""The variables of Horovod's workers, above all their ranks on unequal nodes."""
-
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Backends of other packages that break the contract: the error names the package."""
+"""Backends of other packages that break the contract. The error names the package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The cluster, task and GPUs of TensorFlow's workers."""
-
 from __future__ import annotations
 
 import json

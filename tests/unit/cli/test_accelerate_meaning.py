@@ -1,5 +1,3 @@
-"""Translation of the options of ``accelerate launch``."""
-
 from __future__ import annotations
 
 import json

@@ -1,6 +1,3 @@
-"""The typer application: beside the quick parser, and what it answers to words that it does not
-know."""
-
 from __future__ import annotations
 
 import pytest
@@ -13,7 +10,7 @@ from tests.facts import mentions
 
 
 def through_app(command: str, words: list[str], environ: dict[str, str]):
-    """Return what the application's command is called with."""
+    """Return the arguments with which the application calls the command."""
     seen = []
 
     def take(*parsed):

@@ -1,5 +1,3 @@
-"""The file that --save_pid keeps."""
-
 from __future__ import annotations
 
 import os

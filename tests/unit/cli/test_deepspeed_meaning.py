@@ -1,5 +1,3 @@
-"""Translation of the options of DeepSpeed's launcher."""
-
 from __future__ import annotations
 
 import pytest

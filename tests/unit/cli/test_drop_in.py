@@ -1,5 +1,3 @@
-"""Common parts of the commands that take another launcher's options."""
-
 from __future__ import annotations
 
 from importlib import import_module
@@ -111,8 +109,7 @@ def names_of(command: str) -> OptionNames:
 
 
 def known_words(command: str) -> set[str]:
-    """Return the options of a command, with dashes and with underscores, and the variables that it
-    reads."""
+    """Return the options and variables of a command, with dashes and with underscores."""
     rows = import_module(f"distlaunch.cli.compat.{command}.options").OPTIONS
     flags = {flag for option in rows for flag in option.all_flags}
     read = {option.variable for option in (*rows, *TRAIN_OPTIONS) if option.variable}

@@ -1,4 +1,4 @@
-"""How errors leave the process, whatever its standard streams are."""
+"""The exit of the process after an error, with any standard streams."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_the_command_works_without_any_standard_stream(words):
 
 
 def unread(words: list[str], tmp_path: Path) -> tuple[int, bytes]:
-    """Run this where stdout is a pipe that nobody reads; give the exit code and what stderr got."""
+    """Run this with a stdout that nobody reads. Return the exit code and stderr."""
     reader, writer = os.pipe()
     os.close(reader)
     env = {"PATH": os.defpath, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}

@@ -1,5 +1,3 @@
-"""The help of all commands: one layout, made from the tables of options."""
-
 from __future__ import annotations
 
 import re
@@ -163,7 +161,7 @@ A page (help slurm), a bold word and `a|b`.
 
 
 def found_by(word: str, capsys) -> list[tuple[str, str]]:
-    """Return the pages that a word leads to, each with its heading."""
+    """Return the pages for a word, each with its heading."""
     return re.findall(
         r"^  distlaunch help ([\w-]+): (.*)$", shown(["help", word], capsys), re.MULTILINE
     )

@@ -1,5 +1,3 @@
-"""Translation of horovodrun's options."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""The option table: complete, consistent, and its values strictly read."""
-
 from __future__ import annotations
 
 from typing import Literal, get_args, get_origin, get_type_hints

@@ -1,6 +1,3 @@
-"""The quick parser: what reaches the script, which setting wins, and what is said about a wrong
-command line."""
-
 from __future__ import annotations
 
 import re

@@ -1,6 +1,3 @@
-"""The command ``render``: its table of options, its words spelled again, and where the file
-goes."""
-
 from __future__ import annotations
 
 import os
@@ -42,7 +39,7 @@ VALUES = {
 
 
 def spellings():
-    """Return command lines of ``train`` in which anything may be set, and the environment of them."""
+    """Return command lines of ``train`` with any options, and their environments."""
 
     def of(option):
         if option.kind == "flag":

@@ -1,5 +1,3 @@
-"""The printed plan: everything in the record is there, once, and large jobs stay short."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Translation of torchrun's options: to ours, to the console's, and the notices about them."""
-
 from __future__ import annotations
 
 import pytest

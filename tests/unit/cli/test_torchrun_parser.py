@@ -1,5 +1,5 @@
-"""``distlaunch torchrun``'s words: taken apart as torchrun 2.13 does, and better where it refuses
-what is clear."""
+"""The words of ``distlaunch torchrun`` are parsed as torchrun 2.13 does, except where it refuses
+clear input."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Clock:
 
 
 class Memory:
-    """A console on two memory files, which can be read after ``close``."""
+    """A console on two memory files, which tests read after ``close``."""
 
     def __init__(self, *, world_size: int, same: bool = False, **options) -> None:
         self._out = os.memfd_create("out")
@@ -53,7 +53,7 @@ class Memory:
 
 
 class Terminal:
-    """A real pseudo-terminal. A thread reads what is shown, unless the terminal is stopped."""
+    """A real pseudo-terminal. A thread reads its output, unless it is stopped."""
 
     def __init__(self, *, columns: int = 80) -> None:
         self.master, self.fd = os.openpty()
@@ -92,7 +92,7 @@ class Terminal:
             return bytes(self._seen)
 
     def close(self) -> bytes:
-        """Close the terminal and return everything that was shown."""
+        """Close the terminal and return all of its output."""
         os.close(self.fd)
         self._thread.join(20)
         os.close(self.master)
@@ -100,7 +100,7 @@ class Terminal:
 
 
 class Screen:
-    """A console with stderr on a terminal, and stdout, too, unless a test redirects it."""
+    """A console with stderr and, unless redirected, stdout on a terminal."""
 
     def __init__(self, *, world_size: int = 2, columns: int = 80, environ=None, **options) -> None:
         self.terminal = Terminal(columns=columns)

@@ -1,5 +1,3 @@
-"""When the splitter shows unfinished lines."""
-
 from types import SimpleNamespace
 
 from distlaunch.console.lines import PARTIAL_S, PROGRESS_S, LineSplitter

@@ -1,4 +1,4 @@
-"""Programs that pause while drawing: their rows end as on a terminal of their own."""
+"""Programs that pause while drawing."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:
 
 
 def in_a_file(written: bytes) -> list[bytes]:
-    """Return the lines that a file should contain: only the last state of redrawn lines."""
+    """Return the lines of a file, with only the last state of redrawn lines."""
     lines = written.split(b"\n")
     last = lines.pop()
     if not is_blank(last) or (last and b"\r" not in last):

@@ -1,4 +1,4 @@
-"""While a slow reader blocks reading from workers, the time of held lines stands still."""
+"""The time of held lines stands still while a slow reader blocks reading from workers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,3 @@
-"""Output of ``distlaunch torchrun``, stream by stream. tests/contract/test_sinks.py has the
-contract."""
-
 from __future__ import annotations
 
 import os

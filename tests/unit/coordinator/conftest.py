@@ -1,4 +1,4 @@
-"""A job as its policy sees it: tests play the agents and the user."""
+"""The policy of a job. Tests play the agents and the user."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ ModuleNotFoundError: No module named 'nothing_of_the_kind'
 
 
 class Job:
-    """One policy with ``nodes`` times ``per_node`` workers; ``now`` is its clock, ``actions`` all
-    that it has wanted."""
+    """One policy with ``nodes`` times ``per_node`` workers. ``now`` is its clock, ``actions`` has
+    all of its actions."""
 
     RAISED, LOST, IMPORT = RAISED, LOST, IMPORT
 
@@ -222,8 +222,8 @@ SURVEYED = m.Surveyed(
 
 
 class NodesJob(Job):
-    """A job whose policy gathers its nodes: ``hosts`` of them, of which between ``bounds`` train,
-    on equal slots."""
+    """A job whose policy gathers ``hosts`` nodes with equal slots, of which between ``bounds``
+    train."""
 
     def __init__(
         self,
@@ -333,7 +333,7 @@ class NodesJob(Job):
         return self.step(p.Lost(node=node, why=why))
 
     def asked(self, node: int) -> int:
-        """Return the serial of the newest survey that a node was asked for."""
+        """Return the serial of the newest survey of a node."""
         return max(
             (question.serial for to, question in self.sent(m.Survey) if to == node), default=0
         )
@@ -387,7 +387,7 @@ class NodesJob(Job):
         return actions
 
     def come_up(self) -> NodesJob:
-        """Bring an attempt whose nodes are composed to where all workers run."""
+        """Bring a planned attempt to where all workers run."""
         self.settle()
         for rank in self.ranks:
             self.started(rank)

@@ -1,4 +1,4 @@
-"""Remote agents over made-up links: a socket pair for each node, whose other end the test holds."""
+"""Remote agents over socket pairs. Tests hold the nodes' ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GONE = m.AttemptEnded(attempt=0, left=())
 
 
 class PairLink:
-    """A link whose peer is the test."""
+    """A connection whose other end the test holds."""
 
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
@@ -56,7 +56,7 @@ class PairLink:
 
 
 class Kept:
-    """A place for output, which may be full."""
+    """A sink for output that may be full."""
 
     def __init__(self) -> None:
         self.written: list[tuple] = []
@@ -83,7 +83,7 @@ class Kept:
 
 
 class Nodes:
-    """Remote agents, and the nodes' ends of its links."""
+    """Remote agents, and the nodes' ends of the connections."""
 
     def __init__(
         self, count: int, *, fanout: int = 64, kept: Kept | None = None, make=RemoteAgents, **more
@@ -200,7 +200,7 @@ class Nodes:
 
 @pytest.fixture(name="nodes")
 def remote_agents():
-    """Return what makes remote agents of so many nodes."""
+    """Return a function that makes remote agents of so many nodes."""
     made: list[Nodes] = []
 
     def make(count: int = 1, **options) -> Nodes:

@@ -1,5 +1,3 @@
-"""Durations as people write them."""
-
 from __future__ import annotations
 
 import pytest

@@ -19,7 +19,7 @@ def judge_score():
 
 @pytest.fixture
 def end_of():
-    """Build a WorkerExit: only what the test is about has to be said."""
+    """Return a WorkerExit with these fields, and defaults for the others."""
 
     def build(rank: int = 0, tail: str | bytes = b"", **fields) -> WorkerExit:
         data = tail.encode() if isinstance(tail, str) else tail
@@ -43,7 +43,7 @@ def _text_of(recorded: str | None) -> str | None:
 
 @pytest.fixture
 def recorded(end_of):
-    """Load the ends that a program of tests/programs/failures left when it was recorded."""
+    """Load the recorded ends of a program of tests/programs/failures."""
 
     def load(program: str) -> list[WorkerExit]:
         text = (HERE / "recorded" / f"{program}.json").read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Workers that hang, each in its own way, for ``record_stacks.py``: ``python hanging.py KIND``,
-RANK says who it is.
+"""Workers that hang in different ways, for ``record_stacks.py``: ``python hanging.py KIND``, with
+RANK.
 
-The main part of each is ``main``, as a training script has it. What needs no torch runs under any
-Python 3.8 or newer.
+``main`` is the main part, as in a training script. Kinds without torch run under Python 3.8 or
+newer.
 """
 
 import faulthandler
@@ -121,7 +121,7 @@ def debugger():
 
 
 def blocked_signal():
-    """Block the signal in the main thread: another one gets it, and is the current one of the
+    """Block the signal in the main thread. Another thread gets it, and is the current one of the
     dump."""
     threading.Thread(target=time.sleep, args=(FOREVER,), daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMAX - 3])

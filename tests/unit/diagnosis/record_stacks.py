@@ -1,10 +1,8 @@
-"""Record the stacks of workers that hang, for the unit tests to judge without torch and other
-Pythons.
+"""Record the stacks of workers that hang, for unit tests without torch and other Pythons.
 
-Run by hand: ``python tests/unit/diagnosis/record_stacks.py [KIND…]``, with ``PYTHONS`` naming
-further interpreters and ``PY_SPY`` the profiler, if there is one. It writes
-``recorded_stacks/<kind>.<maker>.json`` with one entry per worker (rank, pid, state, text). Paths
-and pids of the machine are replaced.
+Run by hand: ``python tests/unit/diagnosis/record_stacks.py [KIND…]``, with ``PYTHONS`` for further
+interpreters and ``PY_SPY`` for the profiler. It writes ``recorded_stacks/<kind>.<maker>.json`` with
+one entry per worker (rank, pid, state, text). Paths and pids of the machine are replaced.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ def state_of(pid: int) -> str:
 def record(
     kind: str, world_size: int, python: str, py_spy: str | None
 ) -> dict[str, list[dict[str, object]]]:
-    """Run one kind and return what faulthandler, and py-spy if there is one, tell of each of its
-    workers."""
+    """Run one kind. Return the output of faulthandler, and of py-spy if there is one, for each
+    worker."""
     base = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     base |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     workers, dumps = [], []

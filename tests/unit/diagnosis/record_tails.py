@@ -1,10 +1,8 @@
-"""Record what the programs in tests/programs/failures leave behind, for the unit tests to judge
-without torch.
+"""Record the ends of the programs in tests/programs/failures, for unit tests without torch.
 
 Run by hand: ``python tests/unit/diagnosis/record_tails.py [PROGRAM…]``. It starts four workers per
-program itself, lets failures spread for a second, stops the rest and writes
-``recorded/<program>.json`` with every worker's end. Paths of the machine are replaced, bytes are
-kept as latin-1 text.
+program, lets failures spread for a second, stops the rest and writes ``recorded/<program>.json``
+with every worker's end. Paths of the machine are replaced, bytes are kept as latin-1 text.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ def neutral(data: bytes) -> str:
 
 
 def run(program: Path, scratch: Path) -> list[dict[str, object]]:
-    """Run one program with four workers and return their ends, first to end first."""
+    """Run one program with four workers. Return their ends in order."""
     port = free_port()
     base = {
         "PATH": os.environ["PATH"],

@@ -1,4 +1,4 @@
-"""A module whose import takes for ever (see ``hanging.py``)."""
+"""A module whose import never ends (see ``hanging.py``)."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Two samples of a silent worker: what shows that it has gone on, and what does not."""
+"""Two samples of a silent worker: evidence of progress, or none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def at(frame, line):
 
 
 def dump(*frames, name="Current thread 0x00007f00") -> str:
-    """Print a stack as faulthandler does; the frames come outermost first."""
+    """Return a stack in faulthandler's format. The frames come outermost first."""
     lines = [
         f'  File "{file}", line {line} in {function}' for file, line, function in reversed(frames)
     ]

@@ -1,4 +1,4 @@
-"""Ranks that did not come: the texts and stacks that name the rank that others waited for."""
+"""Texts and stacks that name the rank that others waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends without a Python exception: signals, native messages, usage errors, last words, error
+"""Ends without a Python exception: signals, native messages, usage errors, last lines, error
 files."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The time of a failure: a rank has failed when it prints its traceback, not when it has exited."""
+"""A rank has failed when it prints its traceback, not when it has exited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every form in which a traceback comes: boxed, prefixed, encoded, cut off, carried by another text."""
+"""Forms of tracebacks: boxed, prefixed, encoded, cut off, inside another text."""
 
 from __future__ import annotations
 

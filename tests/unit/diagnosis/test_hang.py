@@ -1,4 +1,4 @@
-"""Hangs explained: recorded ones of four workers (torch 2.13, gloo) and made ones."""
+"""Diagnoses of hangs: recorded ones of four workers (torch 2.13, gloo) and made ones."""
 
 from __future__ import annotations
 
@@ -130,8 +130,7 @@ def test_other_odd_states_are_named(state, words):
 
 
 def test_a_waiting_rank_is_not_behind_for_any_steps():
-    """Heartbeats are sent now and then: the last ones of two ranks may differ though the ranks do
-    not."""
+    """The last heartbeats of two ranks may differ though the ranks do not."""
     stacks = [stack(0, ALL_REDUCE), stack(1, line=57, function="load_batch"), stack(2, ALL_REDUCE)]
     assert explain(stacks, heartbeats=steps(117, 118, 118)).behind == (1,)
 

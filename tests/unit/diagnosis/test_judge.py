@@ -1,5 +1,3 @@
-"""Which end is the cause."""
-
 from __future__ import annotations
 
 import pytest

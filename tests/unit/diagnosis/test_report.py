@@ -1,5 +1,3 @@
-"""The report on the screen and in events.jsonl, and what hostile output can do to it."""
-
 from __future__ import annotations
 
 import json

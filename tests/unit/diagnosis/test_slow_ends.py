@@ -1,4 +1,4 @@
-"""Ranks that print their traceback and take long to end, and ranks that only look like it."""
+"""Ranks that print their traceback and take long to end."""
 
 from __future__ import annotations
 

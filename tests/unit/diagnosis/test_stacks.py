@@ -1,5 +1,4 @@
-"""Stacks in every form. Those of Python 3.8 to 3.13 and of py-spy were recorded, those of 3.14 made
-by hand after it."""
+"""Stacks of Python 3.8 to 3.13 and of py-spy (recorded), and of 3.14 (made by hand after 3.13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that say on stdout why they end."""
+"""Workers whose stdout has the reason of their end."""
 
 from __future__ import annotations
 

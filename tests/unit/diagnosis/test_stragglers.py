@@ -1,5 +1,3 @@
-"""Which ranks are stragglers, by the seconds per step of all ranks."""
-
 from __future__ import annotations
 
 import pytest

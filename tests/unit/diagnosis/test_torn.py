@@ -1,5 +1,5 @@
-"""Tracebacks whose end is missing: cut at every line, and within lines, as a handler that raises
-meanwhile leaves them."""
+"""Tracebacks without an end: cut at every line, and within lines, as by a handler that raises
+meanwhile."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_report_of_a_cut_traceback_shows_its_frames(end_of):
 @pytest.mark.parametrize("lines", range(1, 15))
 def test_exception_that_the_interpreter_dumped_before_the_frames_is_named(end_of, lines):
     """Under torch its excepthook prints into a buffer, which it writes after the interpreter's own
-    words."""
+    lines."""
     shown = "".join(f"[rank2]: {line}\n" for line in WAITING.splitlines()[:lines])
     diagnosis = explained(end_of, f"step 1 done\n{DUMP}{shown}")
     cause = diagnosis.cause

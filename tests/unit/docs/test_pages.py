@@ -1,5 +1,3 @@
-"""The pages of documentation: their commands, links, tables and generated parts are right."""
-
 from __future__ import annotations
 
 import ast
@@ -34,7 +32,7 @@ all_pages = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command line of distlaunch. Raises UsageError if it would be refused."""
+    """Parse a command line of distlaunch. Raises UsageError for a refused one."""
     command, rest = words[0], words[1:]
     if command in ("torchrun", "torch.distributed.launch"):
         command_line.parse(rest, {})
@@ -153,7 +151,7 @@ def test_every_page_is_in_the_package():
 
 
 def docslib(module: str) -> ModuleType:
-    """Import a module of what scripts/docs is made of."""
+    """Import a module of scripts/docslib."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         return importlib.import_module(f"docslib.{module}")

@@ -1,5 +1,3 @@
-"""The status of a job from its events."""
-
 from __future__ import annotations
 
 import json

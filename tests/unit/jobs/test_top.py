@@ -1,5 +1,3 @@
-"""The figures of ``top``, from answers of a launcher."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,7 +1,4 @@
-"""The screens of ``top``, as a terminal shows them.
-
-They are kept in ``tests/data/screens``. With WRITE_SCREENS=1 they are written anew.
-"""
+"""The screens of ``top``, kept in ``tests/data/screens``. WRITE_SCREENS=1 writes them anew."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Log files of ranks, merged by the index of times."""
-
 from __future__ import annotations
 
 import random
@@ -17,7 +15,7 @@ from distlaunch.jobs.worker_logs import LogFollower, attempts_of, last_lines, lo
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Return the time of day in seconds, in a list of one number that tests may change."""
+    """Return the time of day in seconds, as a list of one number that tests change."""
     now = [1_000.0]
     monkeypatch.setattr(writer.time, "time", lambda: now[0])
     return now

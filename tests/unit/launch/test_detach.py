@@ -1,4 +1,4 @@
-"""Where a launcher cannot go on in the background, and what would end it later."""
+"""Conditions under which a launcher cannot run in the background, or would end later."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The command of --discover: what it prints, how it fails, and that nothing of it stays."""
-
 from __future__ import annotations
 
 import os

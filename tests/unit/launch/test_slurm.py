@@ -48,8 +48,8 @@ def test_a_job_that_somebody_has_cancelled_is_known_by_its_times(reported, why_n
 
 @pytest.fixture
 def requeue_if_interrupted(tmp_path):
-    """Conclude a job that asked for ``--requeue``, with a script as scontrol; give its exit code
-    and what was said."""
+    """End a job with ``--requeue``, with a script as scontrol. Return the exit code and the
+    messages."""
 
     def concluding(
         code: int, *, reported=None, warned=None, since_s=1.0, scontrol="exit 1", requeue=True

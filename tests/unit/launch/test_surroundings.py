@@ -1,5 +1,3 @@
-"""Facts read from the machine: host files, files of clusters, names of this machine."""
-
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""Facts built by hand: a machine, a directory and an environment that no test finds by accident."""
+"""Facts built by hand: machines, directories and environments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from tests.unit.planning.joined_planners import by_hand, from_source  # noqa: F4
 
 
 def facts(*, environ=None, gpus=None, paths=None, texts=None, programs=None, **changed) -> Facts:
-    """Return a machine of 16 CPUs; ``/w/train.py`` is there, and nothing else unless ``paths`` says
-    so."""
+    """Return a machine of 16 CPUs with ``/w/train.py``, and further ``paths``."""
     known = defaultdict(
         lambda: "missing", {"/w": "directory", "/w/train.py": "file", **(paths or {})}
     )
@@ -47,7 +46,7 @@ def make_facts():
 
 
 def gpus(count: int, *, node: object = "", **changed) -> GpuInventory:
-    """Return ``count`` GPUs whose UUIDs are their node's own."""
+    """Return ``count`` GPUs with the UUIDs of their node."""
     each = (
         Gpu(index=index, uuid=f"GPU-{node}-{index}", name="H100", numa_node=index // 4)
         for index in range(count)
@@ -56,7 +55,7 @@ def gpus(count: int, *, node: object = "", **changed) -> GpuInventory:
 
 
 def surveyed(host: str, **changed) -> Surveyed:
-    """Return what a node of 16 CPUs without GPUs tells, whose one address stands for its name.
+    """Return the survey of a node of 16 CPUs without GPUs, whose one address stands for its name.
 
     ``address`` is short for one on eth0; ``seen`` for so many GPUs.
     """
@@ -82,7 +81,7 @@ def surveyed(host: str, **changed) -> Surveyed:
 def planner(
     *, environ=None, identity="laptop", facts_=None, discovered=None, texts=None, **options
 ) -> SurveyedPlanner:
-    """Return the planner of a job whose launcher is on ``identity``; a host of this name is this
+    """Return the planner of a job whose launcher is on ``identity``: a host of this name is this
     machine."""
     chosen = TrainOptions(**{"script": "train.py", **options})
     own = Identity(hostname=identity, fqdn=None, addresses=(), aliases=())

@@ -1,5 +1,4 @@
-"""Launchers that are one job, each as its user or a system has started it, and what they tell each
-other."""
+"""Launchers of one job, started by a user or a system, and their messages."""
 
 from __future__ import annotations
 

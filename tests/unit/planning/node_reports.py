@@ -1,5 +1,4 @@
-"""Nodes with interfaces written as ``eth0 10.0.0.1/24``, and the ways that they found to each
-other."""
+"""Surveys of nodes with interfaces such as ``eth0 10.0.0.1/24``, and their routes to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of what would run, made of options and of facts that are written by hand."""
+"""Plans of options and of facts that are written by hand."""
 
 from __future__ import annotations
 

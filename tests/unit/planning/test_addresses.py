@@ -1,5 +1,3 @@
-"""The addresses of a node that others try: their order, which serve, and which lead astray."""
-
 from __future__ import annotations
 
 import pytest

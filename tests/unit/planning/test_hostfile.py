@@ -1,5 +1,5 @@
-"""Host files of every dialect. The lines are as the documentation of Open MPI, Horovod, DeepSpeed
-and Hydra has them."""
+"""Host files of every dialect, with lines of the documentation of Open MPI, Horovod, DeepSpeed and
+Hydra."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = examples(60)
 
 
 def brief(hosts: tuple[Host, ...]) -> list[tuple]:
-    """Return what is set of each host."""
+    """Return the set fields of each host."""
     return [
         tuple(v for v in (host.name, host.slots, host.user, host.port) if v is not None)
         for host in hosts

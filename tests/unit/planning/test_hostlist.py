@@ -1,5 +1,5 @@
-"""Slurm's node lists. Expectations are what ``scontrol show hostnames`` 22.05 prints;
-tests/integration asks it again."""
+"""Slurm's node lists, with the output of ``scontrol show hostnames`` 22.05; tests/integration asks
+it again."""
 
 from __future__ import annotations
 

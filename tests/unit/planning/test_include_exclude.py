@@ -1,5 +1,4 @@
-"""The language of --include and --exclude. DeepSpeed's own examples, and what its issues 6671 and
-8304 complain of."""
+"""--include and --exclude, with DeepSpeed's own examples, and those of its issues 6671 and 8304."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ DOMAINS = "gpu1.a.x:2,gpu2.a.x:2,gpu2.b.x:2,fs-ib.a.x:2,[fe80::1]:2,10.0.0.1:2"
 
 
 def brief(chosen: tuple[Chosen, ...]) -> str:
-    """Write what is left in the language itself, every slot."""
+    """Return the remaining hosts and slots in the syntax of the options."""
     return "@".join(f"{each.host.name}:{','.join(map(str, each.slots or ()))}" for each in chosen)
 
 

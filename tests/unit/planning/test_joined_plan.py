@@ -1,6 +1,3 @@
-"""Launchers that are one job: where they meet, in what they agree, and what their coordinator
-plans."""
-
 from __future__ import annotations
 
 import pytest

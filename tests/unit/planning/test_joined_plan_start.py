@@ -1,5 +1,3 @@
-"""The plan of a joined launcher for its own workers, and the orders that it refuses."""
-
 from __future__ import annotations
 
 import pytest

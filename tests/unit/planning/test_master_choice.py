@@ -1,5 +1,3 @@
-"""At which address nodes meet, by which interface, and what is said when they cannot."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,3 @@
-"""The system that names the nodes, this machine among them, and the notices. Any environment leads
-to our errors only."""
-
 from __future__ import annotations
 
 import pytest

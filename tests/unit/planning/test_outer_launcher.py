@@ -1,5 +1,3 @@
-"""Which launcher started this one as its worker, by the processes in between."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,3 @@
-"""A plan as a whole: what is open in it until an attempt, what it notes, and that the same facts
-give the same one."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The commands of workers and their working directory."""
-
 from __future__ import annotations
 
 import os

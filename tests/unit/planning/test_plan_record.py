@@ -1,5 +1,3 @@
-"""A plan as data, and a plan of many nodes."""
-
 from __future__ import annotations
 
 import json

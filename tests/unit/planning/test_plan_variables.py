@@ -1,5 +1,3 @@
-"""Variables of workers from the launcher, the backend and the user, and their precedence."""
-
 from __future__ import annotations
 
 import pytest

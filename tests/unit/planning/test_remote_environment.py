@@ -1,5 +1,3 @@
-"""Which variables go with the workers to other machines."""
-
 from __future__ import annotations
 
 import pytest
@@ -134,7 +132,7 @@ def test_values_are_as_they_were_and_nothing_is_in_both(environ):
 
 
 def variables(plan, node_rank: int) -> dict[str, str]:
-    """Return what a node's workers are sent, as job.starting does."""
+    """Return the variables that are sent to a node's workers."""
     worker = next(each for each in plan.workers if each.node_rank == node_rank)
     return {**plan.shared_env, **plan.nodes[node_rank].env, **worker.env}
 

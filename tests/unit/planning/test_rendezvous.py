@@ -1,5 +1,3 @@
-"""Where launchers meet, as --rendezvous says it."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Slots that count, those that filters and --gpus leave, and the notices about them."""
-
 from __future__ import annotations
 
 import pytest
@@ -16,7 +14,7 @@ from tests.facts import mentions
 def plan(
     make_facts, text, *, source="flags", here=None, seen=0, allocation=None, **options
 ) -> Topology:
-    """Plan over hosts, written as for --hosts; ``seen`` GPUs are on the one that is ``here``."""
+    """Return the plan over hosts in the syntax of --hosts. ``here`` has ``seen`` GPUs."""
     given = {
         "source": source,
         "by_user": source == "flags",

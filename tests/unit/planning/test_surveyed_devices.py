@@ -1,5 +1,4 @@
-"""The GPUs of each node of an attempt, from what the node has told: its inventory, its masks, the
-filters."""
+"""The GPUs of each node of an attempt, from its survey: inventory, masks, filters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The nodes of an attempt and its plan, from the surveys."""
-
 from __future__ import annotations
 
 import pytest
@@ -15,7 +13,7 @@ def names(made) -> list[str]:
 
 
 def composed(make_planner, make_surveys, *, away=(), changed=None, **options):
-    """Compose with all hosts but those away; ``changed`` has by host what one tells otherwise."""
+    """Plan with all hosts but those away. ``changed`` has changed fields of surveys by host."""
     made = make_planner(**options)
     surveys = {
         number: reported

@@ -1,5 +1,3 @@
-"""From hosts and sizes to nodes."""
-
 from __future__ import annotations
 
 import pytest

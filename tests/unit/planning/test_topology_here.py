@@ -1,6 +1,3 @@
-"""This machine in a topology: its GPUs, a launcher for each worker, and the name by which others
-reach rank 0."""
-
 from __future__ import annotations
 
 import pytest

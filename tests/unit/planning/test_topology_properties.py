@@ -1,4 +1,4 @@
-"""Plans of random hosts, filters and sizes against a model of its own: sets of GPUs, one host after
+"""Plans of random hosts, filters and sizes against a separate model: sets of GPUs, one host after
 the other."""
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def test_the_plan_matches_the_request(
 
 
 def _left(place, include, exclude):
-    """Return the slots that the filters name on a host (None: all but those that are gone), and those
-    that are gone."""
+    """Return the slots that the filters name on a host (None: all but the excluded ones), and the
+    excluded ones."""
     picked = None if include is None else include.get(place, frozenset())
     gone = (exclude or {}).get(place, frozenset())
     if gone is None:

@@ -1,5 +1,3 @@
-"""How many workers ``distlaunch torchrun`` starts, and what they see of the devices."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,4 @@
-"""Workers that are told where all listen: what is the same for all is put together, kept and sent
-once."""
+"""Lists of all workers' addresses: built, kept and sent once for all."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def plan_of(backend: PlannedBackend) -> LaunchPlan:
 
 
 class Counting(TensorFlow):
-    """Counts how often the cluster is put into words."""
+    """Counts how often the list is built."""
 
     def __init__(self) -> None:
         super().__init__({}, {})

@@ -1,5 +1,4 @@
-"""Topologies of hosts that are written as ``--hosts`` takes them, or granted by a source written by
-hand."""
+"""Topologies of hosts in the syntax of ``--hosts``, or granted by a source written by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def hosts(text: str) -> tuple[Host, ...]:
 def plan(
     make_facts, text, *, source="flags", here=None, seen=0, environ=None, allocation=None, **options
 ) -> Topology:
-    """Plan over hosts, written as for --hosts; ``seen`` GPUs are on the one that is ``here``."""
+    """Return the plan over hosts in the syntax of --hosts. ``here`` has ``seen`` GPUs."""
     given_ = {
         "source": source,
         "by_user": source == "flags",

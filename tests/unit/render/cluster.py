@@ -1,9 +1,9 @@
-"""What Kubernetes and Kubeflow's controllers make of a manifest: each pod's hostname, variables,
-files and command.
+"""Pods that Kubernetes and Kubeflow's controllers make of a manifest: hostname, variables, files
+and command.
 
-By the documentation of Indexed Jobs, and the sources of Training Operator 1.9 and Trainer 2.3 (see
-shared notes in ``tests/unit/planning/clusters/test_kubernetes.py``). A Service gives pods names
-only through their subdomain.
+Sources: the documentation of Indexed Jobs, and the code of Training Operator 1.9 and Trainer 2.3
+(see ``tests/unit/planning/clusters/test_kubernetes.py``). A Service gives pods names only through
+their subdomain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""What happens to a rendered job when pods end, by the rules of its controllers.
-
-Kubernetes' Job controller and Training Operator 1.9.
-"""
+"""Ends of pods of a rendered job, by the rules of Kubernetes' Job controller and Training Operator
+1.9."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class IndexedJob:
     failed: bool = False
 
     def ended(self, *codes: int, disrupted: bool = False) -> bool:
-        """Process how pods ended; return whether they are replaced and the job goes on."""
+        """Process how pods ended. Return whether they are replaced and the job goes on."""
         for code in codes:
             action = next(
                 (rule["action"] for rule in self.rules if _fits(rule, code, disrupted=disrupted)),

@@ -1,5 +1,3 @@
-"""Every pod of a rendered manifest plans the same job, each as its own node."""
-
 from __future__ import annotations
 
 import pytest
@@ -22,7 +20,7 @@ ONE_LAUNCHER_A_NODE = {"kubernetes": "train-{}.train", "trainjob": "train-node-0
 
 
 def planned(pod, gpus: int):
-    """Return where a pod's launcher finds itself, and its topology."""
+    """Return the location and the topology of a pod's launcher."""
     assert pod.argv[:2] == ["distlaunch", "train"]
     options = parse_train(pod.argv[2:], pod.environ)
     options = configured_backend(find_backend(options.backend), options, {}, "/")[0].sized(options)

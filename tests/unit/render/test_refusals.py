@@ -1,5 +1,3 @@
-"""Requests that cannot be rendered: the error says what to do, and nothing is printed."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Batch scripts: what sbatch reads, and what the shell runs."""
-
 from __future__ import annotations
 
 import os
@@ -20,7 +18,7 @@ SIZE = ["--gpus-per-node=2"]
 
 
 def options_in(body: str) -> dict[str, str]:
-    """Return the #SBATCH options as sbatch reads them: up to the first other line."""
+    """Return the #SBATCH options up to the first other line, as sbatch reads them."""
     found = {}
     for line in body.splitlines():
         if line.startswith("#SBATCH "):

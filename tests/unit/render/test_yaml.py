@@ -1,4 +1,4 @@
-"""Written YAML is read back unchanged by a reader of YAML 1.1, the stricter version."""
+"""Written YAML is read back unchanged by a reader of YAML 1.1."""
 
 from __future__ import annotations
 

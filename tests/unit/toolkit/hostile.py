@@ -1,4 +1,4 @@
-"""Checkpoints that somebody has made, or changed, to harm whoever resumes them."""
+"""Checkpoints that an attacker has made or changed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def change_manifest(folder, **fields) -> None:
 
 @contextmanager
 def changed_metadata(folder):
-    """Return the metadata to be changed, and write it and the seal."""
+    """Yield the metadata to change, then write it and the seal."""
     path = folder / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     yield metadata
@@ -74,7 +74,7 @@ def torch_saved(value, **options) -> bytes:
 
 
 def loaded_bytes(data):
-    """Load what torch.save has written, as a resume does."""
+    """Load the output of torch.save, as a resume does."""
     return loaded(FilePart(io.BytesIO(data), 0, len(data)))
 
 
@@ -105,7 +105,7 @@ def put_worker(folder, own) -> None:
 
 
 def save(where, *, model, trust: bool = False, **parts):
-    """Save one checkpoint; return its folder."""
+    """Save one checkpoint. Return its folder."""
     checkpoint = Checkpoint(where, model=model, trust=trust, **parts)
     try:
         checkpoint.save(0)

@@ -1,5 +1,3 @@
-"""Batches of an epoch: each sample once, with any number of workers, also after a resume."""
-
 from __future__ import annotations
 
 import pickle
@@ -27,7 +25,7 @@ def sampler(rank, workers, samples, batch_size, **options):
 
 
 def snapshot(workers, samples, batch_size, batches, state=None):
-    """Train on this many batches on all workers; return the samples and the state."""
+    """Train on this many batches on all workers. Return the samples and the state."""
     everyone = [sampler(rank, workers, samples, batch_size) for rank in range(workers)]
     found = []
     for one in everyone:

@@ -1,6 +1,3 @@
-"""Checkpoints of one worker: what is whole, what is damaged, what stays, what is refused, and
-signals."""
-
 # ruff: noqa: NPY002 - numpy's global generator is what is saved
 
 from __future__ import annotations
@@ -169,7 +166,7 @@ def test_an_older_one_can_be_resumed_and_the_newer_ones_are_set_aside(tmp_path):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_keeps_the_last_whole_checkpoint_and_is_reported(tmp_path, background):
-    """A limit on the size of files stands in for the disk: the write itself fails, within torch's
+    """A limit on the size of files replaces the disk, so that a write fails within torch's
     writer."""
     train(tmp_path, 1)
     program = f"""

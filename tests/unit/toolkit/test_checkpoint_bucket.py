@@ -1,4 +1,4 @@
-"""Checkpoints at a URL: what is whole there, what a killed job leaves, and who owns the place."""
+"""Checkpoints at a URL."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train(steps, **options):
 
 
 def names(memory):
-    """List what is there, without the marks of those that have made it."""
+    """List checkpoints, without the marks of their jobs."""
     return sorted(
         path.rpartition("/")[2].partition(".")[0] for path in memory.ls("/bucket/run", detail=False)
     )

@@ -1,5 +1,4 @@
-"""How checkpoints end: signals with several of them, after close, in forked processes, numbers of
-other kinds."""
+"""Ends of checkpoints: signals, after close, in forked processes."""
 
 from __future__ import annotations
 
@@ -116,7 +115,7 @@ def test_the_last_one_to_close_answers_term_and_an_error_goes_before_it(tmp_path
 
 
 def test_a_term_that_is_noticed_in_the_handling_of_an_error_is_reported(tmp_path, caplog):
-    """It may be the error that ends the job, which would have no traceback any more."""
+    """Otherwise the error that ends the job would have no traceback."""
     checkpoint = made(tmp_path)
     os.kill(os.getpid(), signal.SIGTERM)
     try:
@@ -196,7 +195,7 @@ def test_a_forked_child_ends_while_its_parent_writes(tmp_path, monkeypatch):
 
 
 def test_an_error_of_any_kind_is_reported_and_nothing_stays(tmp_path, monkeypatch):
-    """As those of object stores, which are plain Exceptions."""
+    """Object stores raise plain Exceptions."""
     checkpoint = made(tmp_path)
 
     def failing(*_):
@@ -244,7 +243,7 @@ def test_a_checkpoint_that_lacks_a_worker_is_not_completed(tmp_path, monkeypatch
 
 
 def unsaved(caplog):
-    """Return what has been said of steps that are not saved."""
+    """Return the messages about steps that are not saved."""
     return [each.getMessage() for each in caplog.records if "not saved" in each.getMessage()]
 
 

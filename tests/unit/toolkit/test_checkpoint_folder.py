@@ -1,5 +1,3 @@
-"""Directories of checkpoints: who has one, for how long, and what cannot be written to."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""Optimizers over a save and a resume."""
-
 from __future__ import annotations
 
 import copy
@@ -129,7 +127,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind):
 
 
 class Master(torch.optim.SGD):
-    """Keep a copy in fp32 of each parameter, and more in types of their own."""
+    """Keeps a copy in fp32 of each parameter, and values in types of its own."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -163,7 +161,7 @@ def test_state_of_an_optimizer_keeps_its_type(tmp_path, here):
 
 
 class Scaled(nn.Module):
-    """Its weight has a shape, and its scale the one of a count of steps."""
+    """Its weight has a shape, and its scale that of a count of steps."""
 
     def __init__(self, dtype):
         super().__init__()
@@ -177,7 +175,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("here", [torch.bfloat16, torch.float16])
 def test_the_count_of_steps_goes_on_where_the_model_is_converted(tmp_path, here):
-    """There is no 301 in bf16, and what adds 1 to 256 there stays at it."""
+    """bf16 cannot represent 301, and 256 + 1 stays 256 there."""
     model = Scaled(torch.float32)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(301):

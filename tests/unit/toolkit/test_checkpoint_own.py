@@ -1,5 +1,3 @@
-"""State that each worker has for itself."""
-
 from __future__ import annotations
 
 import io
@@ -33,7 +31,7 @@ def statistics(value: float) -> nn.Module:
 def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_rank_0s(
     workers, expected
 ):
-    """Rank 0's are the model's, which are read before; parameters are nobody's own."""
+    """Rank 0's are the model's. Parameters belong to no worker."""
     own = TrainingState(statistics(5.0), (), {}).snapshot(alone=False).state(1, {})["worker-1"]
     here = TrainingState(statistics(1.0), (), {})
     assert here.load_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, workers) == []
@@ -44,7 +42,8 @@ def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_
 
 
 class Masked(nn.Module):
-    """It has a large mask, a small count, and what is no tensor; each may be this worker's."""
+    """It has a large mask, a small count, and values that are no tensors; each may be this
+    worker's."""
 
     def __init__(self, count, *, extra=0, mask=True):
         super().__init__()

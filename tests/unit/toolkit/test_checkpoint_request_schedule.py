@@ -1,5 +1,3 @@
-"""When workers ask each other whether one of them has been told to save."""
-
 from __future__ import annotations
 
 from itertools import pairwise

@@ -1,5 +1,3 @@
-"""Which steps are saved: those at which a multiple has been passed, and none that go back."""
-
 from __future__ import annotations
 
 import pytest
@@ -50,7 +48,8 @@ def test_a_checkpoint_after_the_last_step_counts(made):
 
 @pytest.mark.parametrize("method", ["step", "save"])
 def test_steps_that_go_back_are_refused(made, tmp_path, method):
-    """As where they are counted anew in each epoch: what is resumed is what has the most steps."""
+    """For example if steps are counted anew in each epoch: the checkpoint with the most steps is
+    resumed."""
     checkpoint = made(every=100)
     checkpoint.save(9)
     with pytest.raises(ConfigError, match=r"step 4 after step 9: .* all epochs"):

@@ -1,4 +1,4 @@
-"""Places of checkpoints: what a place is called, and manifests that cannot be trusted."""
+"""Locations of checkpoints, and manifests that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def resume(where):
 
 
 def edit(**changes):
-    """Change what a manifest says, and leave its sum as it was."""
+    """Change a manifest, but not its checksum."""
     return lambda data: json.dumps({**json.loads(data), **changes}).encode()
 
 
@@ -190,7 +190,7 @@ def test_only_exactly_the_names_that_a_save_gives_are_checkpoints(name, steps):
 
 
 def foreign(where):
-    """Put into a place what other tools and people leave there; return the content of each file."""
+    """Write files of other tools and people. Return the content of each."""
     texts = {
         "step-1/model.safetensors": "weights",
         "step-5/.metadata": "another tool's",
@@ -384,7 +384,7 @@ def test_an_error_without_a_text_names_its_class(saved, monkeypatch):
 
 
 def test_the_target_of_a_symbolic_link_is_never_removed(saved, caplog):
-    """Somebody has moved a checkpoint into an archive, and left a link."""
+    """A user has moved a checkpoint into an archive, and left a link."""
     archive = saved.with_name("archive")
     archive.mkdir()
     (saved / "step-000000001").rename(archive / "step-000000001")

@@ -1,5 +1,4 @@
-"""Structures in a state come back as they were, and a model that cannot be saved or loaded is
-refused in words."""
+"""Structures in a state come back unchanged; a model that cannot be saved or loaded is refused."""
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ def test_a_structure_with_tensors_that_would_change_is_refused_at_the_save(tmp_p
 
 
 class Nested(torch.optim.SGD):
-    """Keep nested structures of each parameter, and one in its group."""
+    """Keeps nested structures of each parameter, and one in its group."""
 
     def step(self, closure=None):
         for group in self.param_groups:

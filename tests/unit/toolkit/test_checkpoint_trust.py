@@ -1,5 +1,5 @@
-"""A checkpoint from elsewhere executes nothing, fills no memory and leaves its folder alone; errors
-say what it is."""
+"""A foreign checkpoint executes nothing, fills no memory and changes no other file; errors name the
+reason."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ WAY_OUT = r"trust=True\) loads all classes: only for checkpoints that you have w
 
 
 class Custom:
-    """A class of a script's own."""
+    """A class of a script."""
 
 
 # --- nothing is executed -----------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_nothing_that_a_checkpoint_names_is_executed(tmp_path, attack, text):
 
 
 def test_the_attack_works_with_trust(tmp_path):
-    """The tests above would see it."""
+    """The tests above would notice it."""
     folder = save(tmp_path / "c", model=nn.Linear(2, 1), part=Part({"a": 1}))
     evil_worker(folder, tmp_path / "executed")
     resume(tmp_path / "c", model=nn.Linear(2, 1), part=Part(), trust=True)
@@ -639,14 +639,14 @@ def test_keys_of_the_same_hash_are_refused(keys):
 
 
 def test_pairs_of_an_ordered_dict_that_are_dictionaries_are_refused():
-    """Their keys would be others than those that are looked at."""
+    """Their keys are not those that are checked."""
     pairs = b"".join(b"}(" + number(PRIME * step) + b"NK\x00Nu" for step in range(1, 9))
     with pytest.raises(MalformedError, match=r"OrderedDict .* no pairs"):
         unpickled(b"\x80\x02ccollections\nOrderedDict\n](" + pairs + b"e\x85R.")
 
 
 def test_a_value_of_numpys_that_is_built_often_is_refused():
-    """Each time would go through all of its places in the memo."""
+    """Each time would go through all of its entries in the memo."""
     made = b"cnumpy\ndtype\nX\x02\x00\x00\x00f4\x89\x88\x87R" + b"q\x00" * 5000
     state = b"(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x010"
     unpickled(b"\x80\x02" + made + state + b"h\x00h\x01b.")
@@ -1287,7 +1287,7 @@ def test_names_that_are_none_are_refused(tmp_path, key, value):
 def test_a_state_behind_whose_end_a_fused_optimizer_would_write_is_refused(
     tmp_path, optimizer, fused
 ):
-    """Whether it is fused may be a setting of the checkpoint."""
+    """A setting of the checkpoint may say whether it is fused."""
 
     def made():
         options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}

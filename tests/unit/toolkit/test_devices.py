@@ -1,5 +1,3 @@
-"""Which device a worker gets, with simulated GPUs."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""``heartbeat``: what a script may do with it, and what must never result from it."""
-
 from __future__ import annotations
 
 import json

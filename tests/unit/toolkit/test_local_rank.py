@@ -1,5 +1,3 @@
-"""LOCAL_RANK and LOCAL_WORLD_SIZE under launchers that do not set them."""
-
 from __future__ import annotations
 
 import pytest

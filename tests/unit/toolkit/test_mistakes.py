@@ -1,5 +1,3 @@
-"""Mistakes of scripts and environments: each gives a one-line error that says what to do."""
-
 from __future__ import annotations
 
 import subprocess

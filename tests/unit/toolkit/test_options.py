@@ -1,5 +1,3 @@
-"""How options of the launcher and of the script become those of ``wrap``."""
-
 from __future__ import annotations
 
 import json

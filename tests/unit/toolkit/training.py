@@ -64,7 +64,7 @@ def checkpoints(where, training, **options):
 
 
 def train(where, steps, *, training=None, **options):
-    """Train up to a step with a checkpoint after each; return the training and its first step."""
+    """Train up to a step with a checkpoint after each. Return the training and its first step."""
     training = Training() if training is None else training
     with checkpoints(where, training, **{"every": 1, **options}) as checkpoint:
         start = checkpoint.resume()

@@ -1,5 +1,3 @@
-"""The agent's code as a zip."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -118,7 +116,8 @@ def test_code_that_the_import_cache_has_of_an_older_source_is_not_used(tmp_path)
 
 
 def alike(one: dict[str, bytes], other: dict[str, bytes]) -> bool:
-    """Compare sources, and the code by its header: it has the file's path in it."""
+    """Return whether the zips have the same sources, and code with the same headers: code contains
+    the file's path."""
     return {name: data[:16] if name.endswith("c") else data for name, data in one.items()} == {
         name: data[:16] if name.endswith("c") else data for name, data in other.items()
     }

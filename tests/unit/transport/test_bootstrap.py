@@ -1,5 +1,3 @@
-"""The command for a node's login shell, and what comes before the greeting; no network here."""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +20,7 @@ MARK = GREETING + NONCE.encode() + b"\n"
 
 
 class Fake:
-    """A stream that gives prepared pieces, then its end or silence; always ready."""
+    """A stream that gives prepared pieces, then its end or silence."""
 
     def __init__(
         self, *pieces: bytes, ends: bool = True, words: bytes = b"", end: ConnectionEnd = FAILED

@@ -1,5 +1,3 @@
-"""Children with a stream: what ends them, and what they may be."""
-
 from __future__ import annotations
 
 import os
@@ -160,7 +158,7 @@ def test_one_without_a_kill_switch_that_outlives_its_stream_is_stopped(handling,
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_whoever_started_it_however_that_ends(tmp_path, number):
-    """From a thread that has ended long before, as from one that opens links."""
+    """From a thread that has ended long before, as from one that opens connections."""
     program = f"""
         import os, signal, threading
         from distlaunch.transport.child_process import Child, KillSwitch
@@ -196,7 +194,7 @@ def test_a_program_that_cannot_be_run_is_an_os_error(start, tmp_path):
 
 
 def test_a_proxy_command_of_another_user_does_not_hold_up_its_wire(kill_switch, monkeypatch):
-    """Nobody but root may kill what ``sudo`` runs: its stream's end has to do."""
+    """Only root may kill the program of ``sudo``: it must exit when its stream ends."""
     wire = ProxyCommandStream("sleep 3600", os.environ, kill_switch)
 
     def refuse(*_):

@@ -1,5 +1,3 @@
-"""How a connection is closed: at once by a main loop, and what may wait by another thread."""
-
 from __future__ import annotations
 
 import threading
@@ -14,7 +12,7 @@ BOUND_S = 30.0
 
 
 class Stuck:
-    """A transport whose thread does not end before it may; and the wire below."""
+    """A transport whose thread ends only on request, and the stream below."""
 
     def __init__(self) -> None:
         self.may = threading.Event()

@@ -1,5 +1,3 @@
-"""How the end of a connection is worded."""
-
 from __future__ import annotations
 
 import json

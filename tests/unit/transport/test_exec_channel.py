@@ -1,5 +1,3 @@
-"""Data of a channel: levels, order, ends, and how much is kept."""
-
 from __future__ import annotations
 
 import select

@@ -1,5 +1,3 @@
-"""Whether a host's key is taken, and how a new one is remembered."""
-
 from __future__ import annotations
 
 import threading

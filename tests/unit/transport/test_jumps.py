@@ -1,6 +1,3 @@
-"""Connections to jump hosts, made up: who shares them, and that nobody who leaves waits for one who
-connects."""
-
 from __future__ import annotations
 
 import os
@@ -43,7 +40,7 @@ class Connected:
 
 
 class Hosts:
-    """Connects when it may."""
+    """Connects on request."""
 
     def __init__(self) -> None:
         self.made: list[Connected] = []
@@ -85,8 +82,8 @@ def test_a_jump_host_is_connected_to_once_and_left_by_the_last(hosts):
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_nobody_who_leaves_waits_for_one_who_connects_anew(hosts, answers):
-    """The links of a lost jump host are closed by the main loop, one by one, while the first node
-    is tried again."""
+    """The main loop closes the connections of a lost jump host one by one, while the first node is
+    tried again."""
     hosts.may.release()
     first, second = hosts.stream(), hosts.stream()
     hosts.made[0].transport.works = False

@@ -1,5 +1,3 @@
-"""Private keys in files."""
-
 from __future__ import annotations
 
 import base64

@@ -1,5 +1,3 @@
-"""How many files we may have open in a job of many nodes, and what workers get of that."""
-
 from __future__ import annotations
 
 import subprocess

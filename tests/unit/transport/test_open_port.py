@@ -1,5 +1,3 @@
-"""A port to listen on: ours, nobody else's, and again at once after a crash."""
-
 from __future__ import annotations
 
 import os
@@ -35,7 +33,7 @@ def opened():
 
 @pytest.fixture
 def taken():
-    """Return a port that somebody listens on, in the friendliest way."""
+    """Return a port with a listener that sets SO_REUSEADDR."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield other.getsockname()[1]
 

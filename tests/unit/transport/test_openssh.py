@@ -1,5 +1,3 @@
-"""The options of ssh, and the meaning of its messages."""
-
 from __future__ import annotations
 
 from itertools import pairwise

@@ -1,5 +1,3 @@
-"""The Ray actor that runs an agent, outside of Ray."""
-
 from __future__ import annotations
 
 import os

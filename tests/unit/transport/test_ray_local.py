@@ -1,4 +1,4 @@
-"""The folder and the processes of a Ray that was started here; no Ray is needed."""
+"""The folder and the processes of a local Ray, without Ray."""
 
 from __future__ import annotations
 

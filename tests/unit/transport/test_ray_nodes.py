@@ -1,4 +1,4 @@
-"""The launcher's side of Ray's driver, with a driver that is not Ray's."""
+"""The launcher's side of Ray's driver, with a fake driver."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def driver():
 
 
 def until_end(link) -> bytes:
-    """Return all that a link has, once it has ended."""
+    """Return all bytes of a connection at its end."""
     message = b""
     while (data := link.receive()) is not None:
         message += data

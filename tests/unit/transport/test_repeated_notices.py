@@ -1,5 +1,3 @@
-"""Notices about an open port are given once a kind, then counted."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Which way is taken to a node."""
-
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,4 @@
-"""Agents of a Slurm job with a fake srun. A caller that waits for an ended step gets an error."""
+"""Agents of a Slurm job with a fake srun."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tests.facts import mentions
 
 
 class Ending:
-    """A step that has said all, and is seen to have ended when that is asked for the ``at``th
-    time."""
+    """A step that has printed everything, and has ended at the ``at``-th request."""
 
     def __init__(self, hosts, *, at: int) -> None:
         self.hosts = hosts

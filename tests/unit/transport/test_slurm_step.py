@@ -97,7 +97,7 @@ def test_requests_for_the_jobs_own_tasks_are_left_out():
 
 @pytest.fixture
 def start():
-    """Start a shell script in the place of srun, with something on its stdin."""
+    """Start a shell script as srun, with something on its stdin."""
     kill_switch = KillSwitch()
     steps: list[Step] = []
 
@@ -213,7 +213,7 @@ def heard_its_first_line(step: Step) -> None:
 
 
 class Silent:
-    """A step that never ends, and what is done to it."""
+    """A step that never ends, and records the calls."""
 
     def __init__(
         self, done: list[tuple[str, float]], *, has_called: bool = True, has_lost: bool = False

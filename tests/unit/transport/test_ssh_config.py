@@ -1,5 +1,3 @@
-"""Settings of a host: as ssh says them, and as the options change them."""
-
 from __future__ import annotations
 
 import getpass

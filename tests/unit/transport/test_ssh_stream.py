@@ -1,6 +1,3 @@
-"""From a name to a socket: names that do not resolve, hosts that do not answer, several
-addresses."""
-
 from __future__ import annotations
 
 import socket
@@ -40,7 +37,7 @@ def refusing():
 
 @pytest.fixture
 def black_hole():
-    """Return a listener whose queue is full: the kernel drops what else wants to connect."""
+    """Return a listener whose queue is full: the kernel drops further connections."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):

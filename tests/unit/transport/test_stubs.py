@@ -1,4 +1,4 @@
-"""The programs that a node's Python gets by ``-c`` import an entry point that exists."""
+"""Programs for a node's Python (``-c``) import an entry point that exists."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The table of hosts that cannot be reached."""
-
 from __future__ import annotations
 
 from distlaunch.transport.connect_errors import SSH_PORT, ConnectFailure, KeyScan

@@ -1,5 +1,3 @@
-"""How long many lost links may hold up a main loop."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,4 @@
-"""The launchers of a job with everything around it made up: who calls, what they are told, what
-the policy hears."""
+"""A coordinator of joined launchers. Tests play the launchers."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class OwnNode:
 
 
 class Port:
-    """The rendezvous port: whoever was let in comes at the next look."""
+    """The rendezvous port: admitted launchers appear at the next look."""
 
     def __init__(self) -> None:
         self.waiting = []
@@ -77,7 +76,7 @@ class Port:
 
 
 class Rules:
-    """Launchers whose command is ``other`` contradict us."""
+    """Launchers whose command is ``other`` contradict the coordinator."""
 
     bounds = (3, 3)
     max_restarts = 3
@@ -90,7 +89,7 @@ class Rules:
 
 
 class FakeLauncher:
-    """A launcher's end."""
+    """The launcher's end of a connection."""
 
     def __init__(self, link: PairLink) -> None:
         self.link = link
@@ -102,7 +101,7 @@ class FakeLauncher:
             self.link.theirs.sendall(encode(message))
 
     def sent_to(self, kind):
-        """Read what has come, and give the messages of this kind."""
+        """Read and return the messages of this kind."""
         while select.select([self.link.theirs], [], [], 0.02)[0]:
             data = self.link.theirs.recv(1 << 16)
             if not data:
@@ -111,8 +110,8 @@ class FakeLauncher:
         return [message for message in self.received if isinstance(message, kind)]
 
 
-class MasterChoice:
-    """A coordinator, and whoever calls it."""
+class AssemblyBed:
+    """A coordinator, and the launchers that connect to it."""
 
     def __init__(self, size: int) -> None:
         self.now = 100.0
@@ -132,8 +131,8 @@ class MasterChoice:
         self.joined_launchers.start()
 
     def calls(self, rank, host, *, instance=None, ending=None, first=b"", **reported):
-        """Call, and say what it was ``told``, that it is ``ending``, or the bytes of ``first``;
-        give the launcher's end if it is let in, else the answer."""
+        """Connect and send these messages, or the bytes of ``first``. Return the launcher's end if
+        it is admitted, else the answer."""
         call = p.Call(
             version=1,
             release="1",
@@ -186,7 +185,7 @@ class MasterChoice:
         return [event for event in self.events if isinstance(event, kind)]
 
     def sent_to(self, launcher, kind):
-        """Wait until a launcher hears a message of this kind."""
+        """Wait until a launcher gets a message of this kind."""
         self.pump(lambda: launcher.sent_to(kind))
         return launcher.sent_to(kind)[-1]
 
@@ -210,8 +209,8 @@ def answers(meet, launcher, rank) -> None:
 def make_assembly():
     made = []
 
-    def make(size: int = 3) -> MasterChoice:
-        made.append(MasterChoice(size))
+    def make(size: int = 3) -> AssemblyBed:
+        made.append(AssemblyBed(size))
         return made[-1]
 
     yield make

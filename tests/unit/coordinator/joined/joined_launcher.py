@@ -1,4 +1,4 @@
-"""A launcher that has joined a job, and a coordinator that says what a script has."""
+"""A joined launcher, and a coordinator that follows a script."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reach(attempt: int = 0, **more) -> m.Reach:
 
 
 class Flag:
-    """A descriptor that can be read while the flag is up."""
+    """A descriptor that is readable while the flag is set."""
 
     def __init__(self) -> None:
         self.fileno, self._end = os.pipe()
@@ -83,8 +83,8 @@ class Flag:
 
 
 class ScriptedLink:
-    """A coordinator's link. Steps are messages, bytes, ``CLOSED``, or what is called; after the
-    last it is silent."""
+    """A connection to a coordinator. Steps are messages, bytes, ``CLOSED``, or functions to call;
+    after the last it is silent."""
 
     def __init__(self, *steps) -> None:
         self._steps = deque(steps)
@@ -138,7 +138,7 @@ class OwnNode:
 
     @staticmethod
     def on_stop():
-        """Do something when workers are told to end."""
+        """Do something when workers are stopped."""
 
     def __init__(self, clock: PausableClock) -> None:
         self.handled: list[Record] = []
@@ -202,7 +202,7 @@ class Signals:
 
     @staticmethod
     def on_read():
-        """Do something when signals are taken."""
+        """Do something when signals are read."""
 
     def free(self) -> None:
         self._flag.close()
@@ -246,7 +246,7 @@ class Records:
 
 
 def planner(tmp_path):
-    """Plan as the second of three launchers, with a command line of its own."""
+    """Return the planner of the second of three launchers."""
     options = TrainOptions(
         script="timeit",
         module=True,
@@ -261,8 +261,7 @@ def planner(tmp_path):
 
 
 class JoinedLauncherBed:
-    """One launcher, from when it was let in; ``again`` are the links of the coordinators that it
-    calls later."""
+    """One admitted launcher. ``again`` are the connections to later coordinators."""
 
     def __init__(self, joiner, *steps, again=(), names=(), **settings) -> None:
         self.link = ScriptedLink(*steps)
@@ -306,7 +305,7 @@ class JoinedLauncherBed:
         self.first_rank = rank
 
     def run(self) -> int:
-        """Serve to the end; the messages that it sent are in ``link.sent`` then."""
+        """Run to the end. ``link.sent`` then has its messages."""
         try:
             return self.runner.run(self.link)
         finally:
@@ -328,7 +327,7 @@ class JoinedLauncherBed:
 
 @pytest.fixture
 def joined_launcher(tmp_path):
-    """Return what makes a launcher that has joined."""
+    """Return a function that makes a joined launcher."""
     joiner = planner(tmp_path)
     made: list[JoinedLauncherBed] = []
 

@@ -1,5 +1,3 @@
-"""How launchers come to the coordinator's port."""
-
 from __future__ import annotations
 
 import socket

@@ -1,4 +1,4 @@
-"""Which node rank each launcher gets, and what the policy hears of them."""
+"""The node rank of each launcher, and the events for the policy."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_second_launcher_with_a_rank_is_rejected_once_the_first_has_answered(m
 
 
 def test_an_answer_does_not_count_for_whoever_calls_later(make_assembly):
-    """A pod is replaced some seconds after its launcher was asked, and had answered, for another's
-    sake."""
+    """A pod is replaced some seconds after its launcher was asked, for another's sake, and had
+    answered."""
     assembly = make_assembly()
     assembly.joined_launchers.connect(1, 0.0)
     first = assembly.calls(1, "n1")

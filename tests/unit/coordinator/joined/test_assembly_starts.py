@@ -1,4 +1,4 @@
-"""An attempt of launchers that have met: started, heard, lost, ended."""
+"""Attempts of connected launchers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Notices of the coordinator on the consoles of joined launchers."""
-
 from __future__ import annotations
 
 import inspect

@@ -1,4 +1,4 @@
-"""A launcher that cannot take part, and tells node 0 why."""
+"""A launcher that cannot take part sends the reason to node 0."""
 
 from __future__ import annotations
 

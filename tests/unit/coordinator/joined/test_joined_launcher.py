@@ -1,5 +1,3 @@
-"""A launcher that has joined a job: what it does as the coordinator says, and without one."""
-
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,5 @@
-"""A launcher and coordinators that say anything: it ends with an exit code, and runs its own
-command or nothing."""
+"""A joined launcher with arbitrary coordinators ends with an exit code, and runs its own command or
+nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,3 @@
-"""Signals at a launcher that has joined a job: whom it tells of them, and what it ends by
-itself."""
-
 from __future__ import annotations
 
 import signal
@@ -54,7 +51,7 @@ def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost
     "number", [0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL]
 )
 def test_every_stop_that_a_coordinator_asks_for_reaches_the_workers(joined_launcher, number):
-    """0: Slurm has asked them already, and their grace begins."""
+    """0: Slurm has sent the signal already, and the grace begins."""
     launcher = joined_launcher(commence(), stop(signum=number, grace_s=3.0), VERDICT)
     assert launcher.run() == 7
     assert [(each.signum, each.grace_s) for each in launcher.handled(m.Stop)] == [(number, 3.0)]

@@ -1,5 +1,3 @@
-"""Reports of lost nodes, as the user reads them."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,4 @@
-"""Nodes that stand in or are added while a job runs: spares, and hosts that ``--discover``
-finds."""
+"""Nodes that join a running job: spares, and hosts that ``--discover`` finds."""
 
 from __future__ import annotations
 

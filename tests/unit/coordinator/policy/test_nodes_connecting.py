@@ -1,5 +1,4 @@
-"""Nodes that a job of fixed size waits for: those that are not reached, and what surveys of the
-others find."""
+"""Connecting and surveying the nodes of a job of fixed size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of whose nodes none can be reached any more: what led to them has ended."""
+"""Jobs of which no node can be reached any more."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Elastic jobs: when they start, go on without nodes that are lost or left out, and give up."""
-
 from __future__ import annotations
 
 import signal

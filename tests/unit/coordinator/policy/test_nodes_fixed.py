@@ -1,5 +1,4 @@
-"""A job of a fixed number of nodes, from the list of hosts to its start, and what nodes say on the
-way."""
+"""A job of a fixed number of nodes, from the list of hosts to its start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Nodes that are lost from a job of fixed size while its workers run."""
-
 from __future__ import annotations
 
 import signal

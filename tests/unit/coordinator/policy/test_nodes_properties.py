@@ -1,4 +1,4 @@
-"""Nodes that come, go, hang and come back in any order: what holds whatever happens."""
+"""Nodes that come, go, hang and come back in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENOUGH = 3000
 
 
 class Node:
-    """One agent, as long as its link lasts."""
+    """One agent, as long as its connection lasts."""
 
     def __init__(self) -> None:
         self.serial = 0  # of the survey that it owes
@@ -358,8 +358,8 @@ def test_a_job_with_spares_ends_once_and_as_promised(make_nodes, data, hosts, sp
 
 
 def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
-    """Gather, start, fail, restart, lose a node, end: count actions, looks at lists of all nodes,
-    the longest text."""
+    """Gather, start, fail, restart, lose a node, end. Count actions and looks at lists of all
+    nodes; find the longest text."""
     job = make_nodes(nodes, per_node=1, bounds=(1, nodes), max_restarts=1)
     touched = 0
 

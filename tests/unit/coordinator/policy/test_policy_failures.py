@@ -474,7 +474,7 @@ DELAY = {"max_restarts": 9, "restart_delay_s": (8.0, 20.0)}
 
 
 def waits(job) -> float:
-    """Check that the job waits for its restart; return for how long."""
+    """Check that the job waits for its restart. Return for how long."""
     assert job.phase == "waiting"
     due = job.policy.deadline()
     assert due is not None

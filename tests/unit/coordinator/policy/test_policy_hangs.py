@@ -1,5 +1,3 @@
-"""Hangs, played by agents that fall silent."""
-
 from __future__ import annotations
 
 import signal
@@ -66,7 +64,7 @@ class Watched:
         )
 
     def stand_still(self, *, odd=None) -> list:
-        """Answer each question with the same stacks, until nothing more is asked."""
+        """Answer each request with the same stacks, until none follows."""
         actions, answered = [], None
         while (serial := self.asked()) != answered:
             answered = serial
@@ -76,11 +74,11 @@ class Watched:
         return actions
 
     def asked(self) -> int:
-        """Return the serial of the last question."""
+        """Return the serial of the last request."""
         return max((question.serial for _, question in self.job.sent(m.CollectStacks)), default=0)
 
     def hang(self) -> list:
-        """Fall silent, stand still, and let all end as told."""
+        """Send nothing, answer with the same stacks, and let all workers end as asked."""
         self.fall_silent()
         self.stand_still(odd=1)
         for rank in self.job.ranks:
@@ -610,7 +608,7 @@ REDUCE = """Current thread 0x00007f00 (most recent call first):
 
 
 def answer(watch, waits, *, lines=(5, 7), cpu_s=None) -> list:
-    """Answer the last question: ``waits`` are the ranks that wait in a collective."""
+    """Answer the last request: ``waits`` are the ranks that wait in a collective."""
     serial = watch.asked()
     ranks = [rank for rank in watch.job.ranks if rank not in watch.job.policy._hang_detector.ended]
     stacks = tuple(
@@ -628,7 +626,7 @@ def answer(watch, waits, *, lines=(5, 7), cpu_s=None) -> list:
 
 
 def chatter(watch, *, waits=(0, 2), seconds=4 * TIMEOUT_S, beats=(0,), **fields) -> list:
-    """Let some ranks report the same step again and again, and answer all questions."""
+    """Report the same step of some ranks again and again, and answer all requests."""
     actions = []
     answered = watch.asked()
     for _ in range(int(seconds)):
@@ -742,7 +740,7 @@ def test_without_a_timeout_a_rank_at_a_lower_step_is_noticed_once(unwatched):
 
 
 def end_one(watch, **fields) -> float:
-    """End rank 1 with 0, and answer all questions for 10 s. Return when that began."""
+    """End rank 1 with 0, and answer all requests for 10 s. Return when that began."""
     watch.pass_time(60.0 if watch.job.policy.settings.hang_timeout_s is None else 5.0)
     began = watch.job.now
     watch.job.exited(1)

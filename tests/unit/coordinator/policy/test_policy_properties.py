@@ -16,8 +16,7 @@ TOLD = (-15, 143, 0, 1, -9)
 
 
 class World:
-    """Agents and a user as they may be: they obey the protocol, but choose what happens next, and
-    when."""
+    """Random agents and a random user that obey the protocol."""
 
     def __init__(self, job, data) -> None:
         self.job = job
@@ -197,8 +196,8 @@ def test_all_are_asked_to_stop_exactly_once_and_only_if_somebody_failed(
 
 
 def work_of_a_restart(make_job, nodes: int, per_node: int) -> tuple[int, int]:
-    """Start, fail once, stop, restart: count what came out, and the steps of the interpreter's own
-    loops it took."""
+    """Start, fail once, stop, restart. Return the number of actions, and the steps of Python's own
+    loops."""
     job = make_job(nodes, per_node, max_restarts=1)
     touched = 0
 

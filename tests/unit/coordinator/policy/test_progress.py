@@ -1,5 +1,3 @@
-"""How far a job is: what heartbeats add up to, and when that is recorded."""
-
 from __future__ import annotations
 
 import pytest

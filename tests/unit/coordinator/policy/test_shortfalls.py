@@ -1,5 +1,3 @@
-"""Why nodes cannot take part, and how a job goes on without them."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,3 @@
-"""How much a connection may send: messages by time and by what was asked, frames by phase and
-type."""
-
 from __future__ import annotations
 
 import pytest
@@ -116,7 +113,7 @@ def test_output_comes_with_workers(budget):
 
 
 def frame(body: bytes, raw: int = 0) -> bytes:
-    """Begin a frame that is much larger than what comes of it."""
+    """Return the beginning of a frame that is much larger than allowed."""
     return b"\x01" + (32 << 20).to_bytes(4, "big") + raw.to_bytes(4, "big") + body
 
 

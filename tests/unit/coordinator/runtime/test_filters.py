@@ -1,4 +1,4 @@
-"""Lines picked into a file of their own, however they are cut into chunks."""
+"""Lines that are copied into a file of their own, in any chunks."""
 
 from __future__ import annotations
 

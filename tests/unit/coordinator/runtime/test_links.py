@@ -1,5 +1,4 @@
-"""The main loop's turns: a connection that sends without end gets its turn, and so does everybody
-else."""
+"""Turns of the main loop: a connection that sends without end does not delay others."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from tests.unit.coordinator.remote_agents import REMARK, WITHIN_S
 
 
 def flood(nodes, host, message) -> threading.Event:
-    """Send a message again and again until the link is closed."""
+    """Send a message again and again until the connection is closed."""
     full = threading.Event()
     data = encode(message) * 100
 

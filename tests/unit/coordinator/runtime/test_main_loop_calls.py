@@ -1,5 +1,3 @@
-"""Functions that other threads pass to the main loop."""
-
 from __future__ import annotations
 
 import select

@@ -1,4 +1,4 @@
-"""The text of the metrics, read by Prometheus' own parser, and the dashboard that shows them."""
+"""The text of the metrics, read by Prometheus' own parser, and the dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server of ``--metrics``, with real sockets: what clients get, and that none does harm."""
+"""The HTTP server of ``--metrics``, with real sockets."""
 
 from __future__ import annotations
 

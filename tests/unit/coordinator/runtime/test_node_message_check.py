@@ -1,5 +1,3 @@
-"""Messages about attempts that a node or another launcher may send."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Questions of other shells to the nodes: the test plays the agents."""
+"""Requests of other shells to the nodes. Tests play the agents."""
 
 from __future__ import annotations
 

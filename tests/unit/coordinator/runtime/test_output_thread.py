@@ -1,5 +1,3 @@
-"""The thread that files what nodes send, and does what else may wait for a disk."""
-
 from __future__ import annotations
 
 import json
@@ -20,7 +18,7 @@ from tests.unit.coordinator.remote_agents import WITHIN_S, Kept
 
 
 class Stuck(Kept):
-    """A place for output on a disk that stands still."""
+    """A sink on a disk that hangs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +32,7 @@ class Stuck(Kept):
 
 
 class Shown(Kept):
-    """A console that only remembers."""
+    """A console that records its calls."""
 
     def say(self, text, *, level="info"):
         self.written.append((level, text))

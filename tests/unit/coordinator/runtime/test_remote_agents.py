@@ -1,5 +1,3 @@
-"""Remote agents over made-up links."""
-
 from __future__ import annotations
 
 import threading
@@ -144,7 +142,8 @@ def test_a_launcher_that_slept_does_not_lose_all_its_nodes(nodes):
 
 
 def starting(nodes, *messages):
-    """Return remote agents whose one node answers, is to start two workers, and has said this."""
+    """Return remote agents whose one node answers, starts two workers, and has sent these
+    messages."""
     agents = nodes(1)
     agents.agents.silence_s = 1e9
     agents.join(0)

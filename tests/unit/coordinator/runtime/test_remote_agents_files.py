@@ -1,4 +1,4 @@
-"""Where the output of remote agents is filed when nodes come and go."""
+"""Files of remote agents' output when nodes come and go."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.coordinator.remote_agents import Kept, Nodes
 
 @pytest.fixture
 def filed(tmp_path):
-    """Return remote agents of two nodes whose output is filed, and what its console was told."""
+    """Return remote agents of two nodes whose output is filed, and their console."""
     shown = Kept()
     picked = {1: LineFilter([b"attempt"], {0: b"[0] ", 1: b"[1] "})}
     for attempt in (0, 1):
@@ -75,7 +75,7 @@ def test_a_rank_without_an_end_ends_when_another_attempt_begins(tmp_path):
 
 @pytest.mark.parametrize("room", [True, False])
 def test_more_ranks_than_files_may_be_open_all_have_their_logs(tmp_path, monkeypatch, room):
-    """``room``: the limit is as low as that; else others hold what there is."""
+    """``room``: the limit is as low as that; else others hold the descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     (tmp_path / "attempt-0").mkdir()
     files = OutputFiles(str(tmp_path), Kept(), pytest.fail)

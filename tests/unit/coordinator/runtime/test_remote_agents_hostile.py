@@ -1,5 +1,4 @@
-"""Remote agents, and nodes that say what no agent of ours says: they are lost, and nothing of it
-counts."""
+"""Nodes that send impossible messages are lost, and nothing of them counts."""
 
 from __future__ import annotations
 

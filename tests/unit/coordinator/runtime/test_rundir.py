@@ -1,5 +1,3 @@
-"""The folder that the launchers of a job share."""
-
 from __future__ import annotations
 
 import os

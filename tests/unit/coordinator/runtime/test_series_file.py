@@ -1,4 +1,4 @@
-"""The file of steps as the launcher writes it: how often, how large, and what a full disk does."""
+"""Writing the file of steps: how often, how large, and on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agents that srun has started, over made-up links: whose signals are whose."""
+"""Agents that srun has started, over socket pairs, and their signals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SrunConnector:
 
 @pytest.fixture
 def steps(nodes):
-    """Return remote agents of two nodes that have joined, and its srun as ``srun``."""
+    """Return remote agents of two connected nodes, with the fake srun as ``srun``."""
 
     def make(*, signals_all: bool = False):
         def agents(targets, *, open_connection, **more):

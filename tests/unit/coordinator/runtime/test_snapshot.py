@@ -1,5 +1,3 @@
-"""The snapshot of a job."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""A worker table; the test plays the agent and the spawner."""
+"""A worker table. Tests play the agent and the spawner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spec(rank: int, **changed) -> m.WorkerSpec:
 
 
 class Node:
-    """One node's table; ``now`` is its clock, ``actions`` all that it has wanted."""
+    """One node's table. ``now`` is its clock, ``actions`` has all of its actions."""
 
     def __init__(self) -> None:
         self.table = t.WorkerTable()

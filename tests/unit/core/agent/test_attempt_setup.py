@@ -1,5 +1,3 @@
-"""Ports and stores that a node prepares before its workers start."""
-
 from __future__ import annotations
 
 import socket
@@ -15,7 +13,7 @@ from tests.facts import mentions
 
 
 class Node:
-    """A node's setup, and what it has answered."""
+    """A node's setup, and its answers."""
 
     def __init__(self, **more) -> None:
         self.answers: list[m.Prepared] = []

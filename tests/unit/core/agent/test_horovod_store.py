@@ -1,5 +1,3 @@
-"""Horovod's store, with its client's requests and invalid ones."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""What is kept of a worker's output: its end, the last traceback, and the beginning of a long line."""
-
 from __future__ import annotations
 
 import pytest

@@ -62,7 +62,7 @@ def family():
 
 
 def soon(condition) -> None:
-    """Wait until the kernel has done what it was asked."""
+    """Wait until the kernel has done it."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

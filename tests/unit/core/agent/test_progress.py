@@ -1,7 +1,3 @@
-"""Activity of a node's workers: what counts as a heartbeat, how often it is reported, invalid
-input.
-"""
-
 from __future__ import annotations
 
 import os
@@ -76,7 +72,7 @@ def test_a_heartbeat_has_a_limited_number_of_values():
 
 
 class Node:
-    """Pipes of some workers, with the pump played by the test."""
+    """Pipes of some workers. Tests play the pump."""
 
     def __init__(self) -> None:
         self.poll = select.epoll()
@@ -97,7 +93,7 @@ class Node:
         os.write(self.ends[rank], data)
 
     def turn(self, after: float = 0.0, *, held: bool = False) -> bool:
-        """Run the loop once. Returns whether there was something to read."""
+        """Run the loop once. Return whether there was something to read."""
         self.now += after
         readable = bool(self.poll.poll(0))
         self.monitor.tick(self.now, readable=readable, held=held)

@@ -1,5 +1,3 @@
-"""How long a coordinator has been silent, and how long to poll."""
-
 from __future__ import annotations
 
 import select

@@ -60,8 +60,7 @@ class Node:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, source: str, *args: str) -> int:
-        """Start a worker and wait until it is ready; give its pid. Its rank is how many there were
-        before."""
+        """Start a worker, wait until it is ready, and return its pid. Ranks count up."""
         memory = os.memfd_create("stacks")
         process = subprocess.Popen(
             [sys.executable, "-c", source, str(memory), *args],

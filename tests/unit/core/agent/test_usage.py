@@ -1,4 +1,5 @@
-"""What a node and its workers use: counters of real processes, and a node's files as recorded."""
+"""Resource use of a node and its workers: counters of real processes, and recorded files of a
+node."""
 
 from __future__ import annotations
 

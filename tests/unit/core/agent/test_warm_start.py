@@ -34,7 +34,7 @@ def order(rank: int = 0, argv: tuple[str, ...] = ARGV, **env: str) -> w.Spawn:
 
 
 class Hands:
-    """Stands for the spawner: keeps what it was asked to do."""
+    """Plays the spawner and records its orders."""
 
     def __init__(self, error: OSError | None = None) -> None:
         self.reported: list[w.FromSpawner] = []

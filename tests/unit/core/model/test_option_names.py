@@ -1,5 +1,3 @@
-"""The names of options in messages."""
-
 from __future__ import annotations
 
 import threading

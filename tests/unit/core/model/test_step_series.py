@@ -1,5 +1,3 @@
-"""The file of steps: what is read back, cut files, and merged blocks."""
-
 from __future__ import annotations
 
 from distlaunch.core.model.step_series import (

@@ -1,5 +1,3 @@
-"""A user's file may be a pipe. It is read to its end, with a timeout and a size limit."""
-
 from __future__ import annotations
 
 import errno

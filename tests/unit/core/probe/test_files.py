@@ -1,5 +1,3 @@
-"""Files of the user are read up to a size limit."""
-
 from __future__ import annotations
 
 import pytest

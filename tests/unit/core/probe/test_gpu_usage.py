@@ -1,5 +1,3 @@
-"""How busy GPUs are: a child process asks an NVML library, or nvidia-smi."""
-
 from __future__ import annotations
 
 import shutil

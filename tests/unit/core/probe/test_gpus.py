@@ -371,8 +371,8 @@ def test_the_wait_ends_at_once_if_the_holders_are_unknown(machine):
 
 
 class FakeNvml:
-    """NVML's functions over a list of handle codes: 0 is a GPU, another number is what asking for
-    it returns."""
+    """NVML's functions over a list of handle codes: 0 is a GPU, another number is the error of
+    asking for it."""
 
     def __init__(self, *handles: int, mig: bool = False) -> None:
         self.handles = handles

@@ -1,5 +1,3 @@
-"""Both sides of a handshake, and everything sent between them."""
-
 from __future__ import annotations
 
 from distlaunch.core.model.record import replace

@@ -1,5 +1,3 @@
-"""Which callers are admitted on the rendezvous port, and what rejected ones learn."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Attackers and strangers are not admitted on the rendezvous port, and not trusted as its listener."""
+"""Attackers are not admitted on the rendezvous port, and not trusted as its listener."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Numbers that a launcher may report."""
-
 from __future__ import annotations
 
 import json

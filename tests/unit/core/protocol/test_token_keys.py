@@ -1,5 +1,3 @@
-"""Keys of the proofs: which tokens need a derived one, and how often it is derived."""
-
 from __future__ import annotations
 
 import hashlib

@@ -195,7 +195,7 @@ def test_half_of_flux_is_not_used():
 
 
 def aws(**more):
-    """Read the variables of a node of AWS Batch; None leaves one out."""
+    """Return the allocation of a node of AWS Batch. None leaves a variable out."""
     environ = AWS | {f"AWS_BATCH_JOB_{name}": value for name, value in more.items()}
     return batch.find(
         {name: value for name, value in environ.items() if value is not None}, {}, "aws-batch"

@@ -1,5 +1,4 @@
-"""Environments put together at random: nothing but ConfigError comes out, and what is found holds
-together."""
+"""Random environments lead to ConfigError or to a consistent allocation."""
 
 from __future__ import annotations
 

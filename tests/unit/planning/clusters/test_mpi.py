@@ -59,7 +59,7 @@ def test_one_process_a_node_is_a_launcher_of_the_node():
 
 
 def test_the_rank_within_the_node_is_not_taken_for_the_nodes():
-    """Open MPI's NODE_RANK counts processes on the node, which its name does not say."""
+    """Open MPI's NODE_RANK counts processes on the node."""
     found = mpi.find(openmpi(5, 8, 1, 4, 2), {}, "openmpi")
     assert (found.node_rank, found.local_rank, len(found.hosts), found.hosts[0].slots) == (
         1,
@@ -189,7 +189,7 @@ def test_a_contradiction_quotes_both_variables(environ, both):
 
 
 def refusal(environ):
-    """Return the hint with which this process is refused, or None."""
+    """Return the hint with which this process is refused, if it is."""
     try:
         mpi.find(environ, {}, "openmpi")
     except ConfigError as error:

@@ -1,5 +1,4 @@
-"""Values as seen in Slurm 22.05.8 with four virtual nodes and fake GPUs, unless a test says
-otherwise."""
+"""Values of Slurm 22.05.8 with four virtual nodes and fake GPUs, unless a test says otherwise."""
 
 from __future__ import annotations
 
