@@ -192,17 +192,9 @@ FILE_ROWS: tuple[HintRow, ...] = (
         pattern=r"Parent directory (?P<path>\S+) does not exist",
     ),
     HintRow(
-        kind=K.MISSING_FILE,
-        hint=special.missing_file,
-    ),
-    HintRow(
         kind=K.PERMISSION,
         hint=special.read_only,
         marks=("[errno 30] read-only file system",),
-    ),
-    HintRow(
-        kind=K.PERMISSION,
-        hint=special.no_permission,
     ),
     HintRow(
         kind=K.FILE_SYSTEM,
@@ -448,5 +440,84 @@ FILE_ROWS: tuple[HintRow, ...] = (
             r"|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT"
         ),
         in_output=True,
+    ),
+    HintRow(
+        kind=K.DAMAGED_FILE,
+        hint=(
+            "the file is empty or cut off, as by a save or a download that did not end: "
+            "fetch or write it again, under another name that is renamed when it is "
+            "complete"
+        ),
+        marks=(
+            "parquet magic bytes not found",
+            "parquet file size is 0 bytes",
+            "no columns to parse from file",
+            "unable to load weights from pytorch checkpoint file",
+            "consistency check failed: file should be of size",
+        ),
+    ),
+    HintRow(
+        kind=K.MISSING_FILE,
+        hint=(
+            "the folder has no data in the form that its reader expects: see the path on "
+            "this node, its subfolders and the file names"
+        ),
+        marks=(
+            "couldn't find any class folder in",
+            "found no valid file for the classes",
+            "found 0 files in subfolders of",
+            "couldn't find any data file at",
+            "no data files found",
+            "no (supported) data files found",
+        ),
+    ),
+    HintRow(
+        kind=K.MISSING_FILE,
+        hint=(
+            "this path is a folder, and a file is expected, or the other way round: name "
+            "the file itself"
+        ),
+        types=(
+            "IsADirectoryError",
+            "NotADirectoryError",
+        ),
+    ),
+    HintRow(
+        kind=K.SAME_FILE,
+        hint=(
+            "more processes read this LMDB than it has places for: open it with lock=False "
+            "(readahead=False), or with max_readers of all ranks and loader workers"
+        ),
+        marks=("mdb_readers_full",),
+    ),
+    HintRow(
+        kind=K.DISK,
+        hint=(
+            "the LMDB has reached the size that it was opened with: open it with a larger map_size"
+        ),
+        marks=("mdb_map_full",),
+    ),
+    HintRow(
+        kind=K.COMMAND,
+        hint=("the arguments of the command are too long: write them to a file, and pass its name"),
+        marks=("[errno 7] argument list too long",),
+    ),
+    HintRow(
+        kind=K.PERMISSION,
+        hint=(
+            "Git refuses a repository of another user: git config --global --add "
+            "safe.directory PATH for the workers' user, or set GIT_CONFIG_COUNT variables "
+            "({Opt.ENV})"
+        ),
+        marks=("fatal: detected dubious ownership in repository",),
+        in_output=True,
+    ),
+    HintRow(
+        kind=K.MISSING_FILE,
+        hint=special.missing_file,
+    ),
+    HintRow(
+        kind=K.PERMISSION,
+        hint=special.no_permission,
     ),
 )

@@ -1173,7 +1173,7 @@ _TRAINING: tuple[HintRow, ...] = (
         pattern=(
             r"\bloss\w*\b[^\n]{0,20}?(?:\bis|\bbecame|\bwas|\bgot|=|:)\s*(?:now )?(?:a )?"
             r"(?:nan\b|inf\b|infinite|not finite|non-?finite)"
-            r"|\b(?:nan|non-?finite|infinite) (?:loss|gradient)"
+            r"|\b(?:nan|non-?finite) (?:loss|gradient)|\binfinite loss"
             r"|\bnan\b[^\n]{0,20} in (?:the )?(?:loss|gradient)"
             r"|\bgrad(?:ient)?s?(?: norm)? (?:is|=) ?nan\b"
         ),

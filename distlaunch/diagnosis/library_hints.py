@@ -21,6 +21,25 @@ SPECIFIC_LIBRARY_ROWS: tuple[HintRow, ...] = (
             "certificate verify failed",
         ),
     ),
+    HintRow(
+        kind=K.BINARY,
+        hint=(
+            "OpenCV needs a library of the screen: install opencv-python-headless in place "
+            "of opencv-python for the workers' Python, or the system's package libgl1"
+        ),
+        marks=(
+            "libgl.so.1: cannot open shared object file",
+            "libgthread-2.0.so.0: cannot open shared object file",
+        ),
+    ),
+    HintRow(
+        kind=K.VARIABLE,
+        hint=(
+            "cuBLAS is deterministic with a fixed workspace only: set "
+            "CUBLAS_WORKSPACE_CONFIG=:4096:8 for the workers ({Opt.ENV})"
+        ),
+        marks=("cublas_workspace_config=:4096:8",),
+    ),
 )
 """Rows that must precede more general ones."""
 
@@ -412,5 +431,84 @@ LIBRARY_ROWS: tuple[HintRow, ...] = (
         kind=K.SPAWN,
         hint=("a tensor with a graph cannot go to another process: send tensor.detach()"),
         marks=("cowardly refusing to serialize non-leaf tensor",),
+    ),
+    HintRow(
+        kind=K.BINARY,
+        hint=(
+            "torchvision was built for another torch: install the two versions that belong together"
+        ),
+        marks=(
+            "operator torchvision::nms does not exist",
+            "couldn't load custom c++ ops",
+        ),
+    ),
+    HintRow(
+        kind=K.BINARY,
+        hint=(
+            "no MPI library is found: load the module of MPI with {Opt.SETUP}, or do without mpi4py"
+        ),
+        marks=("cannot load mpi library",),
+    ),
+    HintRow(
+        kind=K.OLD_NAME,
+        hint=(
+            "a generated file is older than the installed protobuf: install an older one "
+            '(pip install "protobuf<3.21"), or set '
+            "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python ({Opt.ENV})"
+        ),
+        marks=(
+            "descriptors cannot not be created directly",
+            "descriptors cannot be created directly",
+        ),
+    ),
+    HintRow(
+        kind=K.DEEPSPEED,
+        hint=(
+            "ZeRO-3 divides the model while it is loaded: pass neither device_map nor "
+            "low_cpu_mem_usage to from_pretrained"
+        ),
+        marks=("deepspeed zero-3 is not compatible with",),
+    ),
+    HintRow(
+        kind=K.DEEPSPEED,
+        hint=(
+            "DeepSpeed needs the size of a batch: pass a loader to accelerator.prepare(), "
+            "or set train_micro_batch_size_per_gpu in the configuration"
+        ),
+        marks=(("when using deepspeed, `accelerate.prepare()` requires you to pass at least one"),),
+    ),
+    HintRow(
+        kind=K.RAY,
+        hint=(
+            "the process of the actor or task ended without an exception: `dmesg -T` names "
+            "an out-of-memory kill, and its log is under /tmp/ray/session_latest/logs on "
+            "that node"
+        ),
+        marks=(
+            "the actor died unexpectedly before finishing this task",
+            "the worker died unexpectedly while executing this task",
+        ),
+    ),
+    HintRow(
+        kind=K.RAY,
+        hint=(
+            "Ray could not make the environment of the task: see the names and versions in "
+            "runtime_env, and whether the nodes reach the package index"
+        ),
+        marks=("runtimeenvsetuperror",),
+    ),
+    HintRow(
+        kind=K.DOWNLOAD,
+        hint=(
+            "the server wants a login: give the workers the token ({Opt.ENV} HF_TOKEN for "
+            "Hugging Face), and accept the terms of the model or data set there"
+        ),
+        marks=(
+            "401 client error",
+            "403 client error",
+            "http error 401",
+            "http error 403",
+            "permission denied (publickey",
+        ),
     ),
 )

@@ -17,6 +17,31 @@ SPECIFIC_MODEL_ROWS: tuple[HintRow, ...] = (
         ),
         marks=("the shape in current model is torch.size([0])",),
     ),
+    HintRow(
+        kind=K.RANK,
+        hint=(
+            "the worker's {name} was not passed on to this process: distlaunch sets it for "
+            "the workers, so look at the wrapper, the container or the process that the "
+            "script starts"
+        ),
+        pattern=(
+            r"KeyError: '(?P<name>RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK"
+            r"|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
+        ),
+        types=("KeyError",),
+    ),
+    HintRow(
+        kind=K.RANK,
+        hint=(
+            "the script reads {name} of another launcher: let it read RANK, LOCAL_RANK and "
+            "WORLD_SIZE, which distlaunch sets for each worker"
+        ),
+        pattern=(
+            r"KeyError: '(?P<name>SLURM_(?:PROCID|LOCALID|NTASKS|NODEID)|OMPI_COMM_WORLD_\w+"
+            r"|PMI_(?:RANK|SIZE)|MV2_COMM_WORLD_\w+)'"
+        ),
+        types=("KeyError",),
+    ),
 )
 """Rows that must precede more general ones."""
 
@@ -629,5 +654,183 @@ MODEL_ROWS: tuple[HintRow, ...] = (
             "them, and call no torch.cuda function and no .cuda() before the Trainer"
         ),
         marks=("can't create new processes if cuda is already initialized",),
+    ),
+    HintRow(
+        kind=K.GPU_BUILD,
+        hint=(
+            'FlashAttention does not run on this GPU: pass attn_implementation="sdpa", or '
+            "use GPUs of compute capability 8.0 and above"
+        ),
+        marks=(
+            "flashattention only supports ampere gpus or newer",
+            "flashattention only support ampere gpus or newer",
+        ),
+    ),
+    HintRow(
+        kind=K.TENSOR,
+        hint=(
+            "FlashAttention takes half precision only: load the model with "
+            "dtype=torch.bfloat16 (torch_dtype in older Transformers), or run it in "
+            "torch.autocast"
+        ),
+        marks=(
+            "flashattention only support fp16 and bf16 data type",
+            "flashattention only supports fp16 and bf16 data type",
+        ),
+    ),
+    HintRow(
+        kind=K.TENSOR,
+        hint=(
+            "a number is too large for half precision: take torch.finfo(tensor.dtype).min "
+            "in place of a constant such as -1e9, or use bf16"
+        ),
+        marks=(
+            "cannot be converted to type at::half without overflow",
+            "cannot be converted to type c10::half without overflow",
+        ),
+    ),
+    HintRow(
+        kind=K.TENSOR,
+        hint=("NumPy takes a tensor of the CPU without a graph: tensor.detach().cpu().numpy()"),
+        marks=(
+            "can't call numpy() on tensor that requires grad",
+            "device type tensor to numpy",
+        ),
+    ),
+    HintRow(
+        kind=K.GRADIENT,
+        hint=(
+            "the optimizer got no parameters: layers in a Python list are not seen (use "
+            "nn.ModuleList), and a generator of parameters can be read once only"
+        ),
+        marks=("optimizer got an empty parameter list",),
+    ),
+    HintRow(
+        kind=K.GRADIENT,
+        hint=(
+            "forward gave other tensors when gradient checkpointing ran it again: run both "
+            "in the same autocast and mode, without random or rank-dependent branches"
+        ),
+        marks=(
+            (
+                "a different number of tensors was saved during the original forward and "
+                "recomputation"
+            ),
+            "have different metadata than during the forward pass",
+        ),
+    ),
+    HintRow(
+        kind=K.SHARDED,
+        hint=(
+            "the module was made without data (meta device): call "
+            "model.to_empty(device=...) and load the weights, or do not pass "
+            "low_cpu_mem_usage or device_map"
+        ),
+        marks=("cannot copy out of meta tensor; no data",),
+    ),
+    HintRow(
+        kind=K.GPU_NUMBER,
+        hint=(
+            "the model was loaded on another GPU than that of its rank: pass "
+            'device_map=int(os.environ["LOCAL_RANK"]) to from_pretrained, and not "auto"'
+        ),
+        marks=(
+            "precision on a different device than the one you're training on",
+            "with `device_map='auto'` in any distributed mode",
+        ),
+    ),
+    HintRow(
+        kind=K.GPU_KERNEL,
+        hint=(
+            "this operation has no deterministic form: use another one, or "
+            "torch.use_deterministic_algorithms(True, warn_only=True)"
+        ),
+        marks=("does not have a deterministic implementation, but you set",),
+    ),
+    HintRow(
+        kind=K.GPU_DRIVER,
+        hint=(
+            "the driver is older than this CUDA, and the card has no compatible mode: "
+            "install a driver for torch.version.cuda, or a torch for the driver's CUDA "
+            "(`nvidia-smi`)"
+        ),
+        marks=(
+            "forward compatibility was attempted on non supported hw",
+            "cuda driver initialization failed",
+        ),
+    ),
+    HintRow(
+        kind=K.GPU_DRIVER,
+        hint=(
+            "the driver was updated on the node and not loaded anew: leave the node out "
+            "({Opt.EXCLUDE}) until it has been started again"
+        ),
+        marks=("driver/library version mismatch",),
+    ),
+    HintRow(
+        kind=K.NO_GPU,
+        hint=(
+            "this worker sees no GPU: start one worker per GPU with {Opt.NUM_GPUS} "
+            "({Opt.NUM_PROCS} hides the GPUs), use a torch build with CUDA, and give a "
+            "container access to GPUs (docker --gpus all)"
+        ),
+        marks=(
+            "no cuda-capable device is detected",
+            "cuda",
+            "gpu",
+        ),
+        pattern=(
+            r"no CUDA-capable device is detected|\b(?:CUDA|GPUs?) (?:is"
+            r"|are) (?:not available|required|unavailable|needed|not found)\b"
+            r"|\bno (?:CUDA )?(?:GPU|CUDA device)s? (?:was |were |is |are )?(?:found"
+            r"|available|detected|visible)\b"
+        ),
+    ),
+    HintRow(
+        kind=K.NAN,
+        hint=(
+            "the data has values that are no numbers: find and fill or drop them before "
+            "the model sees them"
+        ),
+        marks=(
+            "contains nan.",
+            "contains infinity or a value too large",
+            "contains nan, infinity or a value too large",
+        ),
+        pattern=r"Input(?: \w+)? contains (?:NaN|infinity)",
+    ),
+    HintRow(
+        kind=K.INDEX,
+        hint=(
+            "an index is outside of the array: compare it with the size that the message "
+            "names; a list of indices may be for another data set"
+        ),
+        marks=("is out of bounds for",),
+        pattern=r"index -?\d+ is out of bounds for (?:dimension|axis) \d+ with size \d+",
+    ),
+    HintRow(
+        kind=K.NO_GROUP,
+        hint=("torch.distributed has no backend of that name: use nccl on GPUs and gloo on CPUs"),
+        marks=(
+            "unknown backend type ",
+            "invalid backend: ",
+        ),
+        pattern=r"Unknown backend type \w+|Invalid backend: '",
+    ),
+    HintRow(
+        kind=K.CHECKPOINT,
+        hint=(
+            "some weights are one tensor under two names: save with "
+            "safetensors.torch.save_model, or save_pretrained with safe_serialization=False"
+        ),
+        marks=("some tensors share memory, this will lead to duplicate memory on disk",),
+    ),
+    HintRow(
+        kind=K.INTERFACE,
+        hint=(
+            "the script listens on an address that this node does not have: bind to "
+            "0.0.0.0, or take an address of `ip -br address`"
+        ),
+        marks=("[errno 99] cannot assign requested address",),
     ),
 )

@@ -20,7 +20,7 @@ import pytest
 from distlaunch.diagnosis.evidence import read
 from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
 from distlaunch.diagnosis.first_cause import diagnose
-from distlaunch.diagnosis.hint_table import ROWS
+from distlaunch.diagnosis.hint_table import ROWS, ROWS_BY_TEXT
 from distlaunch.diagnosis.place_hints import PLACES
 
 if sys.version_info >= (3, 11):
@@ -33,6 +33,8 @@ FILES = sorted((ROOT / "tests" / "data" / "hints").glob("*.toml"))
 CASES: list[dict[str, Any]] = [
     row for file in FILES for row in tomllib.loads(file.read_text(encoding="utf-8"))["row"]
 ]
+ORDINARY = ROOT / "tests" / "data" / "ordinary_lines.txt"
+"""Lines that workers write in successful jobs."""
 TEXTS = [(row, text) for row in CASES for text in row["text"]]
 NEAR = [(row, text) for row in CASES for text in row["near"]]
 TRACEBACK = (
@@ -120,6 +122,55 @@ def test_the_order_of_rows_decides_where_more_than_one_matches(end_of):
         (kind.HOST_MEMORY, kind.SIGNAL),
         (kind.NO_GROUP, kind.CRASH),
     }
+
+
+def test_rows_of_different_kinds_match_one_text_only_where_the_later_is_more_general(end_of):
+    pairs = set()
+    for _, text in TEXTS:
+        failure = failure_of(end_of, text)
+        first, *later = [row.kind for row in ROWS_BY_TEXT if row.hint_of(failure) is not None] or [
+            None
+        ]
+        pairs |= {(first, kind) for kind in later if kind is not first}
+    kind = FailureKind
+    assert pairs == {
+        (kind.CHECKPOINT, kind.MISSING_FILE),
+        (kind.COMMAND, kind.PERMISSION),
+        (kind.EXTENSION, kind.VARIABLE),
+        (kind.GPU_DRIVER, kind.BINARY),
+        (kind.GPU_MEMORY, kind.NCCL),
+        (kind.INDEX, kind.GPU_KERNEL),
+        (kind.INTERFACE, kind.NCCL),
+        (kind.NCCL, kind.SAME_GPU),
+        (kind.NO_GPU, kind.OLD_NAME),
+        (kind.RANK, kind.VARIABLE),
+        (kind.SHARED_MEMORY, kind.DISK),
+        (kind.SHARED_MEMORY, kind.LOADER),
+        (kind.SHARED_MEMORY, kind.NCCL),
+    }
+
+
+@pytest.mark.parametrize("stream", ["stderr_tail", "stdout_tail"])
+def test_ordinary_last_line_of_a_worker_gives_no_hint(end_of, stream):
+    lines = ORDINARY.read_text(encoding="utf-8").splitlines()
+    given = {}
+    for line in lines:
+        text = f"{line}\n"
+        end = end_of(0, text) if stream == "stderr_tail" else end_of(0, b"", stdout_tail=text)
+        given[line] = diagnose([end], world_size=4).hint_kind
+    assert {line: kind for line, kind in given.items() if kind is not None} == {}
+    assert len(lines) >= 200
+
+
+def test_ordinary_lines_above_an_exception_do_not_change_its_hint(end_of):
+    log = ORDINARY.read_text(encoding="utf-8")
+    hints = {}
+    for _, text in TEXTS:
+        if "exception" in text and not text.get("everywhere"):
+            alone = diagnosed(end_of, text)
+            below = diagnosed(end_of, {**text, "log": f"{log}{TRACEBACK}{text['exception']}\n"})
+            hints[text["exception"]] = (alone.hint, below.hint)
+    assert {key: pair for key, pair in hints.items() if pair[0] != pair[1]} == {}
 
 
 def test_a_failure_that_is_written_to_stdout_has_the_same_hint(end_of):
