@@ -772,7 +772,7 @@ MODEL_ROWS: tuple[HintRow, ...] = (
         hint=(
             "this worker sees no GPU: start one worker per GPU with {Opt.NUM_GPUS} "
             "({Opt.NUM_PROCS} hides the GPUs), use a torch build with CUDA, and give a "
-            "container access to GPUs (docker --gpus all)"
+            "container access to the GPUs"
         ),
         marks=(
             "no cuda-capable device is detected",

@@ -10,6 +10,7 @@ a signal. One rank of four failed in that way, or ``everywhere`` all of them, on
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from distlaunch.core.model.option_names import Opt
 from distlaunch.diagnosis.evidence import read
 from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
 from distlaunch.diagnosis.first_cause import diagnose
@@ -41,7 +43,15 @@ TRACEBACK = (
     'Traceback (most recent call last):\n  File "/home/u/project/train.py", line 42, in step\n'
     "    run(batch)\n"
 )
+VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]+_[A-Z0-9_]+\b")
 SETTINGS = {"adds_local_rank", "dashes_first", "master_port"}
+
+
+class Names(dict):
+    """The names in a hint: options of train, and nothing for the groups of a pattern."""
+
+    def __missing__(self, key):
+        return Opt if key == "Opt" else "..."
 
 
 def end_of_case(end_of, case, rank=None):
@@ -205,3 +215,18 @@ def test_the_page_behind_a_hint_has_a_section_for_each_kind():
         line[4:].lower().replace(" ", "-") for line in page.splitlines() if line[:4] == "### "
     ]
     assert sorted(sections) == sorted(kind.value for kind in FailureKind)
+
+
+def test_section_of_a_kind_names_the_variables_of_its_hints():
+    page = (ROOT / "distlaunch" / "docs" / "hints.md").read_text(encoding="utf-8")
+    sections = {
+        part.partition("\n")[0].lower().replace(" ", "-"): part
+        for part in re.split(r"^##+ ", page, flags=re.MULTILINE)
+    }
+    missing = set()
+    for row in (*ROWS, *PLACES):
+        hint = row.hint.format_map(Names()) if isinstance(row.hint, str) else ""
+        for name in VARIABLE.findall(hint):
+            if name not in sections[row.kind.value]:
+                missing.add((row.kind.value, name))
+    assert missing == set()
