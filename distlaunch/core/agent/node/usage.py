@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 GPUS_S = 1.5
 """How long the NVIDIA driver may take to answer."""
+_TREES_S = 10.0
+"""How long the descendants that were found of each worker are used."""
 _SECTOR_BYTES = 512
 _INFINIBAND_BYTES = 4
 """InfiniBand counts in words of four bytes."""
@@ -51,6 +53,8 @@ class UsageReader:
         self._root = root
         self._thread: threading.Thread | None = None
         self._gpus: GpuMeter | None = None
+        self._trees: dict[int, ProcessTree] = {}
+        self._trees_until = 0.0
 
     def read(self, request: m.ReadUsage, pids: Mapping[int, int], start: m.Start) -> None:
         """Start to read the usage of these workers (rank -> pid). ``start`` started them."""
@@ -65,7 +69,7 @@ class UsageReader:
             self._thread.start()
 
     def _usage(self, request: m.ReadUsage, pids: Mapping[int, int], start: m.Start) -> m.Usage:
-        trees = {rank: ProcessTree(rank, pid) for rank, pid in pids.items()}
+        trees = self._find_trees(pids)
         gpus = self._read_gpus() if start.uses_gpus else None
         received = node_usage(self._root)
         return m.Usage(
@@ -81,6 +85,20 @@ class UsageReader:
             written_bytes=received.written_bytes,
             workers=_with_gpus([tree.usage() for tree in trees.values()], trees, gpus, start),
         )
+
+    def _find_trees(self, pids: Mapping[int, int]) -> dict[int, ProcessTree]:
+        """Return the processes of each worker (rank -> pid).
+
+        To find descendants means to look at each thread of each worker, so they are kept for a
+        while.
+        """
+        now = time.monotonic()
+        if now >= self._trees_until:
+            self._trees, self._trees_until = {}, now + _TREES_S
+        for rank, pid in pids.items():
+            if rank not in self._trees or self._trees[rank].pid != pid:
+                self._trees[rank] = ProcessTree(rank, pid)
+        return {rank: self._trees[rank] for rank in pids}
 
     def _read_gpus(self) -> list[GpuUse] | None:
         from distlaunch.core.probe.gpu_usage import GpuMeter

@@ -135,6 +135,17 @@ def test_the_answer_names_the_request(worker):
     reader.close()
 
 
+def test_the_processes_of_a_worker_are_looked_for_again_after_a_while(worker, monkeypatch):
+    reader = u.UsageReader(print, environ={})
+    first = reader._find_trees({0: worker.pid})[0]
+    assert reader._find_trees({0: worker.pid})[0] is first
+    assert reader._find_trees({0: os.getpid()})[0].pid == os.getpid(), "a restarted worker"
+    monkeypatch.setattr(u, "_TREES_S", 0.0)
+    reader._trees_until = 0.0
+    again = reader._find_trees({0: worker.pid})[0]
+    assert reader._find_trees({0: worker.pid})[0] is not again
+
+
 def gpu(index: int, **changed) -> gpu_usage.GpuUse:
     values = {
         "index": index,
