@@ -254,3 +254,29 @@ def test_a_request_that_comes_during_a_collection_gets_its_stacks(node, no_spy):
     for answer in answers:
         assert answer.stacks[0].text.count("most recent call first") == 1
     assert "in innermost" in node.collect()[0].text, "the next request starts a new collection"
+
+
+SPY = """#!/bin/sh
+case "$*" in *--native*) ;; *) exit 1;; esac
+while [ ! -e go ]; do sleep 0.02; done
+echo "Thread 1 (idle): \\"MainThread\\"
+    clock_nanosleep (libc.so.6)"
+"""
+
+
+def test_native_frames_come_by_py_spy_and_hold_up_no_other_request(node, no_spy, monkeypatch):
+    monkeypatch.chdir(no_spy)
+    monkeypatch.setenv("PATH", f"{no_spy}:/bin:/usr/bin")
+    (no_spy / "py-spy").write_text(SPY)
+    (no_spy / "py-spy").chmod(0o755)
+    pid = node.start(ARMED)
+    wanted = m.CollectStacks(attempt=4, serial=-1, for_user=True, native=True)
+    node.collector.collect(wanted, {0: pid})
+    for _ in range(2):  # the first may share the collection, the second has one of its own
+        other = node.collect()[0]
+        assert (other.native, other.text != "") == ("", True)
+    (no_spy / "go").touch()
+    answer = node.answers.get(timeout=20)
+    assert answer.serial == -1
+    assert "clock_nanosleep" in answer.stacks[0].native
+    assert "in innermost" in answer.stacks[0].text
