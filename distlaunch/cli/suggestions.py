@@ -56,7 +56,7 @@ def _workers() -> str:
 
 def _torchrun_options() -> dict[str, str]:
     workers = of_node = _workers()
-    if Opt.GPUS_PER_NODE.exists:
+    if Opt.GPUS_PER_NODE.exists and str(Opt.GPUS_PER_NODE) != str(Opt.NUM_GPUS):
         gpus, procs = Opt.GPUS_PER_NODE("N"), Opt.PROCS_PER_NODE("N")
         of_node = (
             f"{gpus}, or {procs} for CPU workers; on one machine {Opt.NUM_GPUS('N')}, "
