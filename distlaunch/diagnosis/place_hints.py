@@ -89,7 +89,7 @@ PLACES: tuple[PlaceRow, ...] = (
         functions=frozenset({"getaddrinfo", "create_connection", "connect"}),
     ),
     PlaceRow(
-        kind=K.DOWNLOAD,
+        kind=K.TRACKER,
         hint="it waits for Weights & Biases: WANDB_MODE=offline shows whether that is all",
         files=("/wandb/",),
     ),
