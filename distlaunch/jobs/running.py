@@ -18,6 +18,14 @@ _OPENS_S = 1.5
 _AGAIN_S = 0.05
 
 
+class JobEndedError(ConfigError):
+    """The job does not run any more."""
+
+
+class NotNowError(ConfigError):
+    """The launcher cannot answer this request at this moment."""
+
+
 def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields: object) -> Any:
     """Return the answer of a job's launcher to a request.
 
@@ -45,7 +53,7 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
     except ControlError as exc:
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
-        raise ConfigError(f"job {printable(job.job_id)}: {exc.message}") from exc
+        raise NotNowError(f"job {printable(job.job_id)}: {exc.message}") from exc
 
 
 def _connect(job: Job) -> socket.socket:
@@ -60,11 +68,11 @@ def _connect(job: Job) -> socket.socket:
         time.sleep(_AGAIN_S)
 
 
-def ended_error(job: Job) -> ConfigError:
+def ended_error(job: Job) -> JobEndedError:
     """Return the error for a job that does not run any more."""
     name = printable(job.job_id)
     how = "its launcher was killed" if job.state is State.KILLED else "it does not run any more"
-    return ConfigError(f"job {name}: {how}", hint=f"distlaunch status {name} shows how it ended")
+    return JobEndedError(f"job {name}: {how}", hint=f"distlaunch status {name} shows how it ended")
 
 
 def _no_answer(job: Job) -> ConfigError:

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from distlaunch.cli.error_output import print_notice
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import plain, replace
 from distlaunch.jobs.job import Job
-from distlaunch.jobs.running import ask_running
+from distlaunch.jobs.running import JobEndedError, NotNowError, ask_running
 from distlaunch.jobs.top import RankOrder, TopView, view_of
 from distlaunch.jobs.top_screen import ScreenState, draw, shown_ranks
 
@@ -67,7 +68,10 @@ def run_top(job: Job, *, once: bool, as_json: bool, interval_s: float) -> int:
         _print_once(readings, as_json=as_json)
         return 0
     readings.read()
-    _Screen(readings, max(0.2, interval_s)).run()
+    try:
+        _Screen(readings, max(0.2, interval_s)).run()
+    except JobEndedError as exc:
+        print_notice(f"{exc.message}; {exc.hint}")
     return 0
 
 
@@ -84,7 +88,7 @@ class _Readings:
         """Ask the launcher. Raises ConfigError."""
         snapshot = self._ask("snapshot")
         usage = None
-        if snapshot["workers_up"]:
+        with suppress(NotNowError):  # between two attempts no worker runs
             usage = self._ask("usage")
         if usage != self._usage:  # the launcher answers several shells with one reading
             self._before, self._usage = self._usage, usage
@@ -179,6 +183,8 @@ class _Screen:
                 if rank is not None:
                     self._text = self._readings.stacks(rank)
                 self._readings.read()
+            except NotNowError as exc:
+                self._text = exc.message
             except LaunchError as exc:
                 self._error, self._is_over = exc, True
             with suppress(BlockingIOError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -87,6 +88,23 @@ def test_another_size_of_the_terminal_is_used(screen, top, job):
 def test_top_ends_with_the_job_and_says_so(distlaunch, screen, top, job):
     wait_drawn(screen, lambda rows: ranks_of(rows) != [], "the ranks")
     (distlaunch.work / "go").touch()
-    assert screen.read_until_end(top).returncode == 2
+    assert screen.read_until_end(top).returncode == 0
     assert screen.modes() == screen.modes_before
     assert b"status" in screen.seen
+
+
+def test_top_goes_on_while_a_job_restarts(distlaunch, screen):
+    words = ["--max-restarts", "1", "--restart-delay", "3", "--min-uptime", "0"]
+    job = distlaunch.start(["train", *words, "--num-procs", "2", PROGRAMS / "steps.py", "0.02"])
+    signs = [distlaunch.work / f"stepping-{rank}" for rank in range(2)]
+    job.wait_for(lambda: all(sign.exists() for sign in signs), "steps of all ranks")
+    words = ["top", "latest", "--interval", "0.2"]
+    top = distlaunch.start(words, env={"TERM": "xterm"}, **screen.streams())
+    wait_drawn(screen, lambda rows: "attempt 0" in rows[0], "the first attempt")
+    os.kill(int(signs[1].read_text()), signal.SIGKILL)
+    wait_drawn(screen, lambda rows: "waiting" in rows[0], "the delay")
+    wait_drawn(screen, lambda rows: "running" in rows[0] and "attempt 1" in rows[0], "the restart")
+    screen.type("q")
+    assert screen.read_until_end(top).returncode == 0
+    (distlaunch.work / "go").touch()
+    assert job.wait(LONG_S).returncode == 0
