@@ -151,7 +151,12 @@ def credential_warnings(options: TrainOptions, environ: Mapping[str, str]) -> It
 
     Nodes are connected again only after a failure.
     """
-    may_connect_again = options.max_restarts > 0 or options.spares or options.discover is not None
+    may_connect_again = (
+        options.max_restarts > 0
+        or options.spares
+        or options.discover is not None
+        or isinstance(options.num_nodes, tuple)
+    )
     if not may_connect_again or "SSH_CONNECTION" not in environ:
         return
     if environ.get("SSH_AUTH_SOCK") and options.ssh_key is None:

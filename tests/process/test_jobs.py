@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -377,3 +378,26 @@ def test_a_suspended_launcher_delays_status_a_little_and_the_events_are_shown(di
     running.send_signal(signal.SIGCONT)
     put(distlaunch)
     assert running.wait(LONG_S).returncode == 0
+
+
+def test_garbage_many_connections_and_a_slow_reader_do_not_disturb_the_job(distlaunch):
+    running = start(distlaunch)
+    run_dir = str(running.run_dir)
+    running.wait_for(
+        lambda: ask(distlaunch, "status", "latest")["phase"], "an answer", timeout=LONG_S
+    )
+    clients = []
+    try:
+        for number in range(1000):
+            client = control.connect(run_dir, timeout_s=LONG_S)
+            clients.append(client)
+            with suppress(OSError):  # the launcher closes what came first
+                client.sendall(
+                    [b"", b"\xff\0\n", b'{"schema": 1, "request": "snapshot"}\n'][number % 3]
+                )
+        assert control.ask(run_dir, "snapshot", timeout_s=LONG_S)["workers_up"] == 2
+        put(distlaunch)
+        assert running.wait(LONG_S).returncode == 0
+    finally:
+        for client in clients:
+            client.close()

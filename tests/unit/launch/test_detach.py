@@ -74,11 +74,12 @@ FORWARDED = {"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22", "SSH_AUTH_SOCK": "/tmp/
     [
         (TrainOptions(max_restarts=1), FORWARDED, 1),
         (TrainOptions(spares=1), {**FORWARDED, "KRB5CCNAME": "FILE:/tmp/krb5cc_1_x"}, 2),
+        (TrainOptions(num_nodes=(2, 4)), FORWARDED, 1),
         (TrainOptions(max_restarts=1, ssh_key="id"), FORWARDED, 0),
         (TrainOptions(), FORWARDED, 0),
         (TrainOptions(max_restarts=1), {"SSH_AUTH_SOCK": "/run/user/1/agent"}, 0),
     ],
-    ids=["agent", "ticket too", "key of its own", "connects once", "local"],
+    ids=["agent", "ticket too", "elastic", "key of its own", "connects once", "local"],
 )
 def test_a_forwarded_agent_matters_if_a_lost_node_may_be_connected_again(options, environ, count):
     assert len(list(credential_warnings(options, environ))) == count
