@@ -1,5 +1,4 @@
 """Find the first cause of a failure from the workers' exits and last output, as text and as data.
 
-``first_cause`` decides and ``report`` words the result. Import this package only after a worker has
-failed: a job without failures loads nothing of it.
+Import this package only after a worker has failed: a job without failures loads nothing of it.
 """

@@ -1,9 +1,8 @@
 """Decide whether a silent worker has made progress between two samples of its stacks. No I/O.
 
-A sample consists of a worker's stacks and the processor time that the worker has used. Processor
-time alone proves nothing: a worker that waits for a GPU, and so for a collective of NCCL, spins. A
-changed stack alone proves nothing either: a loop that polls and sleeps is at different lines at
-different times.
+A sample is a worker's stacks and processor time. Processor time alone proves nothing: a worker that
+waits for a GPU, and so for a collective of NCCL, spins. A changed stack alone proves nothing
+either: a loop that polls and sleeps is at different lines at different times.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ from distlaunch.diagnosis.waits import Waiting, call_that_waits, find_wait, wait
 Why = Literal["moved", "computes", "children"]
 
 BUSY = 0.2
-"""A process that uses this share of a processor computes. The machine may be overloaded several
-times."""
+"""A process that uses this share of a processor computes, even on an overloaded machine."""
 HARDLY_BUSY = 0.02
-"""Share of a processor that is sufficient for a worker that was runnable in both samples, because
-the system may not have given it more."""
+"""The share that suffices for a worker that was runnable in both samples: the system may not have
+given it more."""
 _STANDS = ("T", "t", "D", "Z", "X", "")
 """Process states in which a worker does not run."""
 
 
 class Activity(Record):
-    """The evidence that a job makes progress."""
+    """The evidence of progress."""
 
     rank: int
     why: Why
@@ -41,7 +39,7 @@ class Activity(Record):
 
     @property
     def words(self) -> str:
-        """A text that names the rank that works, and its frame."""
+        """Return a text that names the working rank and its frame."""
         who = (
             f"processes of rank {self.rank} work"
             if self.why == "children"
@@ -55,8 +53,6 @@ class Activity(Record):
 
 
 class _Sample:
-    """The values of one worker's sample that are compared."""
-
     def __init__(self, stack: m.Stack, script_dir: str) -> None:
         self.stack = stack
         threads = parse_stacks(stack.text) if stack.text else []
@@ -89,12 +85,11 @@ class _Path:
 def find_activity(
     before: Sequence[m.Stack], after: Sequence[m.Stack], script_dir: str
 ) -> Activity | None:
-    """Return the activity of the lowest rank that has made progress between the samples ``before``
-    and ``after``.
+    """Return the activity of the lowest rank that has made progress between the samples, if any
+    has.
 
-    Return None if no rank has. A rank has made progress if its calls, other than waiting ones, have
-    changed. It also has if it used a processor outside a collective and outside a wait for a GPU.
-    ``script_dir``: files below it are the user's own.
+    Progress is a change of calls other than waiting ones, or the use of a processor outside a
+    collective and a wait for a GPU. ``script_dir``: files below it are the user's own.
     """
     earlier = {stack.rank: stack for stack in before}
     for stack in sorted(after, key=lambda each: each.rank):
@@ -117,8 +112,8 @@ def find_activity(
 
 
 def uses_processor(before: Sequence[m.Stack], after: Sequence[m.Stack]) -> bool:
-    """Return whether a worker without a GPU has used a processor between the samples, however
-    little. A collective that makes progress does so, in threads that have no Python stack."""
+    """Return whether a worker without a GPU has used a processor, however little. A collective that
+    makes progress does so, in threads without a Python stack."""
     earlier = {stack.rank: stack for stack in before}
     for stack in after:
         first = earlier.get(stack.rank)
@@ -160,8 +155,7 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
 
 
 def _is_busy(first: m.Stack, second: m.Stack) -> bool:
-    """Return whether a worker has used a processor, or has been ready to run without getting
-    one."""
+    """Return whether a worker has used a processor, or was ready to run without getting one."""
     elapsed_s = second.taken_s - first.taken_s
     if elapsed_s <= 0:
         return False
@@ -172,8 +166,8 @@ def _is_busy(first: m.Stack, second: m.Stack) -> bool:
 def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
     """Return whether a thread is in another call than in the first sample.
 
-    The same function at another line, or a further call within the function, may belong to a loop
-    that polls. Both count only for a busy worker.
+    Another line of the same function, or a further call within it, may belong to a loop that polls.
+    Both count only for a busy worker.
     """
     if first.functions == second.functions:
         return busy and first.lines != second.lines

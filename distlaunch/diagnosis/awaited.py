@@ -1,7 +1,6 @@
-"""Find the ranks that other ranks waited for until a timeout. No I/O.
+"""Find the ranks that other ranks (the victims) waited for until a timeout. No I/O.
 
-Ranks that time out in a collective are called victims here. The rank that they waited for has
-raised no exception. It is found in one of these ways:
+The awaited rank has raised no exception. It is found in one of these ways:
 
 * A message of a library names it.
 * It has ended with 0.
@@ -25,11 +24,12 @@ from distlaunch.diagnosis.stack_parser import StackView, ThreadStack, main_threa
 from distlaunch.diagnosis.waits import Wait, Waiting, find_wait
 
 _READ_BYTES = 16384
-"""The texts of libraries are looked up in this many bytes at the end of stderr."""
+"""Texts of libraries are looked up in this many bytes at the end of stderr."""
 _READ_RANKS = 256
 """The messages of this many ranks are compared."""
 _NOTICED_S = 0.2
-"""An exit may be noticed this much later than the failure of a rank that has lost the connection."""
+"""An exit may be noticed this much later than the failure of a rank that has lost the
+connection."""
 _STACK_LINES = 8
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """Functions of a main thread's outermost frame while it runs a script."""
@@ -54,7 +54,7 @@ _NAMING: tuple[re.Pattern[str], ...] = (
     re.compile(rf"ranks \[{_RANKS}\] are the lagging ranks"),
 )
 _NAMING_NOW = (_NAMING[0], _NAMING[1], _NAMING[3])
-"""These texts come with the timeout, so that they also count for ranks that failed after it.
+"""Texts that come with the timeout, so that they count even for ranks that failed after it.
 Horovod's warning of a stall may be old."""
 _ITEM = re.compile(r"(?:^|[\n,])\s*(\d+)(?=[:,\s]|$)")
 _WORK = re.compile(
@@ -106,11 +106,11 @@ class Awaited(Record):
     is_over: bool = False
     """Whether the ranks had come to the end of their script."""
     stack: tuple[str, ...] = ()
-    """The stack of the first of these ranks, shortened. The innermost frame comes first."""
+    """The stack of the first of these ranks, shortened, innermost frame first."""
 
 
 class _Place:
-    """The stack of a rank, and the call in the stack that waits for other ranks."""
+    """The stack of a rank, and the call in it that waits for other ranks."""
 
     def __init__(self, thread: ThreadStack | None, script_dir: str, source: str = "") -> None:
         self.outermost = thread.frames[-1] if thread and thread.frames else None
@@ -127,7 +127,7 @@ class _Place:
 
     @property
     def is_over(self) -> bool:
-        """Whether the script has come to its end, and the interpreter waits for something."""
+        """Whether the script has ended, and the interpreter waits for something."""
         if self.outermost is None:
             return False
         name = self.outermost.function or ""
@@ -151,10 +151,10 @@ def find_awaited(
     stacks: Sequence[m.Stack],
     script_dir: str,
 ) -> Awaited | None:
-    """Return the ranks that the victims waited for. Return None if they cannot be determined.
+    """Return the ranks that the victims waited for, if they can be determined.
 
-    ``ends`` are all exits of the attempt. ``running`` are the ranks that have not exited.
-    ``stacks`` are those of the workers that were running when the first victim failed. Files below
+    ``ends`` are all exits of the attempt, ``running`` the ranks that have not exited. ``stacks``
+    are those of the workers that were running when the first victim failed. Files below
     ``script_dir`` are the user's own.
     """
     failed = {one.end.rank for one in victims}
@@ -185,8 +185,8 @@ def find_awaited(
 
 
 def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
-    """Return the ranks that called another collective than most ranks, according to torch's check
-    of collectives. ``found`` is the evidence of the failed ranks."""
+    """Return the ranks that called another collective than most, by torch's check of collectives in
+    the failed ranks' evidence."""
     calls: dict[int, str] = {}
     for one in found:
         for match in _FINGERPRINT.finditer(f"{one.message or ''}\n{one.text}"):
@@ -197,10 +197,10 @@ def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
 def find_odd_parameters(
     evidence: FailureEvidence, ends: Sequence[WorkerExit], world_size: int
 ) -> Awaited | None:
-    """Return the ranks whose model has other parameters than that of most ranks.
+    """Return the ranks whose model has other parameters than most, if a rank failed in DDP's check
+    of them.
 
-    ``evidence`` is that of a rank that failed. Return None if it did not fail in DDP's check of the
-    parameters. The messages of all ranks in ``ends`` are compared.
+    The messages of all ranks in ``ends`` are compared.
     """
     if "DDP" not in evidence.text and "same param in process 0" not in evidence.text:
         return None
@@ -221,7 +221,7 @@ def find_odd_parameters(
             summary=f"gave DDP {rare} parameters, and {name_ranks(others)} {common}: {them} model "
             "differs",
         )
-    # Rank 0 broadcasts its sizes: if all others complain in the same way, rank 0 differs.
+    # Rank 0 broadcasts its sizes: if all others complain alike, rank 0 differs.
     if (
         len(sizes) == min(world_size, _READ_RANKS) - 1 > 1
         and 0 not in sizes
@@ -237,10 +237,9 @@ def find_odd_parameters(
 
 
 def ranks_in_the_script(stacks: Sequence[m.Stack]) -> dict[int, bool]:
-    """Return by rank whether the main thread still ran the script. Ranks of which that is not known
-    are left out.
+    """Return by rank whether the main thread still ran the script, as far as known.
 
-    When the script has ended, the interpreter may wait for threads or run functions of ``atexit``.
+    After the script, the interpreter may wait for threads or run functions of ``atexit``.
     """
     found = {}
     for stack in stacks:
@@ -255,10 +254,7 @@ def ranks_with_the_exception(
     evidence: FailureEvidence, failed: Collection[int]
 ) -> tuple[int, ...] | None:
     """Return the ranks that raised an exception which all ranks report, as in a distributed
-    checkpoint.
-
-    Return None if the text does not name these ranks.
-    """
+    checkpoint, if the text names them."""
     match = _RAISED_IN.search(f"{evidence.message or ''}\n{evidence.text}")
     if match is None:
         return None
@@ -347,7 +343,7 @@ def _elsewhere(
 def _in_another_call(
     victims: Sequence[FailureEvidence], places: Mapping[int, _Place], script_dir: str
 ) -> Awaited | None:
-    """Return the ranks that waited in another collective than most others did."""
+    """Return the ranks that waited in another collective than most did."""
     calls: dict[int, str] = {}
     where: dict[int, _Place] = dict(places)
     for one in victims:
@@ -361,8 +357,7 @@ def _in_another_call(
 
 
 def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Awaited | None:
-    """Return the ranks with the rarest call. Return None if several calls are equally rare.
-    ``calls`` and ``places`` are by rank."""
+    """Return the ranks with the rarest call, if it is the only rarest one."""
     odd = _split(calls)
     if odd is None:
         return None
@@ -377,8 +372,8 @@ def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Await
 
 
 def _split(values: Mapping[int, str]) -> tuple[list[int], str, list[int], str] | None:
-    """Return the ranks with the rarest value, this value, the ranks with the most common value, and
-    that value. Return None if several values are equally rare."""
+    """Return the ranks with the rarest value, it, the ranks with the most common value, and that;
+    None if several are equally rare."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return None

@@ -13,7 +13,7 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _LINE_CHARS = 4000
-"""If a line is longer than this, only its beginning and end are examined."""
+"""Of a longer line, only the beginning and end are examined."""
 _LEFT_OUT = " ... "
 _BREAK = re.compile(r"\r\n|\n|\r")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
@@ -21,8 +21,8 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 exists."""
 _NAMES_FILE = re.compile(r"^[\s|]*File \"|can't open file '")
 _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
-r"""The form in which Python's stderr writes a byte of a file's name that is not UTF-8.
-``core.model.text`` writes it as ``\xff``."""
+r"""Python's stderr writes a byte of a file's name that is not UTF-8 so; ``core.model.text`` writes
+``\xff``."""
 
 _MARKERS = re.compile(r"[\s|+^~]*[|+^~]$")
 _NOISE = re.compile(
@@ -36,8 +36,7 @@ _NOISE = re.compile(
 
 
 def without_escapes(text: str) -> str:
-    """Return ``text``, a line, without escape sequences and unprintable characters. Tabs become
-    spaces."""
+    """Return a line without escape sequences and unprintable characters. Tabs become spaces."""
     if text.isascii() and text.isprintable():
         return text
     shown = []
@@ -74,18 +73,17 @@ def to_lines(data: bytes) -> list[str]:
 
 
 def is_noise(line: str) -> bool:
-    """Return whether a line explains no failure: a warning, a progress bar or a similar line."""
+    """Return whether a line explains no failure: a warning, a progress bar or the like."""
     return not line.strip() or "%|" in line or _NOISE.match(line) is not None
 
 
 def is_markers(line: str) -> bool:
-    """Return whether a line only has markers (``^``, ``~``) that point at the line above."""
+    """Return whether a line only has markers (``^``, ``~``) for the line above."""
     return _MARKERS.match(line) is not None
 
 
 def shorten_middle(text: str, limit: int) -> str:
-    """Return ``text`` with at most ``limit`` characters. If it is longer, its middle is left
-    out."""
+    """Return ``text`` without its middle if it is longer than ``limit``."""
     if len(text) <= limit:
         return text
     kept = limit - len(_LEFT_OUT)
@@ -93,6 +91,5 @@ def shorten_middle(text: str, limit: int) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return ``text`` with at most ``limit`` characters. If it is longer, it is cut and ends in
-    ``...``."""
+    """Return ``text``, cut with ``...`` if it is longer than ``limit``."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

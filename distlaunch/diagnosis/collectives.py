@@ -1,4 +1,4 @@
-"""Tell from the ranks' records of their collectives which rank is behind. No I/O."""
+"""Find the rank that is behind from the ranks' records of their collectives. No I/O."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class GroupOrder(Record):
     name: str
     """Description or name of the group; empty if not known."""
     behind: tuple[int, ...]
-    """The ranks that have begun fewer collectives than others. Empty if all are equally far."""
+    """The ranks that have begun fewer collectives than others."""
     enqueued: int
     """The last collective that those ranks have begun; of all ranks if none is behind."""
     waiting: tuple[int, ...]
-    """The ranks that are in the collective that the ranks behind have not begun."""
+    """The ranks in the collective that the ranks behind have not begun."""
     pending: int | None
     """The number of that collective, or of the one in which all ranks are."""
     operation: str

@@ -14,12 +14,11 @@ from distlaunch.diagnosis.tracebacks import Raised
 
 
 class Standing(IntEnum):
-    """How likely an error is the cause of the failure. A smaller value takes precedence over a
-    larger one."""
+    """How likely an error is the cause of the failure. Smaller values win."""
 
     CAUSE = 0
     WEAK = 1
-    """The error may be a cause, or may have come from outside, such as KeyboardInterrupt."""
+    """Perhaps a cause, or from outside, such as KeyboardInterrupt."""
     TIMED_OUT = 2
     """The worker waited for another rank until a timeout."""
     LOST_PEER = 3
@@ -111,7 +110,7 @@ _WEAK = (
 
 
 def standing_of_text(text: str) -> Standing:
-    """Return the standing of ``text``: a message, or the last lines of a process that native code
+    """Return the standing of a message, or of the last lines of a process that native code
     ended."""
     low = text.lower()
 
@@ -133,8 +132,7 @@ def standing_of_text(text: str) -> Standing:
 
 
 def standing_of(raised: Raised) -> Standing:
-    """Return the standing of an exception. It depends on the type, the message, and whether a
-    collective raised the exception."""
+    """Return the standing of an exception, by type, message, and whether a collective raised it."""
     inner = raised.inner or raised
     text = f"{inner.text}\n" + "\n".join(inner.detail[:12])
     in_collective = any(

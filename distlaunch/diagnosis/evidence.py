@@ -57,8 +57,7 @@ from distlaunch.diagnosis.unwrap import unwrap
 
 _EXCERPT = 20
 _STALE = 20
-"""If more lines of ordinary output than this follow a traceback, its exception was handled, and the
-traceback is ignored."""
+"""If more lines of ordinary output follow a traceback, its exception was handled."""
 _FLOOD_S = 60.0
 """A worker may write other output for this long between its traceback and its exit."""
 _MESSAGE_CHARS = 600
@@ -70,7 +69,7 @@ _NO_MODULE = re.compile(
 )
 _OF_KIND = {"thread": " (exception in a thread)", "process": " (exception in a child process)"}
 _INTERRUPT_WITHIN = 3
-"""A message explains a KeyboardInterrupt if it is one of this many lines before."""
+"""A message among this many lines before explains a KeyboardInterrupt."""
 _INTERRUPTS = re.compile(
     r"watch ?dog|interrupt|stall|stuck|\bhang|\bhung\b|no progress|timed? ?out|deadline|abort"
     r"|giving up|did not change|\bfor (?:more than |over )?\d[\d.]* ?(?:s|sec|seconds|min|minutes)\b",

@@ -92,12 +92,11 @@ class Hint(Record):
     kind: FailureKind
     text: str
     tells_why_ranks_did_not_meet: bool = False
-    """Whether the hint explains why ranks did not join a collective, even those that were still
-    running."""
+    """Whether the hint explains why ranks did not join a collective, even running ones."""
 
 
 class Failure:
-    """The data of a failure that the rows of ``hint_table`` examine."""
+    """The data of a failure for the rows of ``hint_table``."""
 
     def __init__(
         self,
@@ -128,14 +127,14 @@ class Failure:
             else end.stderr_tail
         )
         self.output = "\n".join(to_lines(tail[-_OUTPUT_BYTES:])[-_OUTPUT_LINES:])
-        """The last lines of the stream that shows the failure. Other programs may have written some
-        of them."""
+        """The last lines of the stream that shows the failure, perhaps with lines of other
+        programs."""
         self.lower_output = self.output.lower()
         self.calls: tuple[LibraryCall, ...] = last_calls(self.output)
 
     def in_call(self, file: str, *functions: str) -> bool:
-        """Return whether the traceback has a frame in a file whose path contains ``file``. If
-        ``functions`` are given, the frame must be in one of them."""
+        """Return whether the traceback has a frame in a file whose path contains ``file`` (and in
+        one of ``functions``)."""
         return any(
             file in call.file and (not functions or call.function in functions)
             for call in self.calls

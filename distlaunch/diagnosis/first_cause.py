@@ -1,7 +1,7 @@
 """Find the first cause among all failed exits, and describe the other workers. No I/O.
 
-A cause takes precedence over a consequence (a lost peer, a collective that timed out), even if the
-worker with the consequence exited first.
+A cause comes before a consequence (a lost rank, a collective that timed out), even if the worker
+with the consequence exited first.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from distlaunch.diagnosis.tracebacks import read_tracebacks
 from distlaunch.diagnosis.unwrap import unwrap
 
 _OWN_FAILURE_S = 2.0
-"""If a worker fails within this time of the first failure, the failure may be its own, even if the
-worker was asked to stop."""
+"""A failure within this time of the first one may be the worker's own, even after a request to
+stop."""
 _TOGETHER_S = 1.0
 """Two failures within this time may have different causes."""
 _ENDING_S = 15.0
 """A worker that printed a traceback up to this long before the first exit may still be ending with
-that exception. If its stack shows that the script has ended, there is no limit."""
+it. There is no limit if its stack shows that the script has ended."""
 _BEFORE_THE_STOP_S = 0.1
 """Other workers run on for at least this long after a failure with output on stderr."""
 _WHILE_ENDING = "stopped by us while it was ending with its own exception"
 _READ_WHOLE = 256
-"""Number of exits that are examined. If none of them is a cause, more are examined, at most
+"""Number of exits to examine. If none of them is a cause, more are examined, at most
 ``_READ_AT_MOST``."""
 _READ_AT_MOST = 8192
 _SYMPTOM = re.compile(
@@ -56,22 +56,20 @@ _SYMPTOM = re.compile(
     r"|Horovod has been shut down",
     re.IGNORECASE,
 )
-"""The words of a lost peer's message that are the same on all ranks, without addresses, durations
-and counters."""
+"""The words of a lost rank's message that are equal on all ranks, without addresses, durations and
+counters."""
 _TAIL_BYTES = 16384
-"""What ranks wrote about their wait is looked for in this much at the end of their output."""
+"""Number of bytes at the end of the output in which lines about a wait are searched."""
 _MORE_CHARS = 240
 _DEAD = 4
-"""Largest number of lines about threads and processes that have ended with an exception."""
+"""Largest number of lines about threads and processes that an exception has ended."""
 _OTHERS = 8
 """Largest number of lines about other ranks."""
 
 
 def looks_like_consequence(end: WorkerExit) -> bool:
-    """Return whether this exit is probably a consequence of another rank's failure.
-
-    The launcher then waits a moment for that failure.
-    """
+    """Return whether this exit is probably a consequence of another rank's failure, for which the
+    launcher then waits a moment."""
     return read(end).standing is not Standing.CAUSE
 
 
@@ -220,8 +218,8 @@ def diagnose_stop(
 ) -> Diagnosis | None:
     """Return how workers failed after the job was asked to stop.
 
-    Return None if they exited only because of the stop, or because other workers exited. The exit
-    code of the diagnosis is that of the failed worker, not that of the job.
+    Return None if they exited only because of the stop or of other workers. The exit code of the
+    diagnosis is the failed worker's, not the job's.
     """
     ends = [replace(end, told_to_stop=True) for end in ends]
     failed = [end for end in ends if end.returncode != 0 and not was_stopped(end)]
@@ -233,8 +231,8 @@ def diagnose_stop(
 def doing(
     ends: Sequence[WorkerExit], *, world_size: int, after_grace: str | None
 ) -> tuple[str, ...]:
-    """Return lines on the state of the workers, if not a worker but, for example, a lost node ended
-    the attempt."""
+    """Return lines on the state of the workers, if something else (such as a lost node) ended the
+    attempt."""
     bad = sorted(
         (end for end in ends if end.returncode != 0 and not was_stopped(end)),
         key=lambda end: end.ended_s,
@@ -246,10 +244,10 @@ def doing(
 
 
 def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
-    """Return one line for each kind of exception that ended a thread or a child process of a
-    worker, and for each kind of crash of a child process.
+    """Return one line for each kind of exception that ended a thread or a child process, and of
+    crash of a child process.
 
-    The main thread of the worker may wait for this thread or process forever.
+    The worker's main thread may wait for it forever.
     """
     kinds: dict[str, list[int]] = {}
     told = (
@@ -274,8 +272,8 @@ def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
 def what_ranks_wrote(
     ends: Sequence[WorkerExit], waiting: Sequence[int], awaited: Sequence[int]
 ) -> tuple[str, ...]:
-    """Return what one of the ranks in ``waiting`` had written about its wait, and what the first
-    rank in ``awaited`` had. The first rank in ``waiting`` that wrote such a line counts."""
+    """Return the last lines about a wait, of the first of ``waiting`` that wrote one and of the
+    first of ``awaited``."""
     of = {end.rank: end for end in ends}
     found: list[str] = []
     for ranks in ([rank for rank in waiting if rank not in set(awaited)], awaited[:1]):
@@ -300,10 +298,10 @@ def _line_about_waiting(end: WorkerExit) -> str | None:
 def _broken_before(
     first_s: float, ends: Sequence[WorkerExit], in_script: Mapping[int, bool]
 ) -> Iterator[FailureEvidence]:
-    """Yield the evidence of workers that had printed an uncaught exception before the first exit.
+    """Yield the evidence of workers that had printed an uncaught exception before the first exit,
+    and were stopped while their interpreters ended.
 
-    The launcher stopped these workers before their interpreters had ended. ``in_script``: whether
-    the script of a rank still ran, for the ranks of which that is known.
+    ``in_script``: whether the script of a rank still ran, as far as known.
     """
     told = (end for end in ends if end.told_to_stop and end.traceback_age_s is not None)
     for end in islice(told, _READ_WHOLE):
@@ -322,8 +320,8 @@ def _broken_with(
     ends: Sequence[WorkerExit],
     in_script: Mapping[int, bool],
 ) -> dict[int, FailureEvidence]:
-    """Return the evidence of workers that had printed another exception than ``best`` at almost the
-    same time, before the launcher stopped them. The keys are ranks."""
+    """Return by rank the evidence of workers that had printed another exception than ``best`` at
+    almost the same time, before they were stopped."""
     found: dict[int, FailureEvidence] = {}
     if best.standing is not Standing.CAUSE:
         return found
@@ -341,7 +339,7 @@ def _broken_with(
 
 
 def _as_if_it_had_ended(end: WorkerExit) -> FailureEvidence:
-    """Return the evidence of a worker that was asked to stop, as if its exception had ended it."""
+    """Return the evidence of a stopped worker as if its exception had ended it."""
     if end.returncode > 0 and not was_stopped(end):
         return read(end)
     return replace(read(replace(end, returncode=1)), summary=_WHILE_ENDING, end=end)
@@ -350,8 +348,7 @@ def _as_if_it_had_ended(end: WorkerExit) -> FailureEvidence:
 def _cause_of_a_stopped_one(
     ends: Sequence[WorkerExit], seen: dict[int, FailureEvidence], in_script: Mapping[int, bool]
 ) -> FailureEvidence | None:
-    """Return the evidence of a worker that had printed its own exception before the launcher
-    stopped it."""
+    """Return the evidence of a worker that had printed its own exception before it was stopped."""
     for end in ends[:_READ_WHOLE]:
         if end.rank in seen or not end.told_to_stop or in_script.get(end.rank, False):
             continue
@@ -365,8 +362,8 @@ def _cause_of_a_stopped_one(
 def _same(
     best: FailureEvidence, seen: dict[int, FailureEvidence], eligible: Sequence[WorkerExit]
 ) -> tuple[int, ...]:
-    """Return the ranks that failed like ``best``: first its own rank, then the others in the order
-    of their exits."""
+    """Return the ranks that failed like ``best``: its own, then the others in the order of their
+    exits."""
     ranks = [best.end.rank]
     lost = best.standing >= Standing.TIMED_OUT
     last = f"{best.exception_type}: {best.message}".encode() if best.exception_type else None
@@ -386,8 +383,7 @@ def _same(
 
 
 def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerExit]) -> Iterator[int]:
-    """Yield the ranks that had printed the same error as ``best`` before the launcher stopped
-    them."""
+    """Yield the ranks that had printed the error of ``best`` before they were stopped."""
     if best.standing is not Standing.CAUSE or best.exception_type is None:
         return
     last = best.exception_type.encode()
@@ -402,7 +398,7 @@ def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerExit]) -> Iterator
 
 
 def _hosts_of(best: FailureEvidence, ranks: tuple[int, ...], ends: Sequence[WorkerExit]) -> str:
-    """Return the names of the hosts of these ranks. In most cases there is one."""
+    """Return the names of the hosts of these ranks."""
     those = set(ranks)
     hosts = {
         end.host: end.rank for end in sorted(ends, key=lambda end: -end.rank) if end.rank in those
@@ -435,8 +431,8 @@ def _waited(evidence: FailureEvidence) -> bool:
 
 
 def _of_awaited(awaited: Awaited, best: FailureEvidence, ends: Sequence[WorkerExit]) -> Cause:
-    """Return the cause that names the ranks that others waited for. The exception and message are
-    those of ``best``, the evidence of a waiting rank."""
+    """Return the cause with the awaited ranks, and the exception and message of ``best``, a waiting
+    rank."""
     hosts = {end.rank: end.host for end in ends}
     returncodes = {end.rank: end.returncode for end in ends}
     first = awaited.ranks[0]
@@ -516,8 +512,7 @@ def _others(
     world_size: int,
     after_grace: str | None,
 ) -> tuple[str, ...]:
-    """Return lines on the states of the other ranks. Each line is for one kind of state. The most
-    informative lines come first."""
+    """Return a line on each kind of state of the other ranks, the most informative first."""
     kinds: dict[_Doing, list[int]] = {}
     for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
         kinds.setdefault(
@@ -534,8 +529,8 @@ def _others(
 
 
 def _lost_before_the_stop(ends: Sequence[WorkerExit]) -> dict[int, FailureEvidence]:
-    """Return the workers that showed a consequence of another worker's exit before the launcher
-    stopped them."""
+    """Return the workers that showed a consequence of another worker's exit before they were
+    stopped."""
     shown = (
         end
         for end in ends
@@ -555,12 +550,12 @@ def _symptom(evidence: FailureEvidence) -> str:
 
 
 def was_killed_by_us(end: WorkerExit) -> bool:
-    """Return whether the launcher killed a worker because it did not exit when asked to stop."""
+    """Return whether the launcher killed a worker that did not exit on request."""
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
 class _Doing(Record):
-    """The state of a rank as text, in a form for one rank and a form for several ranks."""
+    """The state of a rank as text, for one rank and for several."""
 
     one: str
     several: str | None = None

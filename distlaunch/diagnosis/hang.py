@@ -30,9 +30,8 @@ from distlaunch.diagnosis.waits import Wait, Waiting, find_wait, hint_for_all, h
 
 _WIDTH = 100
 _GROUPS = 6
-"""Number of groups that the report shows."""
 _RECORDED = 32
-"""Number of groups and frames that the record has."""
+"""Number of groups and frames in the record."""
 _LINES = 8
 _LINES_OF_REQUEST = 60
 """Number of frames that are shown to a user who has asked for stacks."""
@@ -50,13 +49,13 @@ Kind = Literal[
     "stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"
 ]
 _MOST = 200
-"""Largest number of different stacks that are distinguished by line. With more, stacks in the same
-functions are considered equal."""
+"""Largest number of different stacks that are distinguished by line. With more, only functions
+count."""
 _RANKS_CHARS = 48
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _Seen = tuple[StackView | None, Wait | None, list[ThreadStack]]
-"""The main thread's stack, the call in this stack that waits for other ranks, and the stacks of all
-other threads."""
+"""The main thread's stack, its call that waits for other ranks, and the stacks of all other
+threads."""
 _KINDS: dict[str, Kind] = {
     "T": "stopped",
     "t": "traced",
@@ -65,32 +64,31 @@ _KINDS: dict[str, Kind] = {
     "X": "gone",
     "": "gone",
 }
-"""The meaning of a process state's letter, if the letter explains more than a stack."""
+"""Process states that explain more than a stack."""
 
 
 class HangDiagnosis(Record):
     """The values for the report and for the restart rule."""
 
     behind: tuple[int, ...]
-    """The ranks that the others wait for, which may have ended. Empty if none can be named."""
+    """The ranks that the others wait for, which may have ended."""
     frame: str | None
-    """Innermost frame of the user's code, ``train.py:42 in step``: of the ranks that are behind, or
-    else of the first group."""
+    """Innermost frame of the user's code, ``train.py:42 in step``: of the ranks behind, or else of
+    the first group."""
     headline: str
     """The first line of the report."""
     text: str
-    """The report: several lines without control characters other than newlines, with a newline at
-    the end."""
+    """The report: several lines without control characters."""
     places: str
-    """The lines of the report on where in their code the ranks are."""
+    """The lines of the report with the places of the ranks."""
     summary: str
     """The ranks that are behind, as one line."""
     signature: tuple[str, str] | None
-    """A value that is equal for two attempts that hang at the same line."""
+    """Equal for two attempts that hang at the same line."""
     record: Mapping[str, object]
     """The diagnosis for ``events.jsonl``, as described at ``_record``."""
     others_wait: bool
-    """Whether ranks are behind, and all other running ranks wait for other ranks."""
+    """Whether ranks are behind, and all other running ranks wait for others."""
 
 
 def diagnose_hang(
@@ -107,12 +105,11 @@ def diagnose_hang(
 ) -> HangDiagnosis:
     """Return the diagnosis of a hang.
 
-    ``stacks``: the stacks of every running worker. A rank that is neither in ``stacks`` nor in
-    ``ended`` (exit code 0) has not answered. ``heartbeats``: the last heartbeat of each rank, of
-    which ``step`` is used. ``script_dir``: files below it are the user's own. ``output_came``:
-    workers that report heartbeats have written output, although only heartbeats count as their
-    activity. ``by_steps``: ``silent_s`` is the time in which no rank has reached another step,
-    although ranks wrote or reported.
+    ``stacks``: those of every running worker. A rank that is neither there nor in ``ended`` (exit
+    code 0) has not answered. ``heartbeats``: the last heartbeat of each rank, of which ``step`` is
+    used. ``script_dir``: files below it are the user's own. ``output_came``: workers that report
+    heartbeats have written output, which does not count for them. ``by_steps``: ``silent_s`` is the
+    time in which no rank has reached another step, although ranks wrote or reported.
     """
     gone = sorted(set(ended))
     groups = _group_by_place(stacks, script_dir)
@@ -189,7 +186,7 @@ class StackPlaces(Record):
     """Where the workers of a running job are."""
 
     text: str
-    """A paragraph for each group of ranks with equal stacks, with a newline at the end."""
+    """A paragraph for each group of ranks with equal stacks."""
     groups: tuple[Mapping[str, object], ...]
     """The same as data, in the form of the ``groups`` of ``_record``, with ``hosts`` and ``pids``."""
 
@@ -257,14 +254,13 @@ class _Group:
         self.pids: list[int] = []
 
     def add(self, stack: m.Stack) -> None:
-        """Add a rank."""
         at = bisect(self.ranks, stack.rank)
         self.ranks.insert(at, stack.rank)
         self.pids.insert(at, stack.pid)
 
     @property
     def waiting(self) -> Waiting | None:
-        """How certainly the group waits for other ranks; None if that is not known."""
+        """How certainly the group waits for other ranks, if known."""
         if self.view is None or self.view.place is None:
             return None
         return self.wait.waiting if self.wait else Waiting.NOT
@@ -276,8 +272,8 @@ class _Group:
 
 
 def _group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[_Group]:
-    """Return the ranks grouped by stack. If there are more than ``_MOST`` groups, only the
-    functions of the stacks are compared, not their lines."""
+    """Return the ranks grouped by stack. With more than ``_MOST`` groups, only functions are
+    compared."""
     seen: dict[str, _Seen] = {}  # most ranks' stacks differ in their threads' addresses only
     found = []
     for stack in stacks:
@@ -299,14 +295,13 @@ class _HostNames:
         self._many = len(set(self._host.values())) > 1
 
     def on_host(self, ranks: Sequence[int]) -> str:
-        """Return the host of some ranks as `` on node3``; an empty string if naming the host would
-        not help."""
+        """Return the host of some ranks as `` on node3``; empty if it would not help."""
         names = sorted({self._host[rank] for rank in ranks})
         return f" on {names[0]}" if self._many and len(names) == 1 else ""
 
 
 def _short_ranks(ranks: Sequence[int]) -> str:
-    """Return the names of ranks. If their list is long, return their number as well."""
+    """Return the names of ranks, with their number if the list is long."""
     text = name_ranks(ranks)
     return (
         text
@@ -316,12 +311,10 @@ def _short_ranks(ranks: Sequence[int]) -> str:
 
 
 def _is_or_are(ranks: Sequence[int]) -> str:
-    """Return the verb for some ranks."""
     return "is" if len(ranks) == 1 else "are"
 
 
 def _has_or_have(ranks: Sequence[int]) -> str:
-    """Return the verb for some ranks."""
     return "has" if len(ranks) == 1 else "have"
 
 
@@ -364,7 +357,7 @@ def _judge(
 
 
 class _Verdict(Record):
-    """Which ranks are behind, and the texts on these ranks for the report."""
+    """The ranks that are behind, and the texts about them."""
 
     groups: tuple[_Group, ...]
     """The groups of the ranks that are behind."""
@@ -381,8 +374,7 @@ def _blame(groups: Sequence[_Group], words: str, hint: str | None) -> _Verdict:
 def _state_hint(group: _Group) -> str:
     """Return a hint for the state of a group's processes.
 
-    The user reads the hint after the worker was killed, except if the worker is stuck in the
-    kernel.
+    The user reads it after the worker was killed, unless it is stuck in the kernel.
     """
     hints: Mapping[Kind, str] = {
         "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script "
@@ -507,8 +499,7 @@ def _lowest(groups: Sequence[_Group], steps: Mapping[int, float]) -> list[_Group
 
 
 def _smallest(groups: Sequence[_Group]) -> list[_Group]:
-    """Return the group with the fewest ranks, as a list. Return an empty list if several groups are
-    equally small."""
+    """Return the only smallest group, as a list."""
     sizes = sorted(len(group.ranks) for group in groups)
     return (
         [group for group in groups if len(group.ranks) == sizes[0]]
@@ -520,8 +511,7 @@ def _smallest(groups: Sequence[_Group]) -> list[_Group]:
 def _busy_hint(groups: Sequence[_Group], states: Mapping[int, str]) -> str | None:
     """Return a hint that the job may not hang, if the blamed ranks compute.
 
-    Ranks compute if they do not wait for other ranks and all of their processes are running (state
-    R).
+    They do if they do not wait for other ranks and all of their processes are running (state R).
     """
     ranks = [rank for group in groups for rank in group.ranks]
     if not ranks or any(group.waiting is Waiting.SURELY for group in groups):
@@ -553,8 +543,8 @@ def _described(
 ) -> list[str]:
     """Return the lines on a group: its ranks, then its stack.
 
-    With ``detailed``, the stack has at most ``most`` lines, and the lines include all threads of the
-    group's first rank.
+    With ``detailed``, the stack has at most ``most`` lines, and all threads of the first rank
+    follow.
     """
     who = f"  {_short_ranks(group.ranks)}{places.on_host(group.ranks)}"
     if group.kind == "unanswered":
@@ -597,10 +587,10 @@ def _state(group: _Group) -> str:
 
 
 def _other_threads(group: _Group, script_dir: str) -> list[str]:
-    """Return lines on the threads of the group's first rank, except the main thread.
+    """Return lines on the other threads of the group's first rank.
 
-    Threads that run the user's code are listed, because the main thread may wait for them. The
-    remaining threads are counted.
+    Those that run the user's code are listed, because the main thread may wait for them; the rest
+    is counted.
     """
     lines: list[str] = []
     for thread in group.threads:

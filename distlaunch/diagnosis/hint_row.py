@@ -11,28 +11,26 @@ from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
 
 
 class HintRow(Record):
-    """One row of the table. The row matches a failure that fulfils all conditions of the row."""
+    """One row of the table. It matches a failure that fulfils all of its conditions."""
 
     kind: FailureKind
     hint: str | Callable[[Failure], str | None]
-    """The hint. ``{name}`` in it is replaced by the group ``name`` of ``pattern``, and ``{Opt.ENV}``
-    by the name of an option. May also be a function that returns the hint, or None if the row does
-    not apply."""
+    """The hint, with ``{name}`` for the group ``name`` of ``pattern`` and ``{Opt.ENV}`` for the
+    name of an option. Or a function that returns the hint, or None if the row does not apply."""
     marks: tuple[str, ...] = ()
-    """Texts in lower case, at least one of which must occur in the failure."""
+    """Texts in lower case, of which one must occur in the failure."""
     pattern: str | None = None
     """Regular expression, searched without regard to case."""
     in_output: bool = False
-    """Marks and pattern are looked for in the last lines of stderr, not only in the exception."""
+    """Search in the last lines of stderr, not only in the exception."""
     types: tuple[str, ...] = ()
     """Names of exceptions, without their modules."""
     when: Callable[[Failure], bool] | None = None
     tells_why_ranks_did_not_meet: bool = False
-    """Whether the hint explains why ranks did not join a collective, even those that were still
-    running."""
+    """Whether the hint explains why ranks did not join a collective, even running ones."""
 
     def hint_of(self, failure: Failure) -> str | None:
-        """Return the hint for a failure. Return None if the row does not match."""
+        """Return the hint for a failure, if the row matches."""
         words = failure.lower_output if self.in_output else failure.lower
         if self.marks and not any(mark in words for mark in self.marks):
             return None

@@ -1,7 +1,7 @@
-"""The table of hints: how a kind of failure is recognised, and what the user can do about it.
+"""The table of hints: how a kind of failure is recognised, and what the user can do.
 
-The first row that matches gives the hint. So a specific row must precede every row whose words also
-occur in its failures. Examples: a full /dev/shm precedes full disks, and the message of one GPU
+The first row that matches gives the hint, so a specific row must precede every row whose words also
+occur in its failures. For example, a full /dev/shm precedes full disks, and the message of one GPU
 error precedes the advice that torch adds to all GPU errors. Each row has texts of real failures,
 and near misses, in ``tests/data/hints``.
 """
@@ -1459,5 +1459,5 @@ ROWS_BY_TEXT: tuple[HintRow, ...] = (
     *FILE_ROWS,
 )
 ROWS = (*ROWS_BY_TEXT, *_ENDS)
-"""All rows, in the order in which they are tried. The last rows only examine how the worker
+"""All rows, in the order in which they are tried. The last ones only examine how the worker
 ended."""

@@ -18,13 +18,12 @@ def hint_for(
     master_port: int | None = None,
     nodes: int = 1,
 ) -> Hint | None:
-    """Return what the user can do about a failure. Return None if no useful hint is known.
+    """Return what the user can do about a failure, if a useful hint is known.
 
     If the worker only waited for another rank or lost it, rows that examine how the worker ended
     are skipped. ``python`` is the workers' interpreter. ``adds_local_rank``: the launcher has given
     the script ``--local_rank=N``. ``dashes_first``: the script's first argument is ``--``.
-    ``master_port`` is the port of the attempt. ``nodes`` is the number of nodes on which workers
-    ended.
+    ``nodes`` is the number of nodes on which workers ended.
     """
     failure = Failure(
         evidence,

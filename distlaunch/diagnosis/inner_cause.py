@@ -1,8 +1,7 @@
 """Find the cause behind an exception that only reports the end of another process or thread. No
 I/O.
 
-The script of a rank may start processes, threads and launchers. Their exceptions are in the same
-log, before the exception that ended the rank.
+The script may start processes, threads and launchers, whose exceptions are earlier in the same log.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _OF_LAUNCHERS = ("ChildFailedError", "ProcessExitedException", "SignalException"
 process has failed."""
 _OF_PROCESSES = ("CalledProcessError", "TimeoutExpired")
 _WROTE = "The command wrote:"
-"""First line of the note that ``boot/sitecustomize.py`` adds to an exception of ``subprocess``. The
-lines of the command follow, each after ``| ``."""
+"""First line of the note of ``boot/sitecustomize.py`` on an exception of ``subprocess``. The
+command's lines follow, each after ``| ``."""
 _SAYS_ERROR = re.compile(
     r"(?:\S+: )?(?:fatal|(?:fatal )?error|exception|panic|critical)\b[^:]{0,40}:", re.IGNORECASE
 )
@@ -35,8 +34,7 @@ _LIMITS = (
     "libgomp: Thread creation failed",
     "OMP: Error #",
 )
-"""First words of lines that tell why a library could not start, before Python fails in another
-way."""
+"""First words of lines about a library that could not start, before Python fails in another way."""
 _WITHOUT_CAUSE = (
     "EOFError",
     "BrokenPipeError",
@@ -47,11 +45,9 @@ _WITHOUT_CAUSE = (
     "TimeoutError",
     "BrokenBarrierError",
 )
-"""Exceptions of a pipe, queue or pool of the script, when the process at the other end has
-ended."""
+"""Exceptions of a pipe, queue or pool whose process at the other end has ended."""
 _NEAR = 60
-"""Largest number of lines between the output of a child process and the exception that reports the
-child's end."""
+"""Largest number of lines between a child's output and the exception that reports its end."""
 _DEVICE_ASSERT = re.compile(
     # torch 1.0 to 2.13: "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex:
     # block: [12,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
@@ -67,14 +63,14 @@ def is_report_of_a_child(raised: Raised) -> bool:
 
 
 def is_report_of_another_end(raised: Raised) -> bool:
-    """Return whether an exception only reports that the process at the other end of a pipe or queue
-    has ended."""
+    """Return whether an exception only reports the end of the process at the other end of a pipe or
+    queue."""
     return raised.type.rpartition(".")[2] in _WITHOUT_CAUSE
 
 
 def before(main: Traceback, found: Sequence[Traceback]) -> Traceback | None:
-    """Return the last traceback before ``main``, if it may be that of the child process that
-    ``main`` reports. ``found`` are all tracebacks."""
+    """Return the last traceback before ``main`` in ``found``, if it may be that of the child
+    process that ``main`` reports."""
     earlier = [one for one in found if one.chain and one.end <= main.start]
     if not earlier or main.start - earlier[-1].end > _NEAR:
         return None
@@ -84,10 +80,10 @@ def before(main: Traceback, found: Sequence[Traceback]) -> Traceback | None:
 def words_of_child(
     raised: Raised, main: Traceback | None, found: Sequence[Traceback], lines: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the last lines of the process whose failure ``raised`` reports. The cause is last.
+    """Return the last lines of the process whose failure ``raised`` reports, the cause last.
 
     ``main`` is the traceback of ``raised``. ``found`` are all tracebacks in ``lines``, the worker's
-    output. Return no lines if ``raised`` does not report a failed process.
+    output.
     """
     if main is None or raised.type.rpartition(".")[2] not in _OF_PROCESSES:
         return ()
@@ -106,7 +102,7 @@ def words_of_child(
 
 
 def _with_cause_last(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines of a command. The line that names its error is put last."""
+    """Return the last lines of a command, with the line that names its error last."""
     if not lines:
         return ()
     if _INNER_EXCEPTION.match(lines[-1]):
@@ -124,7 +120,7 @@ def _with_cause_last(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def limit_of_library(lines: Sequence[str]) -> str | None:
-    """Return the first line in which a library tells that it could not start its threads."""
+    """Return the first line of a library that could not start its threads."""
     return next((line for line in lines if line.startswith(_LIMITS)), None)
 
 

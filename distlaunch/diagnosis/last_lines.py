@@ -12,7 +12,7 @@ from distlaunch.diagnosis.clean_text import is_noise, shorten_middle
 Stream = Literal["stderr", "stdout"]
 _LOOKED_AT = 200
 _ERRORS_WITHIN = 40
-"""A logged error counts only if it is among this many last lines."""
+"""A logged error counts only among this many last lines."""
 _LINE_CHARS = 400
 _ERROR_LEVEL = re.compile(
     r"^(?:\S+ )?(?:ERROR|CRITICAL|FATAL)[:\s]"
@@ -57,7 +57,7 @@ class LastLines(Record):
     lines: tuple[str, ...]
     stream: Stream = "stderr"
     message: str | None = None
-    """The line that names the problem; None if no line does."""
+    """The line that names the problem, if any."""
 
 
 def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
@@ -74,9 +74,9 @@ def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
 def choose(stderr: Sequence[str], stdout: Sequence[str], count: int) -> LastLines:
     """Return the last ``count`` lines of stderr or of stdout.
 
-    Those of stderr are preferred. Those of stdout are returned if stderr names no problem, and one
-    of these is true: stderr is empty, stderr ends with a log record below the level error, or
-    stdout names a problem in its last line or in a log record.
+    Those of stdout are returned if stderr names no problem, and one of these is true: stderr is
+    empty, it ends with a log record below the level error, or stdout names a problem in its last
+    line or in a log record.
     """
     found = _of_stream(stderr, "stderr", count)
     if found.message is not None:
@@ -91,7 +91,7 @@ def choose(stderr: Sequence[str], stdout: Sequence[str], count: int) -> LastLine
 
 
 def line_about_waiting(stderr: Sequence[str], stdout: Sequence[str]) -> str | None:
-    """Return the last of the last lines of a worker that says what it waits for."""
+    """Return the latest line about a wait."""
     for lines in (stderr, stdout):
         for line in reversed(last_lines(lines, _WRITTEN_WITHIN)):
             if _ABOUT_WAITING.search(line):

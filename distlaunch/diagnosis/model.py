@@ -17,25 +17,23 @@ class Cause(Record):
     host: str
     returncode: int
     summary: str
-    """One line on how the ranks ended: ``exit code 1``, ``killed by SIGSEGV (segmentation fault)``,
-    ..."""
+    """How the ranks ended: ``exit code 1``, ``killed by SIGSEGV (segmentation fault)``, ..."""
     exception_type: str | None = None
     message: str | None = None
     original: str | None = None
-    """``Type: message`` of the exception that was raised first in a chain or group, if it is not
-    the reported one."""
+    """``Type: message`` of the exception that was raised first, if it is not the reported one."""
     frame: str | None = None
     """Innermost frame of the user's code: ``train.py:42 in step``."""
     excerpt: tuple[str, ...] = ()
-    """The exception's own last lines, at most 20, ready to print (no control characters)."""
+    """The exception's own last lines, at most 20, without control characters."""
     last_words: bool = False
     """Whether the excerpt is the last output of the worker, and not an exception's."""
     at_once: bool = False
-    """Whether the ranks failed together because their nodes were lost, not one after the other."""
+    """Whether the ranks failed together because their nodes were lost."""
     awaited: bool = False
-    """Whether other ranks waited for the ranks, which raised no exception, until a timeout.
-    ``exception_type`` and ``message`` are then those that the rank ``told_by`` printed, and
-    ``excerpt`` is the stack of the first rank."""
+    """Whether other ranks waited until a timeout for these ranks, which raised no exception.
+    ``exception_type`` and ``message`` are then those of the rank ``told_by``, and ``excerpt`` is
+    the stack of the first rank."""
     told_by: int | None = None
     """The rank that waited until the timeout and printed the exception."""
     written: tuple[str, ...] = ()
@@ -50,25 +48,23 @@ class Diagnosis(Record):
 
     cause: Cause
     exit_code: int
-    """The launcher's exit code if the job ends here: that of the named worker, or 128+N for signal
-    N."""
+    """The launcher's exit code if the job ends here: the named worker's, or 128+N for signal N."""
     failed_too: tuple[str, ...] = ()
-    """Lines on ranks that failed for another reason at almost the same time, one line per kind of
-    failure."""
+    """A line per kind of failure of ranks that failed for another reason at almost the same
+    time."""
     others: tuple[str, ...] = ()
-    """Lines on the states of the remaining ranks, one line per kind of state: ``ranks 1-3: stopped
-    by us``, ..."""
+    """A line per kind of state of the remaining ranks: ``ranks 1-3: stopped by us``, ..."""
     hint: str | None = None
     hint_kind: str | None = None
     """The kind of the failure: a section of ``docs/hints.md``."""
     repeats: RepeatKind | None = None
-    """The kind of a failure that would certainly repeat; None for other failures. No restart
-    follows if such a failure occurred before --min-uptime."""
+    """The kind of a failure that would certainly repeat. No restart follows if it occurred before
+    --min-uptime."""
     signature: tuple[str, str] | None = None
-    """Exception type and innermost frame. The job ends if two attempts have the same signature and
-    made no progress."""
+    """Exception type and innermost frame. The job ends if two attempts have the same and made no
+    progress."""
     cause_seen: bool = True
-    """False if all failures are consequences. ``cause`` then has the ranks that show them, and says
-    that the cause is not known."""
+    """False if all failures are consequences. ``cause`` then has the ranks that show them, without
+    a cause."""
     missing_module: str | None = None
-    """The module that the failed worker's interpreter does not have."""
+    """The module that the failed worker's interpreter lacks."""

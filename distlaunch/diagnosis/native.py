@@ -1,5 +1,4 @@
-"""Read the last messages of native code (C++, glibc, faulthandler) in a worker's output. Return
-names and descriptions of signals."""
+"""Read the last messages of native code (C++, glibc, faulthandler), and describe signals."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ class NativeMessage(Record):
     frame: Frame | None = None
     lines: tuple[str, ...] = ()
     at_exit: bool = False
-    """Whether the runtime ended the process while it was exiting. The message then does not name a
+    """Whether the runtime ended the process while it was exiting, so that the message names no
     cause."""
 
     @property
@@ -75,8 +74,7 @@ class NativeMessage(Record):
 
 
 def signal_name(number: int) -> str:
-    """Return the name of signal ``number``: ``SIGSEGV``. For real-time signals, return ``signal
-    35``."""
+    """Return the name of a signal: ``SIGSEGV``, or ``signal 35`` for a real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -84,10 +82,8 @@ def signal_name(number: int) -> str:
 
 
 def describe_signal(number: int, *, oom_kills: int) -> str:
-    """Return one line on what killed a process.
-
-    ``number`` is the signal. ``oom_kills`` is how many out-of-memory kills the kernel has counted.
-    """
+    """Return one line on what killed a process. ``oom_kills`` is the kernel's number of
+    out-of-memory kills."""
     name = signal_name(number)
     if name == "SIGKILL":
         if oom_kills:
@@ -99,11 +95,8 @@ def describe_signal(number: int, *, oom_kills: int) -> str:
 
 
 def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
-    """Return the first fatal message of native code among the last lines. Return None if there is
-    no message.
-
-    The result includes the Python frame from faulthandler's dump.
-    """
+    """Return the first fatal message of native code among the last lines, with the Python frame of
+    faulthandler's dump."""
     first = max(0, len(lines) - 400)
     found: NativeMessage | None = None
     for at in range(first, len(lines)):
@@ -115,10 +108,8 @@ def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
 
 
 def find_crash(lines: Sequence[str]) -> NativeMessage | None:
-    """Return the last dump of faulthandler about a crash; None if there is none.
-
-    A process that has forked from a worker writes to the worker's stderr.
-    """
+    """Return the last dump of faulthandler about a crash, perhaps of a process that forked from the
+    worker."""
     first = max(0, len(lines) - 400)
     for at in range(len(lines) - 1, first - 1, -1):
         if lines[at].startswith(DUMP_BEGINS):
@@ -140,8 +131,7 @@ def _message_at(lines: Sequence[str], at: int) -> NativeMessage | None:
 
 
 def _with_frame(message: NativeMessage, dump: NativeMessage) -> NativeMessage:
-    """Return ``message`` with the frame and the lines of faulthandler's dump, which follows the
-    message."""
+    """Return ``message`` with the frame and the lines of the dump that follows it."""
     own = tuple(line for line in message.lines if not line.startswith(DUMP_BEGINS) and line)
     return replace(message, frame=dump.frame, lines=(*own, *dump.lines[1:]))
 
@@ -158,8 +148,7 @@ def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessag
 
 
 def _native_frame(lines: Sequence[str]) -> str | None:
-    """Return the C function that crashed, with its library. Return None if the dump has no C
-    stacks."""
+    """Return the C function that crashed, with its library, if the dump has C stacks."""
     if _C_STACK not in lines:
         return None
     for line in lines[lines.index(_C_STACK) + 1 :]:
@@ -173,8 +162,8 @@ def _native_frame(lines: Sequence[str]) -> str | None:
 
 
 def _fatal_python(lines: Sequence[str], at: int) -> NativeMessage:
-    """Return the message in a dump of faulthandler. The dump lists the frames of the current
-    thread, the innermost first."""
+    """Return the message in a dump of faulthandler, which lists the current thread's frames,
+    innermost first."""
     frames: list[Frame] = []
     shown = [lines[at]]
     current = False

@@ -1,7 +1,7 @@
-"""The table of hints for hung workers, by the library call that the worker's stack shows.
+"""The table of hints for hung workers, by the library call in the worker's stack.
 
-The first row that matches gives the hint. The row of a library precedes those of the modules of
-Python that the library calls. For example, a data loader waits in multiprocessing, too.
+The first row that matches gives the hint. The row of a library precedes those of the Python modules
+that it calls: a data loader waits in multiprocessing, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ K = FailureKind
 
 class PlaceRow(Record):
     """One row of the table. A call matches if the path of its file contains one of ``files`` and
-    its function is one of ``functions``. If ``functions`` is None, any function matches."""
+    its function is one of ``functions`` (None: any)."""
 
     kind: FailureKind
     hint: str
-    """``{Opt.ENV}`` in it is replaced by the name of an option."""
+    """``{Opt.ENV}`` in it becomes the name of an option."""
     files: tuple[str, ...]
     functions: frozenset[str] | None = None
 
@@ -156,5 +156,5 @@ PLACES: tuple[PlaceRow, ...] = (
 
 
 def find_place(calls: Sequence[Frame]) -> PlaceRow | None:
-    """Return the row for the calls that a worker's script has made. Return None if none matches."""
+    """Return the row for the calls of a worker's script, if any matches."""
     return next((row for row in PLACES if any(map(row.has, calls))), None)

@@ -92,8 +92,7 @@ def render_report(
 
 
 def killed_lines(ranks: Sequence[int], after_grace: str | None, leftovers: str | None) -> list[str]:
-    """Return lines that name the workers and leftover processes that were killed, with the
-    reason."""
+    """Return lines that name the killed workers and leftover processes, with the reason."""
     lines = []
     if ranks and after_grace is not None:
         lines += _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
@@ -104,7 +103,7 @@ def job_line(
     *, job_id: str, attempt: int, restarts: int, max_restarts: int, elapsed_s: float
 ) -> str:
     """Return the last line of a report: the job, its duration, the number of its last attempt, and
-    the number of restarts.
+    of restarts.
 
     Attempts are numbered from 0, like their directories and ``DISTLAUNCH_ATTEMPT``.
     """
@@ -115,16 +114,15 @@ def job_line(
 
 
 def attempt_and_restarts(attempt: int, restarts: int, max_restarts: int) -> str:
-    """Return ``, attempt 1 (restart 1 of 3)``. Return an empty string for the only attempt of a job
-    without restarts."""
+    """Return ``, attempt 1 (restart 1 of 3)``; empty for the only attempt of a job without
+    restarts."""
     if not attempt and not max_restarts:
         return ""
     return f", attempt {attempt}" + (f" (restart {restarts} of {max_restarts})" if restarts else "")
 
 
 def failed_in_stop(diagnosis: Diagnosis, *, world_size: int, many_hosts: bool) -> str:
-    """Return one line that names the workers that failed while they were being stopped, and the
-    reason."""
+    """Return one line on the workers that failed while they were being stopped."""
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
     return printable(
@@ -188,8 +186,7 @@ def _who(ranks: Sequence[int], world_size: int) -> str:
 
 
 def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: str | None) -> str:
-    """Return the path of the failed rank's log. If every rank failed alike, return the paths of all
-    logs."""
+    """Return the path of the failed rank's log, or of all logs if every rank failed alike."""
     path = cause.log_path
     if path is None and filed is not None:
         return f"log: {filed}, if {name_ranks(cause.ranks[:1])} wrote any"
@@ -203,8 +200,7 @@ def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: s
 
 
 def _says_the_same(line: str, cause: Cause) -> bool:
-    """Return whether a line of the excerpt only repeats the exception that the report has already
-    shown."""
+    """Return whether a line of the excerpt only repeats the exception."""
     if cause.exception_type is None:
         return line == cause.message
     return "Group" not in cause.exception_type and (line + ":").startswith(
@@ -213,8 +209,7 @@ def _says_the_same(line: str, cause: Cause) -> bool:
 
 
 def _shown_excerpt(excerpt: Sequence[str]) -> list[str]:
-    """Return the last lines of the excerpt. If the last line is long, it is wrapped. Other long
-    lines are shortened in the middle."""
+    """Return the last lines of the excerpt. A long last line is wrapped, others are shortened."""
     shown: list[str] = []
     for number, line in enumerate(excerpt[-_EXCERPT:], 1):
         if number == len(excerpt[-_EXCERPT:]) and len(line) > _WIDTH - 4:
@@ -225,7 +220,7 @@ def _shown_excerpt(excerpt: Sequence[str]) -> list[str]:
 
 
 def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
-    """Return a text wrapped at the report's width, as at most ``limit`` lines (0: all)."""
+    """Return a text wrapped at the report's width, in at most ``limit`` lines (0: all)."""
     import textwrap
 
     further = indent + "  "

@@ -1,5 +1,5 @@
-"""Find the resources that the text of an error names: files, ports, GPU memory and functions of
-libraries. No I/O."""
+"""Find the resources in the text of an error: files, ports, GPU memory and functions of libraries.
+No I/O."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LibraryCall(Record):
 
 
 class OtherProcess(Record):
-    """Another process that holds memory of the GPU on which an allocation failed."""
+    """Another process with memory of the GPU on which an allocation failed."""
 
     pid: int
     holds: str
@@ -50,14 +50,14 @@ def last_calls(output: str) -> tuple[LibraryCall, ...]:
 
 
 def path_in(text: str) -> str | None:
-    """Return the path that the ``text`` of an OSError names: ``x`` for ``[Errno 28] No space left
-    on device: 'x'``."""
+    """Return the path in the text of an OSError: ``x`` for ``[Errno 28] No space left on device:
+    'x'``."""
     found = _PATH.search(text)
     return (found["single"] or found["double"]) if found else None
 
 
 def port_in(text: str) -> int | None:
-    """Return the port that a listener could not get, from the ``text`` of its error."""
+    """Return the port that a listener could not get."""
     for pattern in _PORT:
         if found := pattern.search(text):
             return int(found[1])
@@ -65,10 +65,10 @@ def port_in(text: str) -> int | None:
 
 
 def other_process(text: str) -> OtherProcess | None:
-    """Return the other process that torch's out-of-memory message ``text`` names.
+    """Return the other process in torch's out-of-memory message.
 
-    In a container torch may not recognise its own process, and lists that process as "Process N".
-    So return None unless the message also has "this process".
+    In a container torch may not recognise its own process, and lists it as "Process N". So the
+    message must also have "this process".
     """
     found = _OTHER_HOLDS.search(text)
     if found is None or "this process has" not in text:
@@ -77,8 +77,8 @@ def other_process(text: str) -> OtherProcess | None:
 
 
 def is_fragmented(text: str) -> bool:
-    """Return whether torch had more unallocated GPU memory in reserve than it tried to allocate.
-    ``text`` is torch's out-of-memory message."""
+    """Return whether torch had more unallocated GPU memory in reserve than it tried to allocate, by
+    its out-of-memory message."""
     tried, unallocated = _TRIED.search(text), _UNALLOCATED.search(text)
     if tried is None or unallocated is None:
         return False
@@ -86,10 +86,10 @@ def is_fragmented(text: str) -> bool:
 
 
 def package_root(name: str, calls: Sequence[LibraryCall], *, deep: bool) -> str | None:
-    """Return the folder that contains the package ``name`` of the user. The package is recognised
-    by a user's file in ``calls`` that lies in a folder ``name``.
+    """Return the folder of the user's package ``name``, by a user's file in ``calls`` in a folder
+    of that name.
 
-    Without ``deep``, the file must lie directly in this folder.
+    Without ``deep``, the file must lie directly in it.
     """
     for call in calls:
         if any(part in call.file for part in _LIBRARIES):

@@ -1,5 +1,5 @@
-"""Hints that need more than a pattern. Each is a function for a row of ``hint_table``, and returns
-None if the row does not apply."""
+"""Hints that need more than a pattern: functions for rows of ``hint_table``, which return None if
+the row does not apply."""
 
 from __future__ import annotations
 
@@ -31,22 +31,20 @@ _NOT_THE_SCRIPTS = re.compile(
     r"command line flag )(.*)",
     re.IGNORECASE,
 )
-"""The errors of argparse, click, optparse, Transformers and absl about options that a script does
-not have."""
+"""Errors of argparse, click, optparse, Transformers and absl about unknown options."""
 _NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
 _OWN_NAMES = frozenset(
     {"src", "utils", "models", "configs", "modules", "helpers", "tools", "common", "scripts"}
 )
-"""Names of packages that are usually part of a user's repository and cannot be installed."""
+"""Usual names of packages in a user's repository, which cannot be installed."""
 _NOT_IN_NUMPY = frozenset(
     {"alltrue", "asscalar", "bool8", "cumproduct", "in1d", "msort", "product", "sometrue", "trapz"}
 )
-"""Names that NumPy 1.23 to 2.4 has removed, and whose error message does not mention the
-removal."""
+"""Names that NumPy 1.23 to 2.4 has removed without a message about it."""
 _AT_EXIT = b"terminate called without an active exception"
 _NO_ADDRESS = b"Unable to find address for: "
-"""Message of gloo before it aborts. Depending on the resolver's answer, gloo may also crash without
-this message."""
+"""Message of gloo before it aborts. Depending on the resolver's answer, gloo may crash without
+it."""
 _IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
 _NEEDS_LIBRARY = re.compile(
     r"requires? (?:the )?`?([\w-]+)`? library but it was not found|requires `?([\w-]+)[^\n]{0,60}`pip "
@@ -72,7 +70,7 @@ _NO_USERS_FILE = (
     "/subprocess.py",
     "/tempfile.py",
 )
-"""Parts of the paths of modules that handle files which a user has not named."""
+"""Parts of the paths of modules that handle files which no user has named."""
 _STORE_COUNT = re.compile(r"world_size=(\d+), worker_count=(\d+)")
 
 
@@ -151,8 +149,7 @@ def unknown_option(failure: Failure) -> str | None:
 
 
 def missing_module(evidence: FailureEvidence) -> str | None:
-    """Return the name of the module whose absence ended the worker. Return None if no module is
-    missing, or the module cannot be installed."""
+    """Return the name of the module whose absence ended the worker, if it can be installed."""
     if evidence.main_module is not None:
         return evidence.main_module
     name = _module_of(evidence)
@@ -450,8 +447,8 @@ def _missing(name: str, python: str | None, *, folder: str) -> str:
 
 
 def _is_no_python(evidence: FailureEvidence) -> bool:
-    """Return whether Python was given a shell script or a binary, by the name of the file, the
-    source line shown and the error message."""
+    """Return whether Python was given a shell script or a binary, by the file's name, the source
+    line and the error."""
     file = (evidence.frame or "").partition(" in ")[0].rpartition(":")[0]
     if file.endswith((".sh", ".bash", ".zsh", ".ksh")):
         return True

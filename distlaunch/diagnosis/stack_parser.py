@@ -1,8 +1,8 @@
-"""Read the stacks of a running worker as printed by faulthandler or py-spy.
+"""Read the stacks of a running worker by faulthandler or py-spy.
 
 Formats: faulthandler of Python 3.8 to 3.14 (thread names since 3.14, free-threaded builds, C stacks
-at the end) and ``py-spy dump --full-filenames``. The text is from a worker: its beginning or its
-end may be missing, or it may contain no stacks.
+at the end) and ``py-spy dump --full-filenames``. The beginning or the end may be missing, or all
+stacks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WRAPPERS = {
     ("eval_frame.py", "_fn"),
     ("eval_frame.py", "compile_wrapper"),
 }
-"""Library frames between a caller and the function that it calls, which carry no information."""
+"""Library frames between a caller and its function that carry no information."""
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 STDLIB = "the standard library"
 IMPORTS = "importlib"
@@ -65,14 +65,11 @@ class ThreadStack(Record):
     cut: bool = False
     """The outermost frames are missing, because faulthandler prints only a hundred."""
     ident: str | None = None
-    """An id that distinguishes the thread from the worker's other threads in all of its dumps."""
+    """Distinguishes the worker's threads in all of its dumps."""
 
 
 def parse_stacks(text: str) -> list[ThreadStack]:
-    """Return all threads in ``text`` that have a header, in order. Other text is skipped.
-
-    Of several dumps, the last one is used.
-    """
+    """Return all threads in ``text``, of several dumps those of the last."""
     lines = text[-_READ_CHARS:].split("\n")
     if not lines[-1].endswith(
         ")"
@@ -83,11 +80,11 @@ def parse_stacks(text: str) -> list[ThreadStack]:
 
 
 def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
-    """Return the main thread, which runs the script; None if it is not among ``threads``.
+    """Return the main thread, which runs the script, if it is among ``threads``.
 
-    A process handles a signal in its main thread, so the main thread is the current thread of the
-    dump, unless it blocks the signal. faulthandler lists the newest thread first, and omits the
-    main thread if the process has more than a hundred threads.
+    A process handles a signal in its main thread, so that is the current thread of the dump, unless
+    it blocks the signal. faulthandler lists the newest thread first, and omits the main thread of
+    more than a hundred.
     """
     candidates = [thread for thread in threads if not _is_started(thread)]
     return next(
@@ -103,7 +100,7 @@ class StackView:
 
     def __init__(self, thread: ThreadStack, script_dir: str, source: str = "") -> None:
         self.source = source
-        """The line of source at the innermost frame; empty if it is not known."""
+        """The line of source at the innermost frame; may be empty."""
         frames = [frame for frame in thread.frames if not _is_wrapper(frame)] or list(thread.frames)
         marks = [is_users(frame, script_dir) for frame in frames]
         first = marks.index(True) if True in marks else None
@@ -111,11 +108,10 @@ class StackView:
         """The library frames called by the script's innermost frame, innermost first."""
         last = len(marks) - marks[::-1].index(True) if first is not None else 0
         self.frames: tuple[Frame, ...] = tuple(frames[first:last])
-        """The frames of the script, from the innermost to the outermost, with library frames
-        between them."""
+        """The frames of the script, innermost first, with library frames between them."""
         self.users: tuple[bool, ...] = tuple(marks[first:last])
-        """Whether each of ``frames`` belongs to the script. A library such as a trainer may be in
-        between."""
+        """Whether each of ``frames`` is the script's, and not a library's in between, such as a
+        trainer."""
         self.cut = thread.cut
 
     @property
@@ -124,11 +120,11 @@ class StackView:
         return self.frames[0] if self.frames else self.below[0] if self.below else None
 
     def key(self, waits_in: str | None, call: Frame | None = None) -> tuple[object, ...]:
-        """Return a value that is equal for ranks that are considered to be at the same place.
+        """Return a value that is equal for ranks at the same place.
 
         Frames of the script are compared with their lines. The libraries below poll and loop, so of
-        each package only the function that was called first is compared. The comparison ends at the
-        call that waits (``call``). ``waits_in``, the name of that wait, is compared as well.
+        each package only the first function counts, down to the call that waits. ``waits_in``, the
+        name of that wait, is compared as well.
         """
         entries: list[tuple[str, str | None]] = []
         package = None
@@ -145,8 +141,8 @@ class StackView:
         return (_without_recursion(self.frames), tuple(entries), waits_in)
 
     def shown(self, limit: int, *, brief: bool = False, source: bool = False) -> list[str]:
-        """Return the stack as at most ``limit`` lines, innermost first. Long stretches of library
-        frames are shortened.
+        """Return the stack as at most ``limit`` lines, innermost first, with long stretches of
+        library frames shortened.
 
         ``brief``: of the frames below the script, show only the first call. ``source``: show the
         line at the innermost frame of the script if it has called native code, which has no frame.
@@ -176,10 +172,8 @@ class StackView:
 
 
 def is_users(frame: Frame, script_dir: str) -> bool:
-    """Return whether a frame belongs to the user's code.
-
-    Files beside the script do, even in ``site-packages``.
-    """
+    """Return whether a frame belongs to the user's code, as files beside the script do, even in
+    ``site-packages``."""
     if frame.of_user:
         return True
     folder = script_dir.rstrip("/") + "/"
@@ -201,7 +195,7 @@ def package_of(file: str) -> str:
 
 
 class _Threads:
-    """The threads that have been read up to now."""
+    """The threads that have been read."""
 
     def __init__(self) -> None:
         self.done: list[ThreadStack] = []
@@ -298,12 +292,13 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _is_ours(thread: ThreadStack) -> bool:
-    """Return whether distlaunch has started a thread in the worker (``boot/_distlaunch_groups``)."""
+    """Return whether distlaunch has started a thread in the worker
+    (``boot/_distlaunch_groups``)."""
     return bool(thread.frames) and thread.frames[-1].file == _OUR_FILE
 
 
 def _is_started(thread: ThreadStack) -> bool:
-    """Return whether ``threading`` started a thread, so that the thread is not the main thread."""
+    """Return whether ``threading`` started a thread, so that it is not the main thread."""
     if thread.name == _MAIN or not thread.frames:
         return False
     outermost = thread.frames[-1]
@@ -341,8 +336,7 @@ def _folded(frames: Sequence[Frame]) -> list[str]:
 def _format_library_frames(frames: Sequence[Frame], *, inner: bool) -> list[str]:
     """Return lines for consecutive library frames.
 
-    A long run is shortened. The innermost run keeps its first and last frame; any other run becomes
-    one line with the number of frames.
+    Of a long innermost run the first and last frame are shown, of any other the number of frames.
     """
     if len(frames) <= (_WHOLE if inner else 1):
         return [str(frame) for frame in frames]
