@@ -15,6 +15,7 @@ Kind = Literal[
     "count or auto",
     "count or range",
     "whole",
+    "size",
     "port",
     "seconds",
     "delay",
@@ -165,6 +166,8 @@ def convert(option: Option, text: str, source: str) -> object:
             return _count_or_range(text, source)
         case "whole":
             return _whole(text, source, least=0, most=MOST_COUNTED)
+        case "size":
+            return _size(text, source)
         case "port":
             return _whole(text, source, least=1, most=65535)
         case "seconds":
@@ -224,6 +227,22 @@ def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> 
     if int(digits) < least:
         raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
     return int(digits)
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LEAST_BYTES, _MOST_BYTES = 64 << 10, 1 << 50
+
+
+def _size(text: str, source: str) -> int:
+    """Return the bytes of a size such as ``64M``."""
+    digits = text.rstrip("KMGTkmgtiBb")
+    unit = text[len(digits) :].upper().removesuffix("IB").removesuffix("B")
+    if unit not in _UNITS or not (digits.isascii() and digits.isdigit()) or len(digits) > 16:
+        raise option_error(source, f"takes a size like 64M or 2G, not {quoted(text)}")
+    size = int(digits) * _UNITS[unit]
+    if not _LEAST_BYTES <= size <= _MOST_BYTES:
+        raise option_error(source, f"takes a size from 64K to 1024T, not {quoted(text)}")
+    return size
 
 
 def _count_or_range(text: str, source: str) -> int | tuple[int, int]:

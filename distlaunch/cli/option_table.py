@@ -721,6 +721,15 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         unset="~/.local/state/distlaunch/jobs",
     ),
     _row(
+        "--log-max-size",
+        "size",
+        "output",
+        "Size of a rank's log file from which its middle is left out: its first half and its last "
+        "part stay.",
+        metavar="SIZE",
+        unset="every byte is kept",
+    ),
+    _row(
         "--node-logs",
         "text",
         "output",

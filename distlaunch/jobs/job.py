@@ -66,6 +66,8 @@ class Job(Record):
     """Each node has a launcher, which writes the logs of its ranks."""
     node_logs: str = ""
     """The directory of --node-logs; empty without."""
+    log_bytes: int = 0
+    """The size from which the middle of a log file is left out (--log-max-size); 0: none."""
 
     @property
     def name(self) -> str:
@@ -116,6 +118,7 @@ def read_job(path: str) -> Job | None:
         backend=_typed(started, "backend", str) or "",
         argv=_words(started.get("argv")),
         cwd=_typed(started, "cwd", str) or "",
+        log_bytes=_typed(started, "log_max_size", int) or 0,
         launchers=started.get("launchers") is True,
         node_logs=_typed(started, "node_logs", str) or "",
     )

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from distlaunch.core.model import log_times
+from distlaunch.core.model import log_limit, log_times
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import STDERR, STDOUT, times_path
 from distlaunch.jobs.events import POLL_S
@@ -131,8 +131,10 @@ class LogFollower:
         self._ranks = ranks
         self._attempt = attempt
         self._begun: dict[str, bytes] = {}
-        self.offsets = {file.path: _end_of_lines(file.path) for file in self._files()}
-        """Where the next line of each file begins. An incomplete line will be read whole."""
+        self.ends = {file.path: _end_of_lines(file.path) for file in self._files()}
+        """Where the next line of each file begins now. An incomplete line will be read whole."""
+        self._offsets = {path: end + self._shift(path)[0] for path, end in self.ends.items()}
+        """The same, as if no file had left out bytes."""
 
     def lines(self) -> Iterator[Line]:
         """Yield lines as they are written, until the job has ended."""
@@ -142,15 +144,25 @@ class LogFollower:
             has_ended = job is None or job.state.has_ended
             files = self._files()
             for file in files:
-                start, end = self.offsets.get(file.path, 0), _size(file.path)
-                if start < end:
-                    self.offsets[file.path] = end
-                    segment = _Segment(time=0.0, file=file, start=start, end=end)
+                size = _size(file.path)
+                shift, gap = self._shift(file.path)
+                start = self._offsets.get(file.path, 0)
+                if start < size + shift:
+                    self._offsets[file.path] = size + shift
+                    if gap is not None and start > gap.begin:
+                        start = max(start - shift, gap.begin)
+                        if start < gap.end:  # what was to be read next has been left out
+                            start = gap.begin
+                    segment = _Segment(time=0.0, file=file, start=start, end=size)
                     yield from _lines_of(segment, self._begun)
             if has_ended:
                 yield from _unfinished(files, self._begun)
             else:
                 time.sleep(POLL_S)
+
+    def _shift(self, path: str) -> tuple[int, log_limit.Gap | None]:
+        gap = _gap_of(path, self._job.log_bytes)
+        return (0, None) if gap is None else (gap.shift, gap)
 
     def _files(self) -> list[LogFile]:
         attempt = self._attempt
@@ -187,7 +199,11 @@ def _segments(
     for file in files:
         size = _end(file, ends)
         own = sorted(marks.get((file.rank, file.stream), ()), key=lambda mark: mark.offset)
-        bounds = [(mark.offset, mark.time) for mark in own if mark.offset < size]
+        gap = _gap_of(file.path, job.log_bytes)
+        places = [(mark.offset, mark.time) for mark in own]
+        if gap is not None:
+            places = _places_with_gap(places, gap)
+        bounds = [(offset, when) for offset, when in places if offset < size]
         if not bounds or bounds[0][0] > 0:
             bounds.insert(0, (0, bounds[0][1] if bounds else 0.0))
         stops = [*(offset for offset, _ in bounds[1:]), size]
@@ -199,6 +215,33 @@ def _segments(
     return sorted(
         segments, key=lambda each: (each.time, each.file.rank, each.file.stream, each.start)
     )
+
+
+def _places_with_gap(
+    places: Sequence[tuple[int, float]], gap: log_limit.Gap
+) -> list[tuple[int, float]]:
+    """Return the offsets and times of a file that has left out bytes, from those of all bytes."""
+    last = gap.begin + gap.left_out
+    before = [each for each in places if each[0] < gap.begin]
+    times = [when for offset, when in places if offset <= last]
+    after = [(offset - gap.shift, when) for offset, when in places if offset > last]
+    return [*before, *([(gap.begin, times[-1])] if times else []), *after]
+
+
+def _gap_of(path: str, most_bytes: int) -> log_limit.Gap | None:
+    """Return where a file has left out bytes; None if it has not."""
+    if not most_bytes:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return log_limit.find_gap(descriptor, most_bytes)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _read_marks(path: str) -> Iterator[log_times.Mark]:

@@ -190,7 +190,7 @@ def build_plan(
         max_restarts=options.max_restarts,
         restart_delay_s=options.restart_delay,
         bootstrap=bootstrap,
-        layout=dialect.layout,
+        layout=replace(dialect.layout, log_bytes=options.log_max_size or 0),
         repeated=unless_set(backend.repeated(), base, given),
         store=backend.store,
         worker_ports=backend.worker_ports,

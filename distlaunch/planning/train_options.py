@@ -115,6 +115,8 @@ class TrainOptions(Record):
     """``[ADDRESS:]PORT`` at which the metrics are served."""
     log_dir: str | None = None
     node_logs: str | None = None
+    log_max_size: int | None = None
+    """In bytes; None: no limit."""
     output: str = "all"
     format: OutputFormat | None = None
     quiet: bool = False

@@ -241,3 +241,30 @@ def test_a_start_on_a_full_disk_leaves_no_run_directory(distlaunch, tmp_path):
     assert result.returncode == 2, result.stderr
     assert "No space left on device" in result.stderr
     assert result.stdout.split() == ["filler", "rest"]
+
+
+def test_the_log_of_a_rank_has_a_limit_that_is_said_once(distlaunch):
+    path = distlaunch.work / "train.py"
+    path.write_text(
+        "import os\nfor number in range(20000):\n    print(os.environ['RANK'], number, 'x' * 50)\n"
+    )
+    result = distlaunch.train("--num-procs", "2", "--log-max-size", "256K", path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("--log-max-size") == 1
+    for rank in (0, 1):
+        data = (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_bytes()
+        assert 128 << 10 < len(data) < 512 << 10
+        assert data.startswith(b"%d 0 x" % rank)
+        assert data.splitlines()[-1].startswith(b"%d 19999 x" % rank)
+        assert data.count(b"left out here") == 1
+    shown = distlaunch.run(["logs", "latest", "--rank", "1", "--tail", "1"]).stdout
+    assert shown.startswith("1 19999 x")
+    whole = distlaunch.train("--num-procs", "2", path)
+    assert len((whole.run_dir / "attempt-0" / "rank-0.log").read_bytes().splitlines()) == 20000
+
+
+@pytest.mark.parametrize("size", ["", "64", "10", "-5M", "1.5G", "64X", "9" * 30, "2000T"])
+def test_other_sizes_are_refused(distlaunch, size):
+    result = distlaunch.run(["train", "--log-max-size", size, "train.py"])
+    assert result.returncode == 2
+    assert "--log-max-size" in result.stderr

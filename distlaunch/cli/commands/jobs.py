@@ -193,7 +193,7 @@ def _lines(
             hint=f"there are attempts {', '.join(map(str, known))}" if known else None,
         )
     follower = LogFollower(job, ranks, attempt=attempt) if follow else None
-    ends = None if follower is None else dict(follower.offsets)
+    ends = None if follower is None else follower.ends
     shown = attempt if attempt is not None else (known[-1] if known else None)
     if shown is not None:
         yield from _written(job, shown, ranks, values, keep, ends)

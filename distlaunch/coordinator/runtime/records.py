@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent.workers.log_files import LogFiles, open_to_append
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.run_files import STDERR, STDOUT, TRAIN, Layout
 from distlaunch.core.private_files import make_private_dir
 
@@ -81,8 +82,9 @@ class EventLog:
 class OutputFiles:
     """Writes output to the log files, then to the console. Called by the output pump's thread.
 
-    The main thread calls ``begin_attempt`` while no output arrives. ``on_error`` is called once,
-    from the pump's thread, when log files can no longer be written. ``ranks``: the ranks whose
+    The main thread calls ``begin_attempt`` while no output arrives. ``on_error`` is called from the
+    pump's thread, once when log files can no longer be written, and once when one has reached its
+    limit. ``ranks``: the ranks whose
     directories are created, if the layout has directories. ``filters`` copy lines of a stream into
     separate files.
     """
@@ -111,6 +113,10 @@ class OutputFiles:
             0,
             lambda why: on_error(f"log files have stopped: {why} ({run_dir}); the job goes on"),
             layout=layout,
+            on_limit=lambda rank: on_error(
+                f"the log of rank {rank} has reached {Opt.LOG_MAX_SIZE}: of this and all further such "
+                "logs, the first half and the last part are kept"
+            ),
         )
 
     def begin_attempt(self, attempt: int) -> None:

@@ -287,6 +287,7 @@ class Runner:
                 "cwd": plan.workdir,
                 **({"launchers": True} if self._launchers else {}),
                 **({"node_logs": self._node_logs} if self._node_logs else {}),
+                **({"log_max_size": plan.layout.log_bytes} if plan.layout.log_bytes else {}),
             },
         )
         self._transport.start()

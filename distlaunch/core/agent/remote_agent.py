@@ -413,9 +413,10 @@ class RemoteNodeResources(NodeResources):
         """
         if self._has_run_dir(start):
             return start.run_dir, start.layout
-        return _node_folder(
-            start, start.env.get("DISTLAUNCH_JOB_ID", "")
-        ) if start.node_logs else "", TRAIN
+        folder = (
+            _node_folder(start, start.env.get("DISTLAUNCH_JOB_ID", "")) if start.node_logs else ""
+        )
+        return folder, _node_layout(start)
 
     def run_dir_logs(self, start: m.Start) -> LogFiles | None:
         """Return the ranks' logs in the job's run directory, which the agent continues if the
@@ -441,7 +442,9 @@ class RemoteNodeResources(NodeResources):
                 )
             )
 
-        return LogFiles(folder, start.attempt, on_failure, make_folders=True)
+        return LogFiles(
+            folder, start.attempt, on_failure, layout=_node_layout(start), make_folders=True
+        )
 
     # --- for the loop
 
@@ -509,6 +512,11 @@ class PausableClock:
 
 def _node_folder(start: m.Start, job_id: str) -> str:
     return os.path.join(start.cwd, start.node_logs, job_id or "job")
+
+
+def _node_layout(start: m.Start) -> Layout:
+    """Return the layout of ``--node-logs``."""
+    return replace(TRAIN, log_bytes=start.layout.log_bytes)
 
 
 def _make_folders(start: m.Start) -> None:

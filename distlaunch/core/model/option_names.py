@@ -146,6 +146,7 @@ class Opt(Enum):
     ERROR_FILE = "error_file"
     DETACH = "detach"
     LOG_DIR = "log_dir"
+    LOG_MAX_SIZE = "log_max_size"
     OUTPUT = "output"
     FORMAT = "format"
     METRICS = "metrics"

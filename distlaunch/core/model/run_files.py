@@ -32,7 +32,7 @@ STDOUT, STDERR = 1, 2
 
 
 class Layout(Record):
-    """The names of an attempt's files, with ``{attempt}`` and ``{rank}``.
+    """The names of an attempt's files, with ``{attempt}`` and ``{rank}``, and their largest size.
 
     If ``stdout`` and ``stderr`` are equal, the file has both streams in order.
     """
@@ -46,6 +46,8 @@ class Layout(Record):
     error: str
     """File to which torch's ``@record`` writes a worker's exception."""
     stacks: str
+    log_bytes: int = 0
+    """Size of a file of a rank's output from which its middle is left out; 0: there is no limit."""
 
     @property
     def separate(self) -> bool:

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.run_files import TRAIN
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from tests.facts import mentions
@@ -56,3 +58,15 @@ def test_logs_are_filed_while_nobody_gives_credit_only_as_far_as_is_read(agent, 
     agent.start("import os; os.write(1, b'end')", node_logs=str(tmp_path / "logs"), credit=0)
     agent.until(m.AttemptEnded)
     assert (tmp_path / "logs" / "job" / "attempt-0" / "rank-0.log").read_bytes() == b"end"
+
+
+def test_logs_on_the_node_have_the_limit_of_the_job(agent, tmp_path):
+    source = "for number in range(20000):\n    print(number, 'x' * 40)\n"
+    layout = replace(TRAIN, log_bytes=128 << 10)
+    agent.start(source, node_logs=str(tmp_path / "logs"), layout=layout)
+    agent.until(m.AttemptEnded)
+    data = (tmp_path / "logs" / "job" / "attempt-0" / "rank-0.log").read_bytes()
+    assert len(data) < 512 << 10
+    assert data.startswith(b"0 x")
+    assert data.splitlines()[-1].startswith(b"19999 x")
+    assert data.count(b"left out here") == 1

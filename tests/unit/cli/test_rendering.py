@@ -29,6 +29,7 @@ VALUES = {
     "count or auto": st.one_of(NUMBERS, st.just("auto")),
     "count or range": st.sampled_from(["3", "2:4", "4:4"]),
     "whole": NUMBERS,
+    "size": st.sampled_from(["64K", "256M", "2GiB", "1t", "123456789"]),
     "port": NUMBERS,
     "delay": st.sampled_from(["0", "0.25", "8", "8:60", "1.5:5m", "2h:2h"]),
     "seconds": st.one_of(

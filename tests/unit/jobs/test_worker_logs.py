@@ -87,7 +87,7 @@ def test_a_follower_and_what_was_written_before_it_have_each_line_once(run_dir, 
     write(run_dir, clock, [(0, 0, b"a\nhal"), (2, 1, b"b\n")])
     job = read_job(str(run_dir))
     follower = LogFollower(job, None)
-    ends = dict(follower.offsets)
+    ends = follower.ends
     write(run_dir, clock, [(4, 0, b"f\nc\n"), (5, 2, b"new\n")])
     (run_dir / "events.jsonl").write_text('{"type": "job_ended", "exit_code": 0}\n')
     assert texts(read_lines(job, 0, None, ends=ends)) == [b"a", b"b"]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from distlaunch.core.model import log_times
+from distlaunch.core.model import log_limit, log_times
 from distlaunch.core.model.run_files import STDERR, STDOUT, TRAIN, Layout, times_path
 from distlaunch.core.private_files import make_private_dirs, open_private
 
@@ -41,7 +41,8 @@ class LogFiles:
     output is closed first, and opened again when needed.
 
     ``on_failure`` is called once, in that thread, with the reason if output cannot be written. With
-    ``make_folders``, missing directories are created.
+    ``make_folders``, missing directories are created. ``on_limit`` is called once, with the rank
+    whose file is the first to reach ``layout.log_bytes``.
     """
 
     def __init__(
@@ -52,12 +53,16 @@ class LogFiles:
         *,
         layout: Layout = TRAIN,
         make_folders: bool = False,
+        on_limit: Callable[[int], None] | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._on_failure = on_failure
         self._layout = layout
         self._make_folders = make_folders
+        self._on_limit = on_limit
+        self._gaps: dict[_File, log_limit.Gap] = {}
+        """Of the open files that have left out bytes."""
         self._has_failed = False
         self._files: dict[_File, int] = {}
         self._missing: dict[_File, int] = {}  # bytes that were not written
@@ -101,6 +106,7 @@ class LogFiles:
             self._missing.pop(file, None)
             self._sizes.pop(file, None)
             self._mark_at.pop(file, None)
+            self._gaps.pop(file, None)
         if not self._files:
             self._close_index()
 
@@ -114,7 +120,9 @@ class LogFiles:
         is missing."""
         self._mark_at[file] = now + log_times.STEP_S
         rank, stream = file
-        mark = log_times.Mark(time=time.time(), rank=rank, stream=stream, offset=self._sizes[file])
+        gap = self._gaps.get(file)
+        offset = self._sizes[file] + (0 if gap is None else gap.shift)
+        mark = log_times.Mark(time=time.time(), rank=rank, stream=stream, offset=offset)
         with suppress(OSError):
             if self._index < 0:
                 self._index = open_to_append(times_path(self._run_dir, self._attempt))
@@ -139,6 +147,8 @@ class LogFiles:
             while written < len(data):
                 written += os.write(descriptor, data[written:] if written else data)
             self._sizes[file] += written
+            if 0 < self._layout.log_bytes <= self._sizes[file]:
+                self._shorten(file, descriptor)
         except OSError as exc:
             if file in self._sizes:
                 self._sizes[file] += written
@@ -149,6 +159,32 @@ class LogFiles:
                 self._on_failure(
                     "the disk is full" if exc.errno in _FULL else os.strerror(exc.errno or 0)
                 )
+
+    def _shorten(self, file: _File, descriptor: int) -> None:
+        """Leave out the middle of a file that has reached its limit.
+
+        If that fails, the file grows until the next chunk.
+        """
+        # Writing at an offset is not possible with O_APPEND.
+        with suppress(OSError), open(f"/proc/self/fd/{descriptor}", "r+b", buffering=0) as writable:
+            self._sizes[file], self._gaps[file] = log_limit.shorten(
+                writable.fileno(),
+                self._sizes[file],
+                self._layout.log_bytes,
+                self._gaps.get(file),
+            )
+            if self._on_limit is not None:
+                self._on_limit(file[0])
+                self._on_limit = None
+
+    def _find_gap(self, file: _File, descriptor: int) -> None:
+        """Find out whether a file that was opened again has left out bytes."""
+        self._gaps.pop(file, None)
+        if 0 < self._layout.log_bytes // 2 < self._sizes[file]:
+            with suppress(OSError), open(f"/proc/self/fd/{descriptor}", "rb", buffering=0) as file_:
+                gap = log_limit.find_gap(file_.fileno(), self._layout.log_bytes)
+                if gap is not None:
+                    self._gaps[file] = gap
 
     def _opened(self, file: _File) -> int:
         if self._make_folders:
@@ -163,6 +199,7 @@ class LogFiles:
             self._leave(len(self._files) // 2)  # other processes have opened many
             descriptor = self.open(*file)
         self._sizes[file] = os.fstat(descriptor).st_size
+        self._find_gap(file, descriptor)
         return descriptor
 
     def _leave(self, most: int) -> None:
