@@ -86,9 +86,9 @@ class Spelling(Record):
     kind: str
     metavar: str = ""
     repeatable: bool = False
-    """Otherwise the last value counts."""
+    """Whether all values are kept. Otherwise the last one counts."""
     once: bool = False
-    """Two different values on one command line are an error."""
+    """Whether two different values on one command line are an error."""
     shown: str = ""
     """The name in messages, if not the last of ``flags``."""
 

@@ -34,7 +34,7 @@ GROUP_TITLES: dict[Group, str] = {
 _DEFAULTS = defaults_of(TrainOptions)
 HELP_FLAGS = ("--help", "-h")
 LEAST_LOST_S = 5.0
-"""Nodes are pinged every 2 s."""
+"""Least value of --lost-after. Nodes are pinged every 2 s."""
 LEAST_JOIN_S = 0.1
 """Within a shorter time no launcher can connect."""
 LEAST_SILENCE_S = 1.5

@@ -42,13 +42,14 @@ class _Group:
     def __init__(self, seq: int, key: bytes, text: bytes, rank: int, born: float) -> None:
         self.seq = seq
         self.key = key
-        """Equal for all lines of the group (``repeated_blocks.comparison_key``)."""
+        """The value that is equal for all lines of the group (``repeated_blocks.comparison_key``).
+        """
         self.text = text
         self.ranks = {rank}
         self.born = born
         self.weight = len(text) + LINE_COST
         self.others: dict[int, bytes] = {}
-        """By rank: lines that differ from ``text``."""
+        """Lines that differ from ``text`` although their key is equal, by rank."""
 
 
 class LineFolder:

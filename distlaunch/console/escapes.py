@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import re
 
 _CONTROLS = bytes([*range(9), *range(0x0B, 0x20), 0x7F])
-"""C0 without tab and newline."""
+"""All C0 characters except tab and newline."""
 _LONGEST_SEQUENCE = 64
-"""A 24-bit foreground and background take 37 characters."""
+"""Longest sequence that is held back. A 24-bit foreground and background take 37 characters."""
 _DELETE = 0x7F
 _C1_FIRST = 0x80
 

@@ -82,17 +82,18 @@ class Source:
         self.timer = _NEVER
         """When ``LineSplitter.flush_due`` next looks at this source."""
         self.started = False
-        """The beginning of the current line is already shown."""
+        """Whether the beginning of the current line is already shown."""
         self.length = 0
         self.cut = False
-        """The rest of this line is not shown (terminal only)."""
+        """Whether the rest of this line is not shown (terminal only)."""
         self.bar = False
-        """The line has a carriage return. ``buf`` holds its newest state, shown or not."""
+        """Whether the line has a carriage return. ``buf`` then holds its newest state, shown or
+        not."""
         self.state: bytes | None = None
         """The state of this bar that is shown."""
         self.paced_s = -PROGRESS_S
         self.display: Display | None = None
-        """Rows that the program redraws, if it does."""
+        """The rows that the program redraws; None if it redraws none."""
         self.display_number = 0
         """Displays are numbered in the order in which they begin."""
         self.drawn_s = 0.0

@@ -68,7 +68,7 @@ class _Row:
         self.left_s = 0.0
         """When the cursor last moved down from it."""
         self.is_bar = False
-        """The program has overwritten the row, or moved to its start to do so."""
+        """Whether the program has overwritten the row, or moved to its start to do so."""
 
     def write(self, column: int, cells: list[str], style: str) -> None:
         if not cells:
@@ -129,15 +129,16 @@ class Display:
         self._style = ""
         self._is_cursor_hidden = False
         self._redraws_from_top = False
-        """The program hides the cursor or stops below its display, and has moved up from there."""
+        """Whether the program hides the cursor or stops below its display, and has moved up from
+        there."""
         self._move_up_from: int | None = None
         """The row from which the cursor is moving up."""
         self._top = 0
         self._max_moved_up = 0
         self._has_written = False
-        """The row was written to since the cursor moved to it."""
+        """Whether the row was written to since the cursor moved to it."""
         self._has_returned = False
-        """The cursor has returned to the start of this row without writing since."""
+        """Whether the cursor has returned to the start of this row without writing since."""
         self._rows_left = 0
         """Rows, from the top, that the program has left and not returned to."""
         self._left_s = 0.0
@@ -201,14 +202,14 @@ class Display:
 
     @property
     def is_complete(self) -> bool:
-        """The cursor is visible and at the start of a row, with no text below."""
+        """Whether the cursor is visible and at the start of a row, with no text below."""
         if self._is_cursor_hidden or self._column or self._held:
             return False
         return all(row.is_blank() for row in self._rows[self._row :])
 
     @property
     def is_over(self) -> bool:
-        """No text is left that the program could overwrite."""
+        """Whether no text is left that the program could overwrite."""
         return self._row == 0 and self.is_complete
 
     def _count_final_rows(self, now: float) -> int:

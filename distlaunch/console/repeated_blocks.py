@@ -71,7 +71,7 @@ class _Shown:
         self.rank = rank
         self.base = 0
         self.entries: deque[tuple[bytes, bytes, float]] = deque()
-        """Comparison key, line, time."""
+        """Comparison key, line, and the time at which it was shown."""
         self._weight = 0
 
     @property

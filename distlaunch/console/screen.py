@@ -45,11 +45,11 @@ class Screen:
         self._now = 0.0
         self._out: list[bytes] = []
         self._open: Source | None = None
-        """The cursor is in its unfinished line."""
+        """The source in whose unfinished line the cursor is."""
         self._is_coloured = False
-        """The unfinished line has colours."""
+        """Whether that line has colours."""
         self._is_raw_open = False
-        """The cursor is in an unfinished line of raw bytes."""
+        """Whether the cursor is in an unfinished line of raw bytes."""
 
     # --- what the console calls
 

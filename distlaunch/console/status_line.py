@@ -17,7 +17,7 @@ SEPARATOR = " · "
 """Separates items. On a narrow terminal, items are dropped from the end."""
 _HOUR_S = 3600
 _STALE_S = 10.0
-"""An older rate is not shown."""
+"""A rate that is older than this is not shown."""
 _NUMBERS = 3
 _NAME_CHARS = 16
 _WHOLE = 1e12

@@ -74,13 +74,13 @@ class Writer:
         self._cond = threading.Condition(threading.Lock())
         self._chunks: deque[bytes] = deque()
         self._is_slow = True
-        """The last write took long, or there was none yet."""
+        """Whether the last write took long, or there was none yet."""
         self._dropping = False
-        """The rest of the batch that is being written is to be dropped."""
+        """Whether the rest of the batch that is being written is to be dropped."""
         self._dropped = 0
         """Dropped lines that are not reported yet."""
         self._ends_line = True
-        """The last byte written is a newline."""
+        """Whether the last byte written is a newline."""
         self._pending = 0
         self._thread: threading.Thread | None = None
         self._busy = False

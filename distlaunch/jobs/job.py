@@ -63,7 +63,7 @@ class Job(Record):
     """The command of a worker."""
     cwd: str
     launchers: bool = False
-    """Each node has a launcher, which writes the logs of its ranks."""
+    """Whether each node has a launcher, which writes the logs of its ranks."""
     node_logs: str = ""
     """The directory of --node-logs; empty without."""
     log_bytes: int = 0

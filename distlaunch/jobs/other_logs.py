@@ -23,7 +23,7 @@ class OtherLogs(Record):
     directory: str
     """The directory there. If it is not known, empty: the launcher's log directory."""
     is_lost: bool
-    """The node was lost. What came before is here as well."""
+    """Whether the node was lost. What came before is here as well."""
 
 
 def other_logs(job: Job, attempt: int, ranks: Collection[int] | None = None) -> list[OtherLogs]:

@@ -25,7 +25,7 @@ from distlaunch.transport.ray.nodes import RayCluster
 
 _SIGNALLED = 128
 _LOCAL_S = 10.0
-"""A local cluster never grows."""
+"""Time limit for reserving bundles in a local cluster, which never grows."""
 _SLOW_S = 2.0
 """After this time the user gets a line on what a start waits for."""
 _SAY_S = 1.0

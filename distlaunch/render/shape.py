@@ -17,7 +17,7 @@ from distlaunch.planning.train_options import (
 from distlaunch.render.request import RenderRequest
 
 _MAX_USUAL_GPUS = 16
-"""A larger total is probably intended for several nodes."""
+"""A total number of GPUs above this is probably intended for several nodes."""
 
 
 class Shape(Record):

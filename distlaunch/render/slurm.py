@@ -19,7 +19,7 @@ from distlaunch.render.yaml import comment
 
 _LEAST_WARNING_S = 60
 _MOST_WARNING_S = 65535
-"""sbatch refuses more."""
+"""Largest warning time that sbatch accepts."""
 _EXIT_MARGIN_S = 30
 _DAY_S = 86400
 _Line = tuple[str, str | None]

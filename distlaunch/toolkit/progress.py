@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from distlaunch.core.model.variables import PROGRESS_FD
 
 INTERVAL_S = 0.5
-"""Calls in between cost almost nothing."""
+"""Least time between two lines. Calls in between cost almost nothing."""
 MAX_LINE_BYTES = 4096
 """PIPE_BUF, which the kernel writes atomically, and the launcher's limit."""
 _FULL_S, _RETRY_S = 1.5, 0.05

@@ -19,7 +19,7 @@ log = logging.getLogger("distlaunch.toolkit")
 
 BATCHES = 2
 _HASHED_ELEMENTS = 4096
-"""Hashed of a tensor, in addition to its sum."""
+"""How many elements of a tensor are hashed, in addition to its sum."""
 
 
 class SameBatchesCheck:

@@ -17,7 +17,7 @@ Strategy = Literal["ddp", "fsdp", "horovod"]
 
 BACKEND = "DISTLAUNCH_BACKEND"
 _STRATEGIES: Mapping[str, Strategy] = {"fsdp": "fsdp", "horovod": "horovod"}
-"""All other backends, and other launchers, use DDP."""
+"""Strategy by backend. All other backends, and other launchers, use DDP."""
 _OWN_WRAPPERS = {
     "accelerate": "Accelerator().prepare(model, optimizer)",
     "deepspeed": "deepspeed.initialize(model=model, optimizer=optimizer)",

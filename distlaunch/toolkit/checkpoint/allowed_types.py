@@ -473,5 +473,5 @@ def state_names() -> Mapping[str, Any]:
 
 
 OLD_MODULE = "distlaunch.toolkit.checkpoint_parts"
-"""Pickles of version 0.1 name it for our classes."""
+"""The module that pickles of version 0.1 name for our classes."""
 OLD_NAMES = {(OLD_MODULE, "Elsewhere"): Elsewhere, (OLD_MODULE, "Whole"): Whole}

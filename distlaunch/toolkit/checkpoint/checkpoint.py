@@ -154,7 +154,7 @@ class Checkpoint:
         self._resumed = self._closed = False
         self._parts_checked = False
         self._only_resumed = False
-        """A checkpoint was loaded and no step has followed."""
+        """Whether a checkpoint was loaded and no step has followed."""
         self._reached = 0
         """Completed steps at the last call, or the result of ``resume``."""
         self._saved_at = time.monotonic()
@@ -755,7 +755,7 @@ def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
 
 
 ASK_S = 0.5
-"""Each agreement costs a small all-reduce."""
+"""Time between two agreements. Each costs a small all-reduce."""
 MOST_STEPS_BETWEEN = 1000
 """Largest number of steps between two agreements."""
 

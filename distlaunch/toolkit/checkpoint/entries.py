@@ -15,7 +15,7 @@ class ModelEntry:
 
     name: str
     is_whole: bool
-    """The entry is the whole value, and not a part of a structure."""
+    """Whether the entry is the whole value, and not a part of a structure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Nested = dict[str, Any]
 SHOWN = 5
-"""Differences that an error lists."""
+"""How many differences an error lists."""
 _NAMES = {"params", "param_names"}
 _MT_NUMBERS = 624
 
@@ -761,7 +761,7 @@ class Snapshot:
     digests: Digests
     """Digests of ``own``."""
     for_all: bool
-    """All workers have the same model, as with DDP."""
+    """Whether all workers have the same model, as with DDP."""
 
     def state(self, rank: int, rank_0s: Digests) -> dict[str, Any]:
         """Return what this worker saves; of ``own``, only what differs from rank 0's."""

@@ -35,7 +35,7 @@ OUR_FILE = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp|manifest\.json")
 """Files of torch.distributed.checkpoint, and the manifest."""
 _PIECE_BYTES = 4 << 20
 _MANIFEST_BYTES = 64 << 20
-"""Enough for half a million workers."""
+"""Largest size of a manifest, enough for half a million workers."""
 _MOST_WORKERS = 1 << 24
 _RETRIES_S = 0.2, 1.0
 """Pauses between the tries of a failed read. Network file systems recover from most errors."""

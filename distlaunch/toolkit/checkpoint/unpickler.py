@@ -388,7 +388,7 @@ _SPREAD = {str, bytes, bool, type(None), torch.dtype, torch.layout}
 """Values of these types cannot collide in a hash: they are few, or Python's secret seed is part of
 it."""
 _SMALL = 1 << 60
-"""Smaller integers have distinct hashes."""
+"""Integers below this have distinct hashes."""
 _RECORD_KEYS: set[type] = set()
 
 

@@ -244,7 +244,7 @@ class Group:
         self.rank = 0 if handle is None else dist.get_rank(handle)
         self.size = 1 if handle is None else dist.get_world_size(handle)
         self._has_answer = False
-        """This worker knows that another one has called ``close``."""
+        """Whether this worker knows that another one has called ``close``."""
         self.closing: dist.Work | None = None
         """The collective that ``close`` has begun."""
 

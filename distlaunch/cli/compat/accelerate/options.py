@@ -25,7 +25,7 @@ TYPE_BY_OPTION = {
     "use_fsdp": "FSDP",
     "use_megatron_lm": "MEGATRON_LM",
 }
-"""Values of ``distributed_type`` by option."""
+"""Values of ``distributed_type``, by the option with the same effect."""
 TYPE_OF_SECTION = {
     "fsdp_config": ("FSDP", "--use_fsdp"),
     "deepspeed_config": ("DEEPSPEED", "--use_deepspeed"),
@@ -160,7 +160,7 @@ IGNORED_OPTIONS: tuple[Option, ...] = (
     own_option("--downcast-bf16", "flag", "no effect", "TPUs are not supported."),
     own_option("--no-tpu-cluster", "flag", "no effect", "TPUs are not supported."),
 )
-"""A notice says once that they have no effect."""
+"""Options without effect, as a notice says once."""
 
 OWN_OPTIONS: tuple[Option, ...] = (
     own_option(
