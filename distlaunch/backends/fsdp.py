@@ -179,7 +179,7 @@ def _switch(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
 
 
 def _mesh(topology: Topology) -> dict[str, str]:
-    """Return no mesh if a node's number of workers is unknown."""
+    """Return the mesh of hybrid sharding; none if a node's number of workers is unknown."""
     slots = {node.slots for node in topology.nodes}
     if len(slots) > 1 and None not in slots:
         counts = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])

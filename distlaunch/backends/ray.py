@@ -187,8 +187,8 @@ def _check(options: TrainOptions) -> None:
 
 
 def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
-    """Raise ConfigError if sizes contradict each other. None stands for a size that the user leaves
-    open."""
+    """Return nodes, workers per node and all workers; None for what the user leaves open. Raises
+    ConfigError if they contradict each other."""
     nodes = options.num_nodes if isinstance(options.num_nodes, int) else None
     per_node = options.procs_per_node if options.gpus_per_node is None else options.gpus_per_node
     gpus = options.num_gpus if isinstance(options.num_gpus, int) else None

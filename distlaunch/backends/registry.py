@@ -78,7 +78,7 @@ def other_backends() -> dict[str, list[EntryPoint]]:
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Skip packages whose metadata cannot be read."""
+    """Return entry points, without packages whose metadata cannot be read."""
     from importlib.metadata import distributions, entry_points
 
     try:

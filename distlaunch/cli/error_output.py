@@ -167,7 +167,8 @@ def _to_stderr(lines: list[str]) -> None:
 
 
 def _unwritable(error: OSError) -> str | None:
-    """Write again to find out: the write fails with the same error."""
+    """Return why standard output cannot be written. Write again to find out: the write fails with
+    the same error."""
     if error.filename is not None:
         return None
     try:

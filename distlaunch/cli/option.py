@@ -192,7 +192,7 @@ def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
 
 
 def _backend(text: str, source: str) -> str:
-    """Names of our own backends may have capitals, or underscores for dashes."""
+    """Return a backend's name. Names of our own may have capitals, or underscores for dashes."""
     if not text:
         raise option_error(source, "needs a name, and got an empty one")
     if text.islower() and "_" not in text:

@@ -216,7 +216,7 @@ def _next_value(
     *,
     dashed_values: bool,
 ) -> str:
-    """Raise UsageError if the value is missing or looks like an option."""
+    """Return the value of an option. Raises UsageError if it is missing or looks like an option."""
     name = _shown(flag, option)
     if word is None or word == "--":
         raise UsageError(f"{name} needs a value: {name} {option.metavar}")
@@ -354,7 +354,7 @@ def _dropped(given: Given) -> set[str]:
 
 
 def _split_variable(text: str, variable: str) -> tuple[str, ...]:
-    """Quotes are those of a shell."""
+    """Split at white space. Quotes are those of a shell."""
     import shlex
 
     try:

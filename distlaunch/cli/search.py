@@ -156,7 +156,7 @@ def _pattern(word: str) -> re.Pattern[str] | None:
 
 
 def _option_rows(pattern: re.Pattern[str]) -> list[Row]:
-    """Options with the word in their name come first."""
+    """Return options, those with the word in their name first."""
     found: dict[str, tuple[bool, Row]] = {}
     for command, place, options in _tables():
         if place in _DROP_INS:

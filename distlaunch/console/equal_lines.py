@@ -173,7 +173,8 @@ class LineFolder:
 
 
 class _Queue:
-    """``births`` has [time of arrival, number of lines, memory] of each block."""
+    """Pending lines of one rank. ``births`` has [time of arrival, number of lines, memory] of each
+    block."""
 
     __slots__ = ("births", "lines", "weight")
 

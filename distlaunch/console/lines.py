@@ -332,8 +332,8 @@ class LineSplitter:
             self._set_timer(source)
 
     def _hold_s(self, source: Source) -> float:
-        """Hold a line longer with live rows. The cursor cannot remain in an unfinished line then,
-        so each piece becomes a line."""
+        """Return how long an unfinished line is held: longer with live rows. The cursor cannot
+        remain in an unfinished line then, so each piece becomes a line."""
         live = self._live
         return PARTIAL_S if live is None or live.owner in (None, source.rank) else PROGRESS_S
 
@@ -421,7 +421,7 @@ class LineSplitter:
         self._set_timer(source)
 
     def _show_bar(self, source: Source, now: float) -> None:
-        """Hold an unfinished character or escape sequence."""
+        """Show the newest state of a bar. Hold an unfinished character or escape sequence."""
         if source.display is not None:
             self._show_display(source, now)
             return

@@ -313,7 +313,7 @@ class Display:
             self._has_returned = False
 
     def _cells(self, text: str) -> list[str]:
-        """One entry per column. A combining character is added to the column before."""
+        """Return one entry per column. A combining character is added to the column before."""
         cells: list[str] = []
         for char in text:
             if category(char) in ("Mn", "Me", "Cf"):

@@ -231,7 +231,7 @@ class RepeatedBlocks:
             self._end_candidate(candidate, now)
 
     def _candidate_of(self, who: Who, now: float) -> _Candidate | None:
-        """End other candidates of the same ranks."""
+        """Return the candidate that new lines continue. End other candidates of the same ranks."""
         if not self._candidates:
             return None
         candidate = self._candidates.get(next(iter(_ranks(who))))

@@ -212,7 +212,7 @@ class Screen:
         return True
 
     def _add_piece(self, source: Source, piece: bytes) -> None:
-        """Cut a line that becomes too long."""
+        """Show a piece of the open line. Cut a line that becomes too long."""
         out = clean(piece[: PIECE - source.length], reset=False)
         self._is_coloured = self._is_coloured or b"\x1b" in out
         self._out.append(out)

@@ -164,7 +164,8 @@ class TerminalWriter(Writer):
 
     @staticmethod
     def _fitted(text: str, width: int) -> bytes:
-        """Drop items from the end. Cut the first item if it alone is too long."""
+        """Return the status line without items that do not fit. Cut the first item if it alone is
+        too long."""
         text = printable(text)
         room = width - 1
         while _columns(text) > room and SEPARATOR in text:
@@ -177,5 +178,5 @@ class TerminalWriter(Writer):
 
 
 def _columns(text: str) -> int:
-    """Wide characters count as two."""
+    """Return the width of a text. Wide characters count as two."""
     return sum(2 if char >= "\u1100" and char != "…" else 1 for char in text)

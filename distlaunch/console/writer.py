@@ -50,7 +50,7 @@ def dropped_lines_text(lines: int) -> bytes:
 
 
 class _LauncherLines(bytes):
-    """The launcher's own messages are never dropped."""
+    """A message of the launcher, which is never dropped."""
 
     __slots__ = ()
 

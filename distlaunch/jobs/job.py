@@ -209,7 +209,7 @@ def parse_events(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 
 
 def _typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Event files may have been edited or cut."""
+    """Return a field of this type, else None: event files may have been edited or cut."""
     value = fields.get(name)
     if kind is float and type(value) is int:
         return float(value)

@@ -410,7 +410,8 @@ class _LauncherParts:
 def _addresses_of_node_0(
     rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
 ) -> OtherAddresses | None:
-    """Unlike names, the scheduler's addresses need no name service. None without a scheduler."""
+    """Return the scheduler's addresses of node 0, which need no name service. None without a
+    scheduler."""
     if location is None or location.allocation.source != "slurm":
         return None
     first = location.allocation.hosts[0].name

@@ -497,8 +497,7 @@ def _check_requirements(
 
 
 def _check_script_module(plan: LaunchPlan, options: TrainOptions) -> None:
-    """Only the first part of a dotted name is checked: a package may find its modules in its own
-    way."""
+    """Check the first part of a dotted name only: a package may find its modules in its own way."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
     name = options.script or ""

@@ -70,7 +70,7 @@ class RemoteNodes:
 
     @property
     def _are_named(self) -> bool:
-        """Slurm and Ray name their own nodes."""
+        """Whether the user named the hosts. Slurm and Ray name their own nodes."""
         if self._slurm_job is not None or self._ray_cluster is not None:
             return False
         return self._allocation is not None and self._allocation.by_user

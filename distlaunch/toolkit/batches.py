@@ -154,7 +154,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
 
 
 def _whole_number(name: str, number: Any) -> int:
-    """Accept integers of Python, numpy and torch. Raise ToolkitError for anything else."""
+    """Return an integer of Python, numpy or torch as int. Raises ToolkitError for anything else."""
     try:
         if not isinstance(number, bool):
             return operator.index(number)

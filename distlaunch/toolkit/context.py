@@ -441,7 +441,8 @@ def choose_device(
 
 
 def _device_type(requested: str | torch.device, accelerator: str | None) -> str:
-    """Raise ToolkitError for an index, because LOCAL_RANK chooses it."""
+    """Return the type of the requested device. Raises ToolkitError for an index, because LOCAL_RANK
+    chooses it."""
     written = f"init(device={str(requested)!r})"
     try:
         device = torch.device(requested)

@@ -71,7 +71,7 @@ def backends(
 
 
 def _columns() -> int | None:
-    """Return None if stdout is no terminal, so that programs read whole lines."""
+    """Return the width of a line; None if stdout is no terminal, so that programs read whole lines."""
     try:
         return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):

@@ -186,7 +186,7 @@ def _hosts(nodes: Sequence[_Data]) -> str:
 
 
 def _devices(node: _Data, device: object) -> str:
-    """GPUs that are not known before the survey are shown by the indices that will be used."""
+    """Show GPUs that are not known before the survey by the indices that will be used."""
     devices = node.get("devices")
     if devices is not None:
         return _listed(devices)
@@ -208,7 +208,7 @@ def _listed(devices: Sequence[object]) -> str:
 
 
 def _gpus(console: Console, groups: Sequence[_Group]) -> None:
-    """Behind a device mask, device 0 may be GPU 4."""
+    """Print physical GPUs: behind a device mask, device 0 may be GPU 4."""
     for group in groups:
         gpus = [gpu for gpu in group.nodes[0].get("gpus") or () if gpu]
         if not gpus:
@@ -340,7 +340,7 @@ def _named(ranks: Sequence[int]) -> str:
 def _pattern(
     numbers: Sequence[str], workers: Sequence[_Worker], values: Sequence[object]
 ) -> str | None:
-    """Return None if no number of a worker gives the value of every worker."""
+    """Return a value as a pattern; None if no number of a worker gives the value of every worker."""
     first = values[0]
     if not isinstance(first, str):
         return None

@@ -176,7 +176,8 @@ class _Archive:
         return data
 
     def _place(self, name: str) -> tuple[int, int]:
-        """Raise MalformedError if all files together are larger than the archive."""
+        """Return offset and size of a file. Raises MalformedError if all files together are larger
+        than the archive."""
         found = self._files.get(name)
         if found is None:
             raise MalformedError(f"has no {name[:100]}")
@@ -218,7 +219,7 @@ def _construct_tensor(
     requires_grad: Any,
     metadata: Any,
 ) -> torch.Tensor:
-    """Raise MalformedError if the tensor does not fit into the storage."""
+    """Construct a tensor on a storage. Raises MalformedError if it does not fit."""
     if type(storage) is not _Storage or not isinstance(dtype, torch.dtype):
         raise MalformedError("a pickle has a tensor without a storage")
     if not {type(size), type(stride)} <= {tuple, torch.Size}:

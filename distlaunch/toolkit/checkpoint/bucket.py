@@ -130,7 +130,8 @@ class Bucket(Store):
             return False
 
     def _owner(self) -> str | None:
-        """Raise FileNotFoundError if there is no mark, and ReadError if it cannot be read."""
+        """Return the mark at the URL. Raises FileNotFoundError if there is none, and ReadError if
+        it cannot be read."""
         data = self.read(_OWNER)
         try:
             found = json.loads(data)

@@ -223,7 +223,8 @@ class Checkpoint:
         return 0
 
     def _verified(self, name: str) -> tuple[Nested, str | None]:
-        """Each worker reads a share. Return the manifest and the damage, equal on all workers.
+        """Verify a checkpoint, of which each worker reads a share. Return the manifest and the
+        damage, equal on all workers.
 
         Raises CheckpointError on all workers if one of them cannot read its share.
         """
@@ -345,7 +346,7 @@ class Checkpoint:
         )
 
     def _set_aside(self, names: Sequence[str]) -> None:
-        """Raise CheckpointError on all workers if rank 0 cannot rename."""
+        """Rename checkpoints on rank 0. Raises CheckpointError on all workers if that fails."""
         for name in names:
             where = (
                 f"{self._store.where(name)} is newer than what was resumed, and cannot be set aside"

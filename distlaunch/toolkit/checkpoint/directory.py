@@ -403,7 +403,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Raise NotAFileError for a FIFO, which would block, a link, which may lead out, and so on."""
+    """Open a regular file. Raises NotAFileError for a FIFO, which would block, a link, which may
+    lead out, and so on."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:

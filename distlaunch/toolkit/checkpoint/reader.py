@@ -285,7 +285,7 @@ _TRUSTING: Any = SimpleNamespace(
 
 
 def _metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
-    """Raise MalformedError if the metadata does not match the files of the manifest."""
+    """Return the metadata. Raises MalformedError if it does not match the files of the manifest."""
     found = Unpickler(data, _names()).load()
     if type(found) is not Metadata:
         raise MalformedError("it is not the record that torch writes")

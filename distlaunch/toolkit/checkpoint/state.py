@@ -630,7 +630,8 @@ def tied(model: nn.Module) -> list[list[str]]:
 
 
 def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Accept rounding, except to integers."""
+    """Return whether all values are in the range of a type. Rounding is accepted, except to
+    integers."""
     new = value.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return bool((torch.isfinite(new) | ~torch.isfinite(value)).all())
@@ -890,7 +891,7 @@ def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
 
 
 def check_names(entry: Entry, value: Any) -> None:
-    """Raise MalformedError if the value of an entry is not a list of names."""
+    """Check the value of an entry. Raises MalformedError if it is no list of names."""
     if isinstance(entry, ModelEntry):
         return
     several = value if entry == TIED else [value]

@@ -353,8 +353,8 @@ def sealed(manifest: bytes) -> bytes:
 
 
 def _manifest(data: bytes, steps: int) -> dict[str, Any]:
-    """Raise ValueError if the manifest is incomplete, its checksum differs, or it is of another
-    checkpoint."""
+    """Return the manifest. Raises ValueError if it is incomplete, its checksum differs, or it is of
+    another checkpoint."""
     found = json.loads(data)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{MANIFEST} is not one of format {FORMAT}")

@@ -288,8 +288,8 @@ def _listed_machines(settings: _Settings, values: dict[str, Any], notices: list[
 
 
 def _launcher_per_machine(settings: _Settings, values: dict[str, Any]) -> None:
-    """Raise UsageError if the main process's address is missing, or the number of processes is
-    missing or no multiple of the machines."""
+    """Set the rendezvous. Raises UsageError if the main process's address is missing, or the number
+    of processes is missing or no multiple of the machines."""
     machines, processes = settings.number("num_machines") or 1, settings.number("num_processes")
     host, rank = settings.text("main_process_ip"), settings.number("machine_rank")
     named = f"--num_machines {machines}"
@@ -368,7 +368,7 @@ def _count(
 
 
 def _environment(settings: _Settings, values: dict[str, Any]) -> None:
-    """Variables of --env take precedence."""
+    """Set variables. Those of --env take precedence."""
     own = settings.own
     variables = []
     if own["num_cpu_threads_per_process"] is not None:

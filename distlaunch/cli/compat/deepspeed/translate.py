@@ -175,7 +175,7 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 def _size(
     own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool
 ) -> None:
-    """One worker per GPU, or CPU workers if DeepSpeed itself would use the CPU."""
+    """Set one worker per GPU, or CPU workers if DeepSpeed itself would use the CPU."""
     if environ.get(_ACCELERATOR) == "cpu" and not {"gpus", "gpus_per_node"} & values.keys():
         values.setdefault("device", "cpu")
     count = own["num_gpus"]
@@ -198,8 +198,10 @@ def _size(
 def _nodes(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
-    """``several``: there may be other machines. Raises UsageError for options that need another
-    launcher."""
+    """Set the nodes and how they are reached. ``several``: there may be other machines.
+
+    Raises UsageError for options that need another launcher.
+    """
     if own["launcher"] not in ("pdsh", _SLURM):
         how = "srun" if values.get("source") == _SLURM else "SSH"
         notices.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")

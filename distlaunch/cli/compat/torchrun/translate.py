@@ -150,7 +150,8 @@ def _master(parsed: Parsed) -> tuple[str | None, int | None]:
 
 
 def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Raise ConfigError if the endpoint is invalid, or is static and has no port."""
+    """Return the endpoint's host and port. Raises ConfigError if it is invalid, or is static and
+    has no port."""
     given, source = parsed.values, parsed.sources["rdzv_endpoint"]
     text = (given["rdzv_endpoint"] or "").strip()
     found = _endpoint(text, source)
@@ -375,7 +376,7 @@ def _option_names(sources: Mapping[str, str], *, assumed: bool) -> OptionNames:
 
 
 def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """PET_ variables are not reported."""
+    """Return notices about options without effect. PET_ variables are not reported."""
     given, values = {option.field for option in parsed.given}, parsed.values
     idle = [
         option.name
