@@ -106,6 +106,12 @@ def test_stacks_are_as_large_as_the_workers_are_many(budget):
     assert two < budget.size_of("Stacks").object_bytes < 64 << 20
 
 
+def test_usage_is_as_large_as_the_workers_are_many(budget):
+    before = budget.size_of("Usage").object_bytes
+    budget.on_sent(commence(local_ranks=tuple(range(1000))))
+    assert before + 500_000 < budget.size_of("Usage").object_bytes < 64 << 20
+
+
 def test_output_comes_with_workers(budget):
     assert budget.size_of("Output").raw_bytes == 0
     budget.on_sent(commence())

@@ -7,6 +7,7 @@ import pytest
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.protocol import agent_messages as m
 from tests.unit.coordinator.remote_agents import REMARK, exited
+from tests.unit.coordinator.runtime.test_node_questions import usage_of
 
 ELSEWHERE = {
     "output": m.Output(rank=0, stream=1, data=b"not mine"),
@@ -25,6 +26,7 @@ ELSEWHERE = {
     ),
     "signs of output": m.Alive(attempt=0, heartbeats=(), wrote=(0,)),
     "stacks": m.Stacks(attempt=0, serial=1, stacks=(m.Stack(rank=0, pid=1, state="R", text=""),)),
+    "usage": usage_of(-1, 0),
     "a halt": m.WorkerHalted(rank=0),
     "the end of an attempt to come": m.AttemptEnded(attempt=1, left=()),
     "a port for an attempt to come": m.Prepared(
