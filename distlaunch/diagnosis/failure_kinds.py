@@ -129,6 +129,9 @@ class Failure:
         self.output = "\n".join(to_lines(tail[-_OUTPUT_BYTES:])[-_OUTPUT_LINES:])
         """The last lines of the stream that shows the failure, perhaps with lines of other
         programs."""
+        size = end.shared_memory_bytes
+        self.shared_memory = "" if size is None else f" of {size >> 20} MiB"
+        """The size of /dev/shm on the worker's node, as words behind its name."""
         self.lower_output = self.output.lower()
         self.calls: tuple[LibraryCall, ...] = last_calls(self.output)
 

@@ -15,8 +15,9 @@ class HintRow(Record):
 
     kind: FailureKind
     hint: str | Callable[[Failure], str | None]
-    """The hint, with ``{name}`` for the group ``name`` of ``pattern`` and ``{Opt.ENV}`` for the
-    name of an option. Or a function that returns the hint, or None if the row does not apply."""
+    """The hint, with ``{name}`` for the group ``name`` of ``pattern``, ``{Opt.ENV}`` for the name of
+    an option, and ``{shm}`` for the size of /dev/shm. Or a function that returns the hint, or None
+    if the row does not apply."""
     marks: tuple[str, ...] = ()
     """Texts in lower case, of which one must occur in the failure."""
     pattern: str | None = None
@@ -47,4 +48,4 @@ class HintRow(Record):
         if not isinstance(self.hint, str):
             return self.hint(failure)
         groups = found.groupdict() if found is not None else {}
-        return self.hint.format(**groups, Opt=Opt)
+        return self.hint.format(**groups, Opt=Opt, shm=failure.shared_memory)

@@ -426,7 +426,10 @@ _LIMITS: tuple[HintRow, ...] = (
 _MEMORY: tuple[HintRow, ...] = (
     HintRow(
         kind=K.SHARED_MEMORY,
-        hint=f"the data loader's worker found /dev/shm full. {_MORE_SHM}",
+        hint=(
+            "mostly /dev/shm{shm} was too small for the data loader's worker, or a file that it "
+            f"maps was cut. {_MORE_SHM}"
+        ),
         marks=("is killed by signal: bus error",),
         pattern=r"DataLoader worker \(pid",
     ),
@@ -464,7 +467,7 @@ _MEMORY: tuple[HintRow, ...] = (
     ),
     HintRow(
         kind=K.SHARED_MEMORY,
-        hint=f"shared memory (/dev/shm) is full. {_MORE_SHM}",
+        hint="shared memory (/dev/shm{shm}) is full. " + _MORE_SHM,
         marks=(
             "insufficient shared memory",
             "unable to allocate shared memory",
@@ -472,12 +475,12 @@ _MEMORY: tuple[HintRow, ...] = (
     ),
     HintRow(
         kind=K.SHARED_MEMORY,
-        hint=f"shared memory (/dev/shm) is full. {_MORE_SHM}",
+        hint="shared memory (/dev/shm{shm}) is full. " + _MORE_SHM,
         marks=("unable to write to file </torch_",),
     ),
     HintRow(
         kind=K.SHARED_MEMORY,
-        hint=f"NCCL found /dev/shm full. {_MORE_SHM}",
+        hint="NCCL found /dev/shm{shm} full. " + _MORE_SHM,
         marks=(
             "error while creating shared memory segment",
             "failed to extend /dev/shm/nccl-",
@@ -487,7 +490,7 @@ _MEMORY: tuple[HintRow, ...] = (
     ),
     HintRow(
         kind=K.SHARED_MEMORY,
-        hint=f"shared memory (/dev/shm) is full. {_MORE_SHM}",
+        hint="shared memory (/dev/shm{shm}) is full. " + _MORE_SHM,
         marks=("no space left on device",),
         when=_in_shared_memory,
     ),
@@ -1404,7 +1407,7 @@ _ENDS: tuple[HintRow, ...] = (
     HintRow(
         kind=K.SHARED_MEMORY,
         hint=(
-            "SIGBUS mostly means a full /dev/shm (or a truncated mapped file): see `df -h /dev/shm`"
+            "SIGBUS mostly means a full /dev/shm{shm} (or a truncated mapped file): see `df -h /dev/shm`"
         ),
         when=_ended_with(-7),
     ),

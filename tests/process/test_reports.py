@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from tests.facts import mentions
@@ -75,3 +76,17 @@ def test_error_of_a_command_whose_stderr_the_script_captured_is_in_the_report(jo
     assert (diagnosis["original"] or "").startswith(
         "ValueError: bad vocab (prep.py:2"
     ) is shows_notes
+
+
+def test_hint_at_shared_memory_has_the_size_on_the_node(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGBUS)\n"
+        "time.sleep(600)\n"
+    )
+    result = job.run(script, options=["-x", "PYTHONFAULTHANDLER=0"])
+    diagnosis = json.loads((result.run_dir / "report.json").read_text())["diagnosis"]
+    found = os.statvfs("/dev/shm")
+    assert diagnosis["hint_kind"] == "shared-memory"
+    assert mentions(diagnosis["hint"], f"{found.f_frsize * found.f_blocks >> 20} MiB")

@@ -23,7 +23,7 @@ from distlaunch.core.agent.node.ports import HeldPort
 from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.agent.workers import worker_table as t
 from distlaunch.core.agent.workers.channel import Channel
-from distlaunch.core.agent.workers.exit_evidence import oom_kills
+from distlaunch.core.agent.workers.exit_evidence import oom_kills, shared_memory_bytes
 from distlaunch.core.agent.workers.output_pump import OutputSink, Posted, Pump, PumpFailed
 from distlaunch.core.agent.workers.preload_log import PreloadReport
 from distlaunch.core.agent.workers.process_tree import ChildReaper
@@ -168,7 +168,7 @@ class Agent:
             elif isinstance(event, (m.Alive, m.Stacks, m.Usage, m.AgentFailed)):
                 self._send(event)
             else:
-                self._step(self._with_oom_kills(event) if isinstance(event, t.Drained) else event)
+                self._step(self._with_facts(event) if isinstance(event, t.Drained) else event)
 
     def _wake_spawner(self) -> None:
         """Resume the watcher and the spawner if they have been stopped.
@@ -448,11 +448,14 @@ class Agent:
             if self._wake_end >= 0:
                 os.write(self._wake_end, b"\0")
 
-    def _with_oom_kills(self, drained: t.Drained) -> t.Drained:
-        if drained.exit.returncode != -signal.SIGKILL:
+    def _with_facts(self, drained: t.Drained) -> t.Drained:
+        """Return the exit with what only this node knows about it."""
+        code = drained.exit.returncode
+        if not code:
             return drained
-        count = max(0, oom_kills() - self._oom_before)
-        return t.Drained(exit=replace(drained.exit, oom_kills=count))
+        kills = max(0, oom_kills() - self._oom_before) if code == -signal.SIGKILL else 0
+        size = shared_memory_bytes()
+        return t.Drained(exit=replace(drained.exit, oom_kills=kills, shared_memory_bytes=size))
 
     def _collect_stacks(self, request: m.CollectStacks) -> None:
         if request.attempt == self._table.attempt:

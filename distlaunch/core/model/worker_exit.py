@@ -37,6 +37,8 @@ class WorkerExit(Record):
     """Content of the worker's TORCHELASTIC_ERROR_FILE (up to 256 KiB), if written."""
     oom_kills: int = 0
     """Number of OOM kills during the attempt, in the worker's cgroup or on the host."""
+    shared_memory_bytes: int | None = None
+    """Size of /dev/shm, if the worker failed. None if it is not known."""
 
     # the coordinator:
     host: str = ""

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from distlaunch.core.model.option_names import Opt
+from distlaunch.core.model.record import replace
 from distlaunch.diagnosis.evidence import read
 from distlaunch.diagnosis.failure_kinds import Failure, FailureKind
 from distlaunch.diagnosis.first_cause import diagnose
@@ -230,3 +231,11 @@ def test_section_of_a_kind_names_the_variables_of_its_hints():
             if name not in sections[row.kind.value]:
                 missing.add((row.kind.value, name))
     assert missing == set()
+
+
+def test_hint_at_shared_memory_has_its_size(end_of):
+    text = next(text for row, text in TEXTS if row["kind"] == "shared-memory")
+    end = replace(end_of_case(end_of, text), shared_memory_bytes=64 << 20)
+    diagnosis = diagnose([end], world_size=4)
+    assert diagnosis.hint_kind == "shared-memory"
+    assert "64 MiB" in diagnosis.hint

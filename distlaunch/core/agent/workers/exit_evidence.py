@@ -15,6 +15,15 @@ def oom_kills() -> int:
     return count_oom_kills() or 0
 
 
+def shared_memory_bytes() -> int | None:
+    """Return the size of /dev/shm; None if it is not known."""
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108 - its size, and no file in it
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks or None
+
+
 def read_error_file(path: str) -> str | None:
     """Return the content of the worker's error file; None if it is no regular file, which could
     block.
