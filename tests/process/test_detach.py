@@ -347,7 +347,8 @@ def test_a_full_disk_stops_the_console_and_not_the_job(distlaunch, tmp_path):
     (distlaunch.work / "fills.py").write_text(FILLS)
     disk = tmp_path / "disk"
     train = [sys.executable, "-m", "distlaunch", "train", "--detach", "--num-procs", "2"]
-    unshare = ["unshare", "--mount", "sh", "-c", FULL, "sh"]
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    unshare = ["unshare", "--mount", *as_root, "sh", "-c", FULL, "sh"]
     done = subprocess.run(
         [*unshare, disk, distlaunch.work, *train, "--log-dir", disk, "fills.py"],
         env={**distlaunch.env, "DISTLAUNCH_PYTHON": sys.executable},

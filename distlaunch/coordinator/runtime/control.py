@@ -7,6 +7,7 @@ requests and the unread answers are bounded, and only processes of the same user
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import selectors
 import socket
@@ -57,6 +58,8 @@ _CLOSE_S = 2.0
 _TRIES = 5
 _BLOCK = 64 << 10
 _BACKLOG = 128
+_MOST_SOCKETS = 256
+"""This many sockets of other launchers are looked at."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -93,6 +96,8 @@ class ControlServer:
         If the socket cannot be opened, the job has none, and the commands read the run directory.
         """
         self._open()
+        if self._path:
+            _remove_stale_sockets(os.path.dirname(self._path))
         with suppress(RuntimeError):  # no further thread is allowed
             self._thread.start()
 
@@ -383,6 +388,18 @@ def _listen(directory: str, name: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _remove_stale_sockets(directory: str) -> None:
+    """Remove sockets that killed launchers have left."""
+    with suppress(OSError):
+        for entry in itertools.islice(os.scandir(directory), _MOST_SOCKETS):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
+                probe.settimeout(0)
+                try:
+                    probe.connect(entry.path)
+                except ConnectionRefusedError:
+                    os.unlink(entry.path)
 
 
 def _uid_of(client: socket.socket) -> int:

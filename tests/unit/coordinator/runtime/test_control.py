@@ -270,6 +270,20 @@ def test_a_socket_that_a_killed_launcher_has_left_is_replaced_by_the_next(loop):
         server.close()
 
 
+def test_a_new_launcher_removes_the_sockets_of_killed_ones_and_no_others(loop, tmp_path):
+    left = os.path.join(os.path.dirname(loop.server.path), "left")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(left)
+    other = Loop(tmp_path / "other")
+    try:
+        assert not os.path.exists(left)
+        assert ask(loop.run_dir, "echo", timeout_s=STEP_S) == {}
+        assert ask(other.run_dir, "echo", timeout_s=STEP_S) == {}
+    finally:
+        other.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 def test_another_user_is_refused_even_where_the_permissions_let_him_in(loop):
     path = loop.server.path
     for each in (os.path.dirname(path), path):
