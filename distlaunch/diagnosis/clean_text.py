@@ -21,7 +21,7 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 exists."""
 _NAMES_FILE = re.compile(r"^[\s|]*File \"|can't open file '")
 _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
-r"""Python's stderr writes a byte of a file's name that is not UTF-8 so; ``core.model.text`` writes
+r"""Python's stderr writes a byte of a file's name that is not UTF-8 in this form; ``core.model.text`` has
 ``\xff``."""
 
 _MARKERS = re.compile(r"[\s|+^~]*[|+^~]$")
