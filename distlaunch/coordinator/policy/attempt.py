@@ -32,11 +32,9 @@ SAME_S = 0.15
 """How long the other workers run on after a failure with output on stderr, so that the same failure
 on all ranks is reported as one."""
 SHORT_TAIL_BYTES = 2048
-"""Bytes at the end of a worker's stderr that are sufficient to distinguish a symptom from a
-cause."""
+"""Bytes at the end of a worker's stderr that distinguish a symptom from a cause."""
 TAILS_KEPT = 256
-"""Number of failed workers whose whole end of stderr is stored. For further ones, only
-``SHORT_TAIL_BYTES``."""
+"""Number of failed workers whose whole end of stderr is stored; of others ``SHORT_TAIL_BYTES``."""
 
 
 class AttemptNodes(Record):
@@ -50,7 +48,7 @@ class AttemptNodes(Record):
     first_ranks: tuple[int, ...]
     world_size: int
     node_ranks: Mapping[int, int]
-    """The node rank of each node, by node number."""
+    """The node rank of each node number."""
     attempt_plan: AttemptPlan | None = None
 
     @staticmethod
@@ -67,7 +65,7 @@ class AttemptNodes(Record):
 
     @staticmethod
     def of(attempt_plan: AttemptPlan) -> AttemptNodes:
-        """Return the nodes of a plan. Raises ValueError if the plan lacks the ranks of a node."""
+        """Return the nodes of a plan. Raises ValueError if a node has no ranks."""
         plan, numbers, places = attempt_plan.plan, attempt_plan.node_numbers, attempt_plan.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
@@ -117,7 +115,7 @@ class Verdict(Record):
 
     outcome: Outcome
     exit_code: int
-    """The job's exit code if the job ends with this attempt."""
+    """The job's exit code if it ends with this attempt."""
     report: Callable[..., ReportFailure | ReportHang]
     by_loss: bool = False
     """The attempt failed only because nodes were lost."""
@@ -133,32 +131,29 @@ class Attempt:
         self.alive = set(nodes.numbers)
         """Nodes that have not been lost."""
         self.owing = set(nodes.numbers)
-        """The nodes in ``alive`` that have not answered yet: Prepared, then Reached, then
-        AttemptEnded."""
+        """The live nodes that have not answered yet: Prepared, then Reached, then AttemptEnded."""
         self.ports: dict[int, tuple[int, ...]] = {}
-        """By node: the ports that the node has reserved for its workers."""
+        """By node: the ports for its workers."""
         self.port_used: bool | None = None
-        """Whether a process has used rank 0's port; None if not known."""
+        """Whether a process has used rank 0's port, if known."""
         self.up = 0
         """Workers that have been started."""
         self.ended = 0
         self.failures: list[WorkerExit] = []
         self.finished: list[WorkerExit] = []
-        """The first workers that ended with 0. If another worker waits for such a worker, it fails
-        because that worker is gone."""
+        """The first workers that ended with 0. A worker that waits for one of them fails."""
         self.losses: list[Loss] = []
         self.left: list[int] = []
         """Pids of processes that KILL did not end."""
         self.remaining: dict[int, Leftovers] = {}
-        """By node: processes that the node's workers have left, and whose end the node awaits."""
+        """By node: leftover processes whose end the node awaits."""
         self.ended_leftovers: dict[int, Leftovers] = {}
-        """By node: the leftover processes that the node ended with TERM."""
+        """By node: leftover processes that it ended with TERM."""
         self.killed_leftovers: dict[int, Leftovers] = {}
-        """By node: the leftover processes that the node killed."""
+        """By node: leftover processes that it killed."""
         self.notice_at: float | None = None
-        """When to print the notice that names the leftovers for which the launcher waits."""
+        """When to print the notice about leftovers for which the launcher waits."""
         self.has_notice = False
-        """The notice about leftovers has been printed."""
         self.is_cut_short = False
         """A signal ended the wait for leftover processes."""
         self.hang: HangDiagnosis | None = None
@@ -169,7 +164,7 @@ class Attempt:
         """Whether the other workers may run on because the first failure looks like a
         consequence."""
         self.signs: dict[int, float] = {}
-        """By rank: when it started or last wrote output, if the nodes report output."""
+        """By rank: when it started or last wrote output, if nodes report output."""
         # By node: the ranks whose workers have started, with their pids.
         self._up: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._ended: defaultdict[int, set[int]] = defaultdict(set)
@@ -228,14 +223,11 @@ class Attempt:
         self.signs.update(dict.fromkeys(new, now))
 
     def is_news(self, node: int, rank: int) -> bool:
-        """Return whether a node runs this worker and the worker's end has not been recorded."""
+        """Return whether a node runs this worker and the end has not been recorded."""
         return rank in self.nodes.ranks(node) and rank not in self._ended[node]
 
     def exited(self, node: int, ended: WorkerExit) -> WorkerExit | None:
-        """Record that a worker has exited.
-
-        If it failed, return its exit with host and local rank added. Otherwise return None.
-        """
+        """Record a worker's exit. Return it with host and local rank if it is a failure."""
         self.ended += 1
         self._ended[node].add(ended.rank)
         if ended.returncode != 0:
@@ -247,10 +239,8 @@ class Attempt:
         return None
 
     def _placed(self, node: int, ended: WorkerExit) -> WorkerExit:
-        """Return an exit with the worker's host and local rank.
-
-        If many workers have failed, the exit has only a short end of the worker's output.
-        """
+        """Return an exit with host and local rank. If many workers have failed, only a short end of
+        the output stays."""
         whole = len(self.failures) < TAILS_KEPT
         return replace(
             ended,
@@ -268,8 +258,7 @@ class Attempt:
         return self._seeks_cause and self.others_until is not None
 
     def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
-        """Return the effect of a failure on the other workers. Called while no worker was asked to
-        stop.
+        """Return the effect of a failure on the other workers, before they are stopped.
 
         ``wait``: they run for a moment longer. ``go on``: such a wait has begun before and
         continues.
@@ -297,7 +286,7 @@ class Attempt:
         return [rank for rank in self.nodes.ranks(node) if rank not in ended]
 
     def gone(self, node: int, message: m.AttemptEnded) -> None:
-        """Record that no process remains on a node, and which leftover processes the node ended."""
+        """Record that no process remains on a node, and the leftovers that it ended."""
         if message.port_used is not None:
             self.port_used = message.port_used
         self.left += message.left
@@ -310,10 +299,9 @@ class Attempt:
     def lost(
         self, node: int, why: str, now: float, *, exit_code: int, kind: LossKind
     ) -> Loss | None:
-        """Record that a node is lost, together with its workers.
+        """Record that a node is lost, with its workers.
 
-        Return the loss, with the reason ``why`` and its ``kind``; None if all workers of the node
-        had ended with 0.
+        Return the loss; None if all workers of the node had ended with 0.
         """
         from distlaunch.coordinator.policy.losses import Loss
 
@@ -356,7 +344,7 @@ class Attempt:
         """Return the verdict on an attempt that failed or hung.
 
         ``lived_s``: seconds until it hung, if it did. ``is_stopped``: a signal ended the job.
-        ``port``: the port of rank 0. ``stacks``: those of the workers at the first failure.
+        ``port``: rank 0's. ``stacks``: those of the workers at the first failure.
         """
         has_advanced, world_size = progress.has_advanced(), self.nodes.world_size
         after_grace = None if is_stopped else failures.after_grace(settings)
@@ -417,7 +405,7 @@ class Attempt:
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)
 
     def killed_text(self, after_grace: str | None = None) -> str | None:
-        """Return a text that names the leftover processes that were killed; None if none were."""
+        """Return a text about the killed leftover processes, if there are any."""
         if not self.killed_leftovers:
             return None
         from distlaunch.coordinator.policy.remaining_processes import killed_text
@@ -433,6 +421,6 @@ class Attempt:
         )
 
     def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
-        """Return leftover processes, in ``found`` by node, by the names of the hosts, in the order
-        of the node ranks."""
+        """Return leftover processes, in ``found`` by node, by host in the order of the node
+        ranks."""
         return {self.nodes.host(node): found[node] for node in self.nodes.numbers if node in found}

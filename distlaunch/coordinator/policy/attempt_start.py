@@ -1,8 +1,8 @@
 """Choose the nodes and the master address of each attempt on several nodes. No I/O.
 
-``AttemptStart`` lives as long as the job. ``Preparation`` lives for one attempt: rank 0's node
-reserves the master port, and every other node tries to connect to this port at each address of rank
-0's node. Workers get an address that all nodes have reached.
+``AttemptStart`` lives as long as the job, ``Preparation`` for one attempt: rank 0's node reserves
+the master port, and every other node tries to connect to it at each address. Workers get an address
+that all nodes have reached.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ one."""
 REACH_S = 5.0
 """How long nodes may take to connect to the node of rank 0."""
 PREPARE_S = 60.0
-"""How long nodes may take to prepare. This includes waiting for GPU memory for up to 30 s."""
+"""How long nodes may take to prepare, including up to 30 s for GPU memory."""
 SLACK_S = 5.0
 
 
@@ -61,7 +61,7 @@ class AttemptStart:
         size."""
 
     def deadline(self) -> float:
-        """Return when ``tick`` must be called, or when the answer of a node times out."""
+        """Return when ``tick`` is due, or when the answer of a node times out."""
         return (
             self._preparation.deadline()
             if self._preparation is not None
@@ -77,8 +77,8 @@ class AttemptStart:
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
         """Begin to connect nodes for an attempt. Return the actions that follow.
 
-        ``fresh`` is False if the previous preparation of this attempt failed. ``NodeSetup.begin``
-        says what that means for the time limit.
+        ``fresh`` is False if the previous preparation of this attempt failed; see
+        ``NodeSetup.begin``.
         """
         self._preparation = None
         return self._node_setup.begin(now, fresh=fresh)
@@ -137,8 +137,7 @@ class AttemptStart:
         self._node_setup.left = who_left(losses)
 
     def replaces(self) -> bool:
-        """Return whether the job continues without a lost node, which does not count as a
-        restart."""
+        """Return whether the job continues without a lost node, which is no restart."""
         fewest, most = self._settings.bounds
         return fewest < most or (self._settings.flexible and self._node_setup.here() >= fewest)
 
@@ -173,7 +172,7 @@ class AttemptStart:
     def lost(
         self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, reconnect: bool
     ) -> list[Action]:
-        """Record that a node is lost. Return the actions that follow; none if the loss was known.
+        """Record a lost node. Return the actions that follow, if the loss was unknown.
 
         ``run``: the attempt in which the node took part, and its ranks. ``reconnect``: the job
         still runs, so the node may be connected again.
@@ -193,8 +192,7 @@ class AttemptStart:
         ]
 
     def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
-        """Continue without nodes that cannot take part. ``astray`` has each node with the
-        reason."""
+        """Continue without nodes that cannot take part, each with the reason."""
         hosts = name_hosts(self.host(node) for node, _ in astray)
         text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {printable_short(astray[0][1])}"
         actions: list[Action] = [ShowMessage(text=text, level="warning")]
@@ -230,17 +228,15 @@ class AttemptStart:
         return self._node_setup.nodes[node].kind_lost
 
     def notice(self, node: int, text: str) -> str | None:
-        """Return a node's notice (``text``) for the user, preceded by the node's host.
-
-        Return None if the same text was shown before, or ``_NOTICES`` other notices.
-        """
+        """Return a node's notice with its host, unless the text was shown before, or ``_NOTICES``
+        others."""
         if text in self._said or len(self._said) >= _NOTICES:
             return None
         self._said.add(text)
         return self.quote(node, text)
 
     def quote(self, node: int, text: str) -> str:
-        """Return ``text`` from a node, preceded by the node's host."""
+        """Return ``text`` from a node, with its host."""
         return f"{self.host(node)}: {printable_short(text)}"
 
     # --- preparing
@@ -257,11 +253,11 @@ class AttemptStart:
 
     @property
     def reaches(self) -> bool:
-        """Return whether all nodes have prepared and now connect to the node of rank 0."""
+        """Return whether all nodes have prepared and now connect to rank 0's node."""
         return self._preparation is not None and self._preparation.reaches
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Return the actions that ask the other nodes to connect to rank 0's node, or an error."""
+        """Return the actions that make the other nodes connect to rank 0's node, or an error."""
         return [] if self._preparation is None else self._preparation.reach(port, now)
 
     def reached(self, node: int, message: Reached) -> None:
@@ -270,15 +266,13 @@ class AttemptStart:
             self._preparation.reached(node, message)
 
     def late(self, owing: set[int]) -> JobError | None:
-        """Record that these nodes have not answered in time. Return the error if the job cannot
-        continue."""
+        """Record that these nodes are late. Return the error if the job cannot continue."""
         return None if self._preparation is None else self._preparation.late(owing)
 
     def choose_master(self, now: float) -> MasterChoice | JobError | list[Action]:
         """Return the master address.
 
-        If some nodes cannot reach the master, return the actions to continue without them, or an
-        error if the job cannot continue without them.
+        If some nodes cannot reach it, return the actions to continue without them, or an error.
         """
         preparation = self._preparation
         if preparation is None:
@@ -288,7 +282,7 @@ class AttemptStart:
 
 
 class Preparation:
-    """Prepares one attempt after it was planned, until its workers can be started."""
+    """Prepares one planned attempt, until its workers can be started."""
 
     def __init__(
         self,
@@ -306,13 +300,11 @@ class Preparation:
         self._reached: dict[int, Reached] = {}
         self._until = now + PREPARE_S
         self.reaches = False
-        """All nodes have prepared and now connect to the node of rank 0."""
+        """All nodes have prepared and now connect to rank 0's node."""
 
     def begin(self, port: int, *, worker_ports: int) -> list[Action]:
-        """Return the actions that ask all nodes to prepare.
-
-        ``worker_ports`` is the number of ports that a node reserves for each of its workers.
-        """
+        """Return the actions that make all nodes prepare. ``worker_ports``: ports to reserve for
+        each worker."""
         first, nodes = self._nodes.numbers[0], self._nodes
         return [
             SendToNode(
@@ -332,7 +324,7 @@ class Preparation:
         return self._until
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Return the actions that ask the other nodes to connect to rank 0's node, or an error."""
+        """Return the actions that make the other nodes connect to rank 0's node, or an error."""
         nodes = self._nodes
         self.reaches = True
         self._until = now + REACH_S + SLACK_S
@@ -354,11 +346,9 @@ class Preparation:
         self._reached[self._nodes.node_ranks[node]] = message
 
     def late(self, owing: Iterable[int]) -> JobError | None:
-        """Record that these nodes have not answered in time. Return the error if the job cannot
-        continue.
+        """Record that these nodes are late. Return the error if the job cannot continue.
 
-        If the nodes had been asked to connect to rank 0's node, they are considered unable to reach
-        it.
+        Nodes that were to connect to rank 0's node count as unable to reach it.
         """
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
@@ -372,10 +362,10 @@ class Preparation:
         )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """Return the nodes that cannot reach rank 0's node, each with the reason.
+        """Return the nodes that cannot reach rank 0's node, each with the reason, if the job can
+        continue without them.
 
-        Return an empty list if the job cannot continue without them. ``may_leave`` returns whether
-        the job can continue without a number of nodes.
+        ``may_leave`` returns whether it can continue without a number of nodes.
         """
         lost = [
             (self._nodes.numbers[rank], answer.problem or "it has no way to rank 0's node")
@@ -385,8 +375,8 @@ class Preparation:
         return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
 
     def choose_master(self) -> MasterChoice | JobError:
-        """Return the master address after all nodes have tried to connect, or an error if no
-        address was reached by all."""
+        """Return the master address after all nodes have tried to connect, or an error if none was
+        reached by all."""
         try:
             return self._settings.choose_master(self._surveys, self._reached)
         except LaunchError as exc:

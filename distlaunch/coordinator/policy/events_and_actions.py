@@ -21,23 +21,20 @@ if TYPE_CHECKING:
 
 
 class AttemptPlan(Record):
-    """The nodes of an attempt and the plan for these nodes.
-
-    The plan lacks the port, the master address and the number of the attempt.
-    """
+    """The nodes of an attempt and their plan, without port, master address and number of the
+    attempt."""
 
     node_numbers: tuple[int, ...]
-    """Node numbers by node rank. A node number is an index in the policy's list of hosts and
-    never changes."""
+    """Node numbers by node rank. A node number is an index in the policy's list of hosts and never
+    changes."""
     plan: LaunchPlan
     places: tuple[tuple[str, int], ...] | None = None
-    """Host and lowest rank of each of them, by node rank. Set if they are not the nodes of
-    the plan."""
+    """Their hosts and lowest ranks, by node rank, if they are not the nodes of the plan."""
 
 
 PlanAttempt = Callable[[Mapping[int, Surveyed]], AttemptPlan]
-"""Returns the plan for the surveyed nodes. It uses as many of them as the bounds allow; the others
-are spares.
+"""Returns the plan for the surveyed nodes. It uses as many as the bounds allow; the others are
+spares.
 
 Raises ConfigError if no plan will ever be possible, and ``NodesDifferError`` if a later survey may
 make one possible.
@@ -71,10 +68,10 @@ class Signalled(Record):
     spawner: bool = False
     """The spawner on that node received the signal."""
     reached: bool = False
-    """Whether the workers of that node have received the signal as well. With the plugin linuxproc,
-    Slurm signals all processes of a step."""
+    """Whether the workers of that node have received it as well. With the plugin linuxproc, Slurm
+    signals all processes of a step."""
     came: float | None = None
-    """When the signal was received, on the job's clock, if it was held back. None: just now."""
+    """When a held back signal was received, on the job's clock. None: just now."""
 
     @property
     def sender(self) -> tuple[int | None, bool]:
@@ -92,7 +89,7 @@ class Joined(Record):
 
     node: int
     host: str | None = None
-    """The node's host, if the host was not known before."""
+    """The node's host, if it was unknown."""
 
 
 class LoggedIn(Record):
@@ -109,7 +106,7 @@ class Unreachable(Record):
 
 
 class LossKind(Enum):
-    """How a connected node was lost. The kind decides on the hint."""
+    """How a connected node was lost. It decides the hint."""
 
     GONE = "its connection has ended"
     SILENT = "it did not answer"
@@ -120,28 +117,26 @@ class LossKind(Enum):
 
 
 class Lost(Record):
-    """A connected node is lost: its connection has ended, or it was silent for too long."""
+    """The connection of a node has ended, or it was silent for too long."""
 
     node: int
     why: str
     """The reason as a clause: ``the connection was closed``."""
     final: bool = False
-    """Whether the connection to all nodes has ended, so that none can be reached any longer."""
+    """Whether no node can be reached any longer."""
     kind: LossKind = LossKind.GONE
 
 
 class Discovered(Record):
-    """The result of running the --discover command again.
-
-    It has the names of the hosts as the command prints them, or the reason of a failure.
-    """
+    """The result of running the --discover command again: the printed hosts, or the reason of a
+    failure."""
 
     hosts: tuple[str, ...] | None
     problem: str | None = None
 
 
 class AttemptsKnown(Record):
-    """A joined launcher knows attempts of a lost coordinator. The job continues from their numbers.
+    """A joined launcher knows attempts of a lost coordinator, from whose numbers the job continues.
 
     Sent before anything has been started.
     """
@@ -158,7 +153,7 @@ class JobRefused(Record):
 
 
 class LinePrinted(Record):
-    """The program that starts the agents has printed a line that the user should see."""
+    """The program that starts the agents has printed a line for the user."""
 
     text: str
     warning: bool = True
@@ -169,7 +164,7 @@ class LauncherFailed(Record):
 
     text: str
     without: int | None = None
-    """The node that the error has cut off. It sends no further messages."""
+    """The node that the error has cut off."""
 
 
 Event = (
@@ -193,17 +188,15 @@ Event = (
 
 
 class Connect(Record):
-    """Connect to a node, or connect again. Answered by ``Joined`` or ``Unreachable``.
-
-    An earlier connection to the node is closed.
-    """
+    """Connect to a node, and close an earlier connection. Answered by ``Joined`` or
+    ``Unreachable``."""
 
     node: int
     delay_s: float = 0.0
 
 
 class Disconnect(Record):
-    """Disconnect a node. No further event of this node follows."""
+    """Disconnect a node. No further event of it follows."""
 
     node: int
 
@@ -228,11 +221,11 @@ class StartAttempt(Record):
     attempt: int
     port: int | None
     attempt_plan: AttemptPlan | None = None
-    """The nodes and their plan; None if the job is on one machine."""
+    """The nodes and their plan; None for a job on one machine."""
     master: MasterChoice | None = None
     """The master address; None if the job has one node."""
     ports: tuple[int, ...] = ()
-    """The ports reserved for workers, by rank. Each worker has the same number."""
+    """The ports for workers, by rank, equally many for each."""
 
 
 class ShowMessage(Record):
@@ -243,7 +236,7 @@ class ShowMessage(Record):
 
 
 class JobError(Record):
-    """Report why the job ends or cannot start, although no worker has failed."""
+    """Why the job ends or cannot start, although no worker has failed."""
 
     exit_code: int
     message: str
@@ -280,11 +273,9 @@ class ReportFailure(Record):
     attempt: int
     decision: RestartDecision
     restarts: int = 0
-    """The number of restarts before. The number of attempts may be higher, if nodes were
-    replaced."""
+    """The number of restarts before, without attempts after lost nodes."""
     while_stopping: bool = False
-    """Whether workers failed after the job had been asked to stop. The exit code is then that of
-    the stop."""
+    """Whether workers failed after a request to stop. The exit code is then that of the stop."""
 
     @property
     def final(self) -> bool:
@@ -301,11 +292,11 @@ class ReportHang(Record):
     after_grace: str | None
     """Why they were killed. None: because of the user's signal."""
     leftovers: str | None
-    """A text that names the leftover processes that were killed; None if none were."""
+    """A text about the leftover processes that were killed, if any."""
     dead_threads: tuple[str, ...]
-    """Lines on threads and child processes of workers that had ended with an exception."""
+    """Lines on threads and child processes of workers that an exception had ended."""
     written: tuple[str, ...] = ()
-    """Lines on what workers had written about their wait."""
+    """Lines of workers about their wait."""
     attempt: int
     decision: RestartDecision
     restarts: int = 0

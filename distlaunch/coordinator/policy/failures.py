@@ -15,7 +15,7 @@ from distlaunch.diagnosis.model import Diagnosis
 
 
 def after_grace(settings: PolicySettings) -> str:
-    """Return why workers that did not end on request were killed, as text for the report."""
+    """Return why workers that did not end on request were killed, for the report."""
     return f"after the {settings.failure_grace_s:g} s of {Opt.FAILURE_GRACE}"
 
 
@@ -47,7 +47,7 @@ def diagnose(
 def diagnose_stop(
     ends: Sequence[WorkerExit], settings: PolicySettings, *, world_size: int
 ) -> Diagnosis | None:
-    """Return how workers failed after the job had been asked to stop; None if none failed."""
+    """Return how workers failed after a request to stop, if any did."""
     if all(end.returncode == 0 for end in ends):
         return None  # so that diagnosis need not be imported
     from distlaunch.diagnosis.first_cause import diagnose_stop as find
@@ -58,16 +58,14 @@ def diagnose_stop(
 def doing(
     ends: Sequence[WorkerExit], *, world_size: int, after_grace: str | None
 ) -> tuple[str, ...]:
-    """Return lines on the state of the workers, for an attempt that did not end because of a
-    worker."""
+    """Return lines on the state of the workers, for an attempt that another event ended."""
     from distlaunch.diagnosis.first_cause import doing as find
 
     return find(ends, world_size=world_size, after_grace=after_grace)
 
 
 def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
-    """Return lines on threads and child processes of workers that ended with an exception or a
-    crash."""
+    """Return lines on threads and child processes that an exception or a crash has ended."""
     marks = (b"Traceback ", b"Fatal Python error: ")
     if not any(mark in end.stderr_tail for end in ends for mark in marks):
         return ()
@@ -77,15 +75,14 @@ def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
 
 
 def what_ranks_wrote(ends: Sequence[WorkerExit], behind: Sequence[int]) -> tuple[str, ...]:
-    """Return lines on what ranks of a hung attempt had written about their wait. The ranks in
-    ``behind`` hold up the others."""
+    """Return lines of ranks of a hung attempt about their wait. ``behind`` hold up the others."""
     from distlaunch.diagnosis.first_cause import what_ranks_wrote as find
 
     return find(ends, sorted(end.rank for end in ends), behind) if behind else ()
 
 
 def looks_like_consequence(end: WorkerExit) -> bool:
-    """Return whether a failure is probably a symptom of another worker's failure."""
+    """Return whether a failure is probably a symptom of another worker's."""
     from distlaunch.diagnosis.first_cause import looks_like_consequence as looks
 
     return looks(end)

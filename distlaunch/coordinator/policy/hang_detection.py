@@ -31,17 +31,17 @@ SLACK_S = 0.3
 ANSWER_S = 3.0
 """How many seconds the nodes may take to send the stacks of their workers."""
 STOP_ANSWER_S = 2.0
-"""The same limit after Ctrl-C. It is shorter because the workers are asked to stop only after the
-stacks have been collected."""
+"""The same limit after Ctrl-C, because the workers are stopped only after their stacks have
+come."""
 ALONE_S = 60.0
 """If other workers still run this many seconds after a worker has ended with 0, the user gets a
 notice, once in a job."""
 SAMPLES = 3
-"""The number of samples of all workers' stacks that must show no progress for a hang."""
+"""The number of samples without progress that make a hang."""
 POSTPONED = 10
 """A job that works but is silent is ended after this multiple of --hang-timeout."""
 END_CHECK_S = 3.0
-"""If other workers still run this many seconds after a worker has ended with 0, their stacks tell
+"""If other workers still run this many seconds after a worker has ended with 0, their stacks show
 whether they wait for it."""
 _END_GAP_S = 1.0
 """The time between two samples of these workers."""
@@ -49,10 +49,8 @@ _END_CHECKS = 3
 """How often the workers are sampled again after ``_END_AGAIN_S`` if they did not all wait."""
 _END_AGAIN_S = 10.0
 _GAP_SHARE = 0.1
-"""The time between two samples, as a share of the silence after which the first is taken. It is
-kept within ``_GAP_S``."""
+"""The time between two samples, as a share of the silence before the first, within ``_GAP_S``."""
 _GAP_S = (0.5, 5.0)
-"""The smallest and the largest number of seconds between two samples."""
 
 
 class _Series:
@@ -83,59 +81,49 @@ class HangDetector:
     def __init__(self, settings: PolicySettings, run: Attempt) -> None:
         timeout_s = settings.hang_timeout_s
         self._timeout_s = None if timeout_s is None else timeout_s + SLACK_S
-        """After this many seconds of silence, workers are sampled to find a hang. None: without
-        --hang-timeout."""
+        """Silence before workers are sampled to find a hang, with --hang-timeout."""
         self._notice_s = settings.hang_notice_s if timeout_s is None else None
-        """After this many seconds of silence, workers are sampled for the notice. None: no
-        notice."""
+        """Silence before workers are sampled for the notice, if there is one."""
         self._settings = settings
         self._run = run
         self._alone_notice_shown = False
-        """The user has got the notice about workers that run longer than others."""
         self._silence_notice_shown = False
-        """The user has got the notice about a silent job without --hang-timeout."""
         self._postponed_notice_shown = False
-        """The user has got the notice that a silent job continues in spite of --hang-timeout."""
         self.ended: list[int] = []
-        """The ranks of this attempt that have ended with 0, in the order of their ends."""
+        """The ranks of this attempt that have ended with 0, in order."""
         self.silent_s = 0.0
-        """The number of seconds from the last sign of life to the latest sample."""
+        """Seconds from the last sign of life to the latest sample."""
         self.lived_s = 0.0
         """How long the job had shown signs of activity before the silence."""
         self.stacks: list[m.Stack] = []
         """The stacks of the latest sample that have arrived so far."""
         self._heartbeat_ranks: set[int] = set()
-        """The ranks that have sent a heartbeat in this attempt. Their output is no sign of life."""
+        """Ranks that have sent a heartbeat in this attempt. Their output is no sign of life."""
         self._output_at: float | None = None
-        """When workers in ``_heartbeat_ranks`` last wrote output. None: not since the last sign of
-        life."""
+        """When workers in ``_heartbeat_ranks`` last wrote output since the last sign of life."""
         self.at_failure: list[m.Stack] = []
-        """The stacks of the workers that ran when the first failure looked like a consequence."""
+        """The stacks of the running workers when the first failure looked like a consequence."""
         self._asked_at_failure = False
-        """This attempt has failed, and the workers were asked for their stacks because of that."""
         self._serial = 0
         """The serial number of the latest request for stacks, in the whole job."""
         self._started_at = 0.0
-        """When all workers of this attempt had been started."""
         self._sign_at: float | None = None
-        """When the last sign of life came. None: silence is not measured now."""
         self._sample_at: float | None = None
-        """When the next sample is due. None while one is being taken, or if none is needed."""
+        """When the next sample is due, unless one is being taken."""
         self._previous_stacks: list[m.Stack] | None = None
-        """The sample before the latest one, of the same silence. None: there is none."""
+        """The sample before the latest one, of the same silence."""
         self._samples = 0
-        """Number of samples taken during this silence."""
         self._unanswered: set[int] = set()
         """The nodes that have not answered the latest request for stacks."""
         self._answers_due_at: float | None = None
-        """When the latest request for stacks times out. None: no sample is being taken."""
+        """When the latest request for stacks times out, while a sample is being taken."""
         self._stop_actions: list[Action] | None = None
-        """The actions that stop the workers once their stacks have arrived. None: the sample is not
-        taken because of a stop."""
+        """The actions that stop the workers once their stacks have come, if that is why they are
+        collected."""
         self._alone_notice_at: float | None = None
-        """When the notice about workers that run longer than others is due. None: not due."""
+        """When the notice about workers that run longer than others is due."""
         self._is_stopped = False
-        """The attempt ends, so nothing is measured any more."""
+        """The attempt ends, so nothing is measured."""
         self._series: _Series | None = None
         """The samples that are being taken of a job that is not silent."""
         self._is_for_series = False
@@ -149,11 +137,10 @@ class HangDetector:
         self._steps_from = 0.0
         """The earliest time to look for ranks that lag in steps."""
         self._end_check_at: float | None = None
-        """When to look whether workers wait for one that has ended with 0. None: not due."""
+        """When to look whether workers wait for one that has ended with 0."""
         self._end_checks = 0
         """How often this has been done since a worker ended with 0."""
         self._end_notice_shown = False
-        """The user has got the notice that workers wait for one that has ended with 0."""
 
     def begin(self, run: Attempt) -> None:
         """Prepare for a new attempt."""
@@ -175,14 +162,13 @@ class HangDetector:
 
     @property
     def _limit_s(self) -> float | None:
-        """How long workers may be silent before they are sampled; None if they are never
-        sampled."""
+        """How long workers may be silent before they are sampled, if they ever are."""
         if self._timeout_s is not None:
             return self._timeout_s
         return self._notice_s if self._run.nodes.world_size > 1 else None
 
     def _reset_samples(self, check_at: float | None) -> None:
-        """Drop all samples. Take the next sample at ``check_at``; with None, take none."""
+        """Drop all samples. The next one is due at ``check_at``, if set."""
         self._sample_at = (
             None if self._timeout_s is None and self._silence_notice_shown else check_at
         )
@@ -198,14 +184,14 @@ class HangDetector:
         self._is_stopped = True
 
     def silent_since(self, now: float) -> float | None:
-        """Return the time of the last sign of activity; None if it is too recent for a notice."""
+        """Return the time of the last sign of activity, unless it is too recent for a notice."""
         if self._notice_s is None or self._sign_at is None or self._run.nodes.world_size < 2:
             return None
         return self._sign_at if now >= self._sign_at + self._notice_s else None
 
     @property
     def has_all_stacks(self) -> bool:
-        """Return whether all nodes that were asked have sent their stacks, or are late or lost."""
+        """Return whether all asked nodes have sent their stacks, or are late or lost."""
         return self._answers_due_at is not None and not self._unanswered
 
     def deadline(self) -> float | None:
@@ -220,9 +206,10 @@ class HangDetector:
         return min((time for time in times if time is not None), default=None)
 
     def on_worker_finished(self, rank: int, now: float) -> list[Action]:
-        """Record that a worker has ended with 0. Return the actions that follow.
+        """Record that a worker has ended with 0, a sign of activity. Return the actions that
+        follow.
 
-        The end is a sign of activity. Other workers may wait for this worker forever.
+        Other workers may wait for it forever.
         """
         self.ended.append(rank)
         if not self._is_stopped and not self._alone_notice_shown and self._alone_notice_at is None:
@@ -237,8 +224,8 @@ class HangDetector:
     def on_alive(self, message: m.Alive, now: float) -> list[Action]:
         """Record signs of life. Return the actions that follow.
 
-        Heartbeats count, and output of workers that have never sent a heartbeat. Without
-        --hang-timeout, all output counts.
+        Heartbeats count, and output of workers that have never sent one; without --hang-timeout,
+        all output.
         """
         self._heartbeat_ranks.update(heartbeat.rank for heartbeat in message.heartbeats)
         self._note_steps(message, now)
@@ -284,7 +271,7 @@ class HangDetector:
                 self.stacks += message.stacks
 
     def on_node_lost(self, node: int) -> None:
-        """Record that a node is lost, so that its stacks will not arrive."""
+        """Record that a node is lost: its stacks will not arrive."""
         self._unanswered.discard(node)
 
     def tick(self, now: float) -> list[Action]:
@@ -328,10 +315,10 @@ class HangDetector:
         return [SendToNode(node=node, message=question) for node in nodes]
 
     def collect_stacks_at_failure(self) -> list[Action]:
-        """Return the actions that ask for the stacks of all workers after the first failure.
+        """Return the actions that collect the stacks of all workers after the first failure.
 
-        The answers come while the other workers run on for ``CAUSE_S``. On a busy machine they may
-        take longer; see ``awaits_stacks_at_failure``.
+        The answers come while the other workers run on for ``CAUSE_S``, on a busy machine perhaps
+        later; see ``awaits_stacks_at_failure``.
         """
         nodes = sorted(self._run.owing)
         self._asked_at_failure, self._unanswered = True, set(nodes)
@@ -340,10 +327,10 @@ class HangDetector:
         return [SendToNode(node=node, message=question) for node in nodes]
 
     def awaits_stacks_at_failure(self, now: float) -> bool:
-        """Return whether stacks that were asked for after the first failure may still arrive.
+        """Return whether stacks that were requested after the first failure may still arrive.
 
-        A worker that is stopped before it has answered has no stack in the report. They are waited
-        for until ``STOP_ANSWER_S`` after the failure.
+        A worker that is stopped before it has answered has no stack in the report, so the stop
+        waits until ``STOP_ANSWER_S`` after the failure.
         """
         failed_at = self._run.first_failure
         return (
@@ -354,10 +341,8 @@ class HangDetector:
         )
 
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
-        """Return the hang that the samples show, or the actions if the job continues.
-
-        Called once ``has_all_stacks`` is True.
-        """
+        """Return the hang that the samples show, or the actions if the job continues. Requires
+        ``has_all_stacks``."""
         self._answers_due_at = None
         stop, self._stop_actions = self._stop_actions, None
         if stop is not None:
@@ -400,7 +385,7 @@ class HangDetector:
             self._drop_series("end")
 
     def _steps_due_at(self) -> float | None:
-        """Return when to look for ranks that lag in steps; None if that is not to be done."""
+        """Return when to look for ranks that lag in steps, if ever."""
         if self._limit_s is None or self._is_stopped or len(self._steps) < 2:
             return None
         if self._timeout_s is None and self._silence_notice_shown:
@@ -410,7 +395,7 @@ class HangDetector:
     def _lags(self, rank: int, now: float) -> bool:
         """Return whether a rank has reported nothing for the whole time.
 
-        Without --hang-timeout, it also must be at a lower step than another rank.
+        Without --hang-timeout, it must also be at a lower step than another rank.
         """
         if now < self._heard_at.get(rank, 0.0) + (self._limit_s or 0.0):
             return False
@@ -434,8 +419,7 @@ class HangDetector:
         return self._collect_stacks(series.since, now, answer_s=ANSWER_S, of_series=True)
 
     def _drop_series(self, kind: Literal["steps", "end"]) -> None:
-        """End the samples of this kind, if they are being taken. Answers that still come are
-        ignored."""
+        """End the samples of this kind, if they are being taken. Late answers are ignored."""
         if self._series is None or self._series.kind != kind:
             return
         self._end_series(self._series.next_at)
@@ -505,9 +489,9 @@ class HangDetector:
         return find_activity(previous, self.stacks, self._settings.script_dir)
 
     def _postpone(self, activity: Activity, timeout_s: float, now: float) -> list[Action]:
-        """Return the actions after a decision to continue, with the next sample scheduled.
+        """Return the actions after a decision to continue, and schedule the next sample.
 
-        The job is ended once it has been silent for ``POSTPONED`` times the timeout.
+        After ``POSTPONED`` times the timeout, the silent job is ended.
         """
         fields = {
             "attempt": self._run.number,
@@ -528,11 +512,8 @@ class HangDetector:
         return actions
 
     def _notice(self, hang: HangDiagnosis, activity: Activity | None) -> list[Action]:
-        """Return the notice that names the ranks that are behind, and where in their code they are.
-        The job continues.
-
-        Returned once in a job.
-        """
+        """Return the notice, once in a job, with the ranks that are behind and their places. The
+        job continues."""
         self._silence_notice_shown = True
         self._reset_samples(None)
         working = ""
@@ -562,8 +543,7 @@ class HangDetector:
     def collect_before_stop(
         self, stop: list[Action], silent_since: float, now: float
     ) -> list[Action]:
-        """Return the actions that ask all workers for their stacks, before ``stop`` stops the
-        workers.
+        """Return the actions that collect the stacks of all workers before ``stop`` stops them.
 
         ``decide`` returns ``stop`` when all nodes have answered, or after ``STOP_ANSWER_S``.
         """
@@ -583,7 +563,7 @@ class HangDetector:
         ]
 
     def diagnose(self, progress: Progress, *, by_steps: bool = False) -> HangDiagnosis:
-        """Return the diagnosis of the hang from the stacks that have arrived.
+        """Return the diagnosis of the hang from the arrived stacks.
 
         ``by_steps``: the job is not silent, but no rank reaches another step.
         """

@@ -1,8 +1,8 @@
 """The job policy, a state machine without clock and I/O: ``step(event, now) -> actions``.
 
-The policy decides which nodes take part in an attempt, when all workers are stopped, whether
-another attempt follows, and the exit code. The work per event does not depend on the number of
-workers, except when an attempt starts or stops.
+It decides which nodes take part in an attempt, when all workers are stopped, whether another
+attempt follows, and the exit code. The work per event does not depend on the number of workers,
+except when an attempt starts or stops.
 """
 
 from __future__ import annotations
@@ -64,13 +64,12 @@ if TYPE_CHECKING:
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
 """The end of the line that is printed after the first Ctrl-C."""
 _STACKS_POLL_S = 0.1
-"""While late stacks are awaited, the job looks this often whether they have all arrived."""
+"""How often the job looks whether late stacks have arrived."""
 KILLS_S = 5.0
-"""Workers that still run are killed this long before the scheduler's KILL, so that time is left for
-the report."""
+"""How long before the scheduler's KILL running workers are killed, to leave time for the report."""
 NOTICE_S = 1.0
-"""How long after the end of the last worker the user gets a notice that the launcher waits for
-processes that workers have left."""
+"""How long after the last worker's end the user gets a notice about processes for which the
+launcher waits."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 Phase = Literal[
     "new",
@@ -84,10 +83,9 @@ Phase = Literal[
     "ended",
 ]
 """``lingering``: all workers have ended with 0, and the launcher waits for processes that they have
-left running. ``waiting``: an attempt has failed, and the delay before the next attempt has not
-passed."""
+left. ``waiting``: the delay after a failed attempt has not passed."""
 _WITHOUT_ATTEMPT = ("new", "connecting", "waiting")
-"""In these phases no node takes part in an attempt."""
+"""Phases in which no node takes part in an attempt."""
 
 
 class JobPolicy:
@@ -102,18 +100,17 @@ class JobPolicy:
         """The signal that ended the job."""
         self.progress = Progress()
         self.warned: int | None = None
-        """The last signal that was passed on to the workers. Schedulers use such signals to warn of
-        a time limit."""
+        """The last signal that was passed on to the workers. Schedulers warn of a time limit so."""
         self.since_warned_s = 0.0
-        """How long the last attempt ran after the scheduler's warning signal."""
+        """How long the last attempt ran after that signal."""
         self._attempt_start: AttemptStart | None = None
-        """Sets up the nodes, if the job uses several nodes or another machine."""
+        """Sets up the nodes, of a job on several nodes or another machine."""
         if settings.node_setup is not None:
             from distlaunch.coordinator.policy.attempt_start import AttemptStart
 
             self._attempt_start = AttemptStart(settings.node_setup, settings)
         self._run = Attempt(0, AttemptNodes.fixed(settings), began=0.0)
-        """The current attempt; between attempts, the last one."""
+        """The current attempt, or the last one."""
         self._hang_detector = HangDetector(settings, self._run)
         self._port: int | None = None
         """The master port of the current attempt."""
@@ -121,16 +118,16 @@ class JobPolicy:
         """When the last worker of this attempt ended."""
         self._fault: str | None = None
         self._nodes_lost = 0
-        """How many nodes were lost in all attempts that have ended."""
+        """How many nodes were lost in all ended attempts."""
         self.failed_workers = 0
-        """How many workers ended wrongly without having been told to stop, in all attempts."""
+        """How many workers failed by themselves, in all attempts."""
         self._restart_rule = RestartRule(
             allowed=settings.max_restarts,
             window_s=settings.restart_window_s,
             delay_s=settings.restart_delay_s,
         )
         self._restart_at: float | None = None
-        """When the delay before the next attempt ends; None if no attempt is delayed."""
+        """When the delay before the next attempt ends, if there is one."""
         self._signals = Signals(
             holds=scheduler is not None
             and scheduler.signals_all
@@ -139,7 +136,7 @@ class JobPolicy:
         self._requests = StopSignalCounter()
         self._stop_signal_at = 0.0
         self._late_stop_signal: int | None = None
-        """The first signal received after all workers had ended. It only prevents a restart."""
+        """The first signal after all workers had ended, which only prevents a restart."""
         self._warned_at = 0.0
 
     @property
@@ -159,23 +156,22 @@ class JobPolicy:
 
     @property
     def restarts(self) -> int:
-        """Return the number of restarts. The number of attempts may be higher, if lost nodes were
-        replaced."""
+        """Return the number of restarts, without attempts after lost nodes."""
         return self._restart_rule.count
 
     @property
     def newest_attempt(self) -> Attempt:
-        """Return the current attempt; between attempts, the last one."""
+        """Return the current attempt, or the last one."""
         return self._run
 
     @property
     def node_losses(self) -> int:
-        """Return how many nodes were lost while they had workers, in all attempts."""
+        """Return how many nodes with workers were lost, in all attempts."""
         is_counted = self.phase in ("ended", *_WITHOUT_ATTEMPT)
         return self._nodes_lost + (0 if is_counted else len(self._run.losses))
 
     def deadline(self) -> float | None:
-        """Return the time at which ``DeadlineReached`` is due; None if no deadline is set."""
+        """Return when ``DeadlineReached`` is due, if a deadline is set."""
         times = [
             self._run.others_until,
             self._run.notice_at,
@@ -188,7 +184,7 @@ class JobPolicy:
         return min((time for time in times if time is not None), default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Handle an event that happened at ``now``. Returns the actions to carry out, in order."""
+        """Handle an event of the time ``now``. Return the actions to carry out, in order."""
         if self.phase == "ended":
             return []
         match event:
@@ -349,8 +345,7 @@ class JobPolicy:
                 return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: AttemptsKnown, now: float) -> list[Action]:
-        """Continue the job of a lost coordinator, which counts as a restart. Return the actions
-        that follow."""
+        """Continue the job of a lost coordinator, which counts as a restart."""
         if self.phase not in ("new", "connecting") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1
@@ -371,11 +366,8 @@ class JobPolicy:
     def _continue_node_setup(
         self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
-        """Return ``actions``, followed by the actions that the state of the node setup requires.
-
-        If the nodes of the attempt are decided now, these actions prepare the attempt. If the
-        attempt cannot start, they report the error and end the job. Otherwise there are none.
-        """
+        """Return ``actions`` and those that the node setup requires: prepare the attempt, or report
+        an error and end the job."""
         found = attempt_start.settle(self.attempt, now) if self.phase == "connecting" else None
         if found is None:
             return actions
@@ -385,10 +377,7 @@ class JobPolicy:
         return actions + self._refuse(found)
 
     def _repeat_node_setup(self, now: float) -> list[Action]:
-        """Return the actions that set up the nodes again.
-
-        The previous attempt ended before any worker was started.
-        """
+        """Set up the nodes again: the previous attempt ended before any worker was started."""
         self.attempt += 1
         return self._begin_attempt(now, fresh=False)
 
@@ -546,8 +535,7 @@ class JobPolicy:
     def _on_all_ended(self, now: float) -> list[Action]:
         """Begin the end of an attempt after all its workers have exited.
 
-        If all exited with 0, the nodes wait for leftover processes. Otherwise they stop these
-        processes.
+        If all exited with 0, the nodes wait for leftover processes. Otherwise they stop them.
         """
         run = self._run
         if self.phase == "stopping":
@@ -588,7 +576,6 @@ class JobPolicy:
         return actions + saved + self._hang_detector.on_alive(message, now)
 
     def _stop_if_hung(self, now: float) -> list[Action]:
-        """Return the actions that stop all workers if the stacks show a hang."""
         if not self._hang_detector.has_all_stacks:
             return []
         decision = self._hang_detector.decide(self.progress, now)
@@ -625,10 +612,10 @@ class JobPolicy:
         return [SendToNode(node=node, message=stop) for node in self._run.live_nodes()]
 
     def _on_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
-        """Record that no process remains on a node. Return the actions that follow.
+        """Record that no process remains on a node.
 
-        If the node has not reported the exit of one of its workers, the node is considered lost,
-        unless it was asked to stop.
+        If it has not reported the exit of one of its workers, it counts as lost, unless it was
+        asked to stop.
         """
         missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
         if not missing:
@@ -715,10 +702,7 @@ class JobPolicy:
         return actions + self._on_lost(attempt_start, lost, now, code=EXIT_SOFTWARE)
 
     def _end_by_fault(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
-        """Return the actions that end the job after an internal error.
-
-        Node ``without`` has no workers left to stop.
-        """
+        """End the job after an internal error. Node ``without`` has no workers left to stop."""
         self._fault = text
         self._hang_detector.stop()
         nothing_runs = self.phase in (*_WITHOUT_ATTEMPT, "preparing")
@@ -736,7 +720,7 @@ class JobPolicy:
     # --- processes that workers have left
 
     def _on_lingering(self, node: int, message: m.LeftoversRunning, now: float) -> list[Action]:
-        """Record the processes that workers have left running on a node.
+        """Record the processes that workers have left on a node.
 
         The user gets one notice per attempt, at the earliest ``NOTICE_S`` after the last worker's
         end.
@@ -769,9 +753,9 @@ class JobPolicy:
         return [ShowMessage(text=text, level="warning")]
 
     def _report_ended_leftovers(self) -> list[Action]:
-        """Return the event that names the ended leftover processes, and after a success a warning.
+        """Return the event about ended leftover processes, and after a success a warning.
 
-        After a stop or a failure, the last line or the report names these processes instead.
+        After a stop or a failure, the last line or the report names them.
         """
         from distlaunch.coordinator.policy.remaining_processes import ended_line, record_of
 
@@ -881,7 +865,6 @@ class JobPolicy:
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
-        """Return the actions that kill all workers and their leftover processes."""
         self._hang_detector.stop()
         runs = self.ended < self.up or not self.up
         say = (
@@ -968,10 +951,8 @@ class JobPolicy:
         return [*warned, report, entry, wait]
 
     def _go_on_without(self, now: float) -> list[Action]:
-        """Begin an attempt with the remaining nodes, and with nodes that have connected meanwhile.
-
-        The attempt does not count as a restart, because no worker failed.
-        """
+        """Begin an attempt with the remaining and the newly connected nodes, which is no restart:
+        no worker failed."""
         losses = self._run.losses
         self.attempt += 1
         if self._attempt_start is not None:

@@ -1,8 +1,7 @@
 """The nodes that a job may use: their states, their losses, and why they cannot take part. No I/O.
 
 A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for some time, which doubles
-with each further loss. The job never excludes such a node for good, because the node may only have
-been slow.
+with each further loss. It may only have been slow, so it is never excluded for good.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from distlaunch.transport.connect_errors import STARTUP_HINT, ConnectFailure, St
 from distlaunch.transport.unreachable import render
 
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
-"""First and longest delay before the job connects again to a node that it waits for. The delay
-doubles with each try."""
+"""First and longest delay before the job connects again to a node for which it waits. The delay
+doubles."""
 BACK_S, BACK_MOST_S = 5.0, 60.0
 """First and longest delay before the job connects again to a node without which it runs."""
 UNUSABLE_S, UNUSABLE_MOST_S = 60.0, 600.0
@@ -75,17 +74,17 @@ class JobNode:
         self.present = True
         """Whether the source of hosts still lists the node."""
         self.failure: ConnectFailure | None = None
-        """Why the node cannot take part; None if the reason is not known."""
+        """Why the node cannot take part, if known."""
         self.serial = 0
         """The serial number of the survey that the node has not answered; 0: none."""
         self.surveyed: Surveyed | None = None
         self.tries = 0
-        """How often connecting has failed since the node was last connected."""
+        """How often connecting has failed since the last connection."""
         self.why_lost: str | None = None
-        """Why the node was lost; None after it has been connected again."""
+        """Why the node was lost, unless it is connected again."""
         self.kind_lost = LossKind.GONE
         self.logged_in = False
-        """The node is being connected, and the login has succeeded."""
+        """The login has succeeded while the node is being connected."""
         self.free_at = 0.0
         """When the workers that ran on the node before its loss have ended."""
         self.losses: list[float] = []
@@ -94,7 +93,7 @@ class JobNode:
 
 
 class JobNodes:
-    """All nodes of a job. ``flexible``: the job continues without lost nodes, and they are tried
+    """All nodes of a job. ``flexible``: the job continues without lost nodes, which are tried
     again."""
 
     def __init__(self, hosts: Sequence[str], *, flexible: bool, failure_grace_s: float) -> None:
@@ -112,7 +111,7 @@ class JobNodes:
     # --- reaching them
 
     def connect(self, node: JobNode, now: float, *, delay_s: float = 0.0) -> Action:
-        """Return the action that connects to a node as soon as the node may be used again."""
+        """Return the action that connects to a node as soon as it may be used again."""
         node.state = "connecting"
         node.logged_in = False
         return Connect(node=node.number, delay_s=round(max(delay_s, node.free_at - now, 0.0), 3))
@@ -121,7 +120,7 @@ class JobNodes:
         """Return the action that connects again, after a delay, to a node that could not be
         reached.
 
-        ``needed``: the job waits for this node.
+        ``needed``: the job waits for it.
         """
         tries = node.tries
         if node.failure is not None and not node.failure.passing:
@@ -141,10 +140,8 @@ class JobNodes:
         return [RecordEvent(type="node_joined", fields=fields)]
 
     def unreachable(self, node: JobNode, failure: ConnectFailure) -> list[Action]:
-        """Record that a node could not be reached. Return an event for the job's record.
-
-        Return no event if the failure is the same as the previous one.
-        """
+        """Record that a node could not be reached. Return an event, unless the failure is the
+        previous one."""
         is_known = node.failure is not None and (node.failure.step, node.failure.text) == (
             failure.step,
             failure.text,
@@ -166,11 +163,10 @@ class JobNodes:
     def lost(
         self, node: JobNode, why: str, now: float, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Record that a node is lost, with the reason ``why`` and its ``kind``. Return the actions
-        that follow.
+        """Record a lost node. Return the actions that follow.
 
-        If the job's size is fixed, no actions follow. If the job may continue on fewer nodes, the
-        actions include a new attempt to connect to the node, so that it can rejoin.
+        If the job may continue on fewer nodes, they include a new connection, so that the node can
+        rejoin.
         """
         node.state, node.serial, node.surveyed, node.tries = "lost", 0, None, 0
         node.why_lost, node.kind_lost, node.failure = why, kind, None
@@ -202,7 +198,7 @@ class JobNodes:
     def discovered(self, hosts: Iterable[str]) -> tuple[list[JobNode], list[JobNode]]:
         """Record the hosts that exist now.
 
-        Return the nodes that are new or have returned, and the nodes that no longer exist.
+        Return the nodes that are new or have returned, and those that no longer exist.
         """
         named = dict.fromkeys(hosts)
         come: list[JobNode] = []
@@ -248,7 +244,7 @@ def _hint_of_part(part: Step) -> str | None:
 
 
 def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
-    """Return why workers cannot run on a surveyed node; None if they can."""
+    """Return why workers cannot run on a surveyed node, if so."""
     hint = None
     if not answer.cpus.allowed:
         step: Step = "agent"
@@ -275,7 +271,7 @@ def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | 
 
 
 def same_machine(nodes: Sequence[JobNode]) -> tuple[JobNode, JobNode] | None:
-    """Return the first two of these nodes that are the same machine; None if all are different."""
+    """Return the first two of these nodes that are the same machine, if any."""
     by_machine: dict[str, JobNode] = {}
     for node in nodes:
         machine = "" if node.surveyed is None else node.surveyed.machine
@@ -320,7 +316,7 @@ def too_few(
     *,
     present: int,
 ) -> JobError:
-    """Return the error that the job has too few nodes, with one row for each missing node."""
+    """Return the error that the job has too few nodes, with a row for each missing one."""
     if settings.flexible:
         there = "is" if len(inside) == 1 else "are"
         few = f"{len(inside)} of at least {counted(settings.bounds[0], 'node')} {there} there"
@@ -345,8 +341,7 @@ def too_few(
 
 
 def _launchers(nodes: Sequence[JobNode]) -> str:
-    """Return the hosts of launchers as text. If several launchers are on one host, their numbers
-    are added."""
+    """Return the hosts of launchers, with numbers if several are on one host."""
     hosts = dict.fromkeys(node.host for node in nodes)
     if len(hosts) == len(nodes):
         return name_hosts(hosts)
@@ -354,7 +349,7 @@ def _launchers(nodes: Sequence[JobNode]) -> str:
 
 
 def without(failures: Sequence[ConnectFailure]) -> str:
-    """Return a hint how to run the job without the hosts that cannot be reached."""
+    """Return a hint how to run the job without the unreachable hosts."""
     if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
         return ""
     hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
@@ -366,8 +361,7 @@ def without(failures: Sequence[ConnectFailure]) -> str:
 
 
 def _listed(hosts: Sequence[str]) -> tuple[str, int]:
-    """Return the hosts folded to one command-line argument, and the number of hosts that did not
-    fit."""
+    """Return the hosts folded to one argument, and the number of those that did not fit."""
     names = [f"[{host}]" if ":" in host else host for host in hosts]
     count = len(names)
     while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:
@@ -384,11 +378,11 @@ def waiting(
     left: str | None,
     launchers: bool = False,
 ) -> list[Action]:
-    """Return the notice that names the nodes for which the job waits, with the reason if known.
+    """Return the notice with the nodes for which the job waits, and the known reasons.
 
     ``here`` of ``present`` nodes are connected; the wait ends after ``within_s`` seconds. ``left``:
-    the nodes that have just left. ``launchers``: the notice is a warning, so that the other
-    launchers show it.
+    nodes that have just left. ``launchers``: the notice is a warning, so that the other launchers
+    show it.
     """
     text = f"{here} of {counted(present, 'node')} {'is' if here == 1 else 'are'} here; waiting "
     text += "" if within_s is None else f"up to {within_s:.0f} s more "

@@ -27,15 +27,15 @@ _REPORTS_S = 3.0
 
 
 class Summary(Record):
-    """The progress of an attempt at one moment: the fields of a ``progress`` event."""
+    """The progress of an attempt: the fields of a ``progress`` event."""
 
     ranks: int
     """Workers that have sent a heartbeat in this attempt."""
     step_min: float | None
-    """The lowest last step of all ranks; None if no rank reports steps."""
+    """The lowest last step of all ranks, if any reports steps."""
     step_max: float | None
     steps_per_s: float | None
-    """The rate at which the lowest step has grown over the last 10 s; None until known."""
+    """The rate at which the lowest step has grown over the last 10 s, once known."""
     rank: int
     """The lowest rank that has sent a heartbeat."""
     values: Mapping[str, float]
@@ -44,7 +44,7 @@ class Summary(Record):
 
 class _Steps:
     """The rate of a rank's last ``STEPS`` steps. A rank reports at most once a second, so fast
-    steps are measured over more of them."""
+    steps are measured over more."""
 
     def __init__(self, step: float, now: float) -> None:
         self._samples: deque[tuple[float, float]] = deque([(step, now)])
@@ -60,8 +60,8 @@ class _Steps:
             self._samples.popleft()
 
     def step_s(self, now: float) -> float | None:
-        """Return the seconds per step; None if not known. A step that is not ended counts once it
-        takes longer than the mean."""
+        """Return the seconds per step, if known. A step that is not ended counts once it takes
+        longer than the mean."""
         (first, began), (last, ended) = self._samples[0], self._samples[-1]
         if last <= first:
             return None
@@ -76,8 +76,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.latest: dict[int, Mapping[str, float]] = {}
-        """The newest heartbeat of each rank. If a heartbeat has no step, the previous step is
-        kept."""
+        """The newest heartbeat of each rank, with the previous step if it has none."""
         self.summary: Summary | None = None
         self.heartbeat_at = 0.0
         """When the newest heartbeat arrived."""
@@ -91,7 +90,7 @@ class Progress:
         self._unrecorded = False
 
     def begin(self) -> None:
-        """Prepare for a new attempt. Only the highest step of earlier attempts is kept."""
+        """Prepare for a new attempt. Only the highest step of earlier ones is kept."""
         if self._best is not None and (self._best_before is None or self._best > self._best_before):
             self._best_before = self._best
         self._best = None
@@ -102,16 +101,14 @@ class Progress:
         self._unrecorded = False
 
     def has_advanced(self) -> bool | None:
-        """Return whether this attempt has reached a higher step than all earlier attempts.
-
-        Return None if no worker has ever reported a step.
-        """
+        """Return whether this attempt has reached a higher step than all earlier ones; None if no
+        worker ever reported a step."""
         if self._best is None:
             return None if self._best_before is None else False
         return self._best_before is None or self._best > self._best_before
 
     def step_s(self, rank: int, now: float) -> float | None:
-        """Return the seconds per step of a rank over its last steps; None if not known."""
+        """Return a rank's seconds per step over its last steps, if known."""
         steps = self._steps.get(rank)
         return None if steps is None else steps.step_s(now)
 
@@ -143,7 +140,7 @@ class Progress:
 
     def end(self, *, attempt: int, now: float) -> list[Action]:
         """Return the last event of an attempt, if heartbeats have arrived since the previous
-        event."""
+        one."""
         return self._record(attempt, now) if self._unrecorded else []
 
     def _record(self, attempt: int, now: float) -> list[Action]:

@@ -15,28 +15,23 @@ if TYPE_CHECKING:
 
 
 class NodeSetupSettings(Record):
-    """How the nodes of a job are set up, if the job uses other machines as well.
-
-    Its functions do no I/O.
-    """
+    """How the nodes of a job are set up, if it uses other machines. Its functions do no I/O."""
 
     hosts: tuple[str, ...]
     """Hosts by node number: first the training nodes, then the spare nodes."""
     bounds: tuple[int, int]
-    """The smallest and the largest number of training nodes. Equal for a job of fixed size."""
+    """The smallest and the largest number of training nodes."""
     survey: Callable[[int], Survey]
     """Returns the survey of a node with this serial number."""
     plan_attempt: PlanAttempt
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
-    """Returns the addresses of the master, best first, from the master's survey and its name in the
-    list of hosts. Raises LaunchError if it has no usable address."""
+    """Returns the addresses of the master, best first, from its survey and its name in the list of
+    hosts. Raises LaunchError if it has no usable address."""
     choose_master: Callable[[Sequence[Surveyed], Mapping[int, Reached]], MasterChoice]
-    """Returns the master address from the surveys of all nodes, by node rank, and from the
-    addresses that the other nodes have reached. Raises LaunchError if no address was reached by
-    all."""
+    """Returns the master address from the surveys of all nodes, by node rank, and the addresses
+    that the other nodes have reached. Raises LaunchError if none was reached by all."""
     token: Callable[[int], str]
-    """Returns the word that rank 0's node sends on the master port in an attempt, by which other
-    nodes recognise it."""
+    """Returns the token of rank 0's node on the master port in an attempt."""
     join_timeout_s: float = 60.0
     retry_timeout_s: float | None = None
     """How long failed connections are retried at the first start of a job of fixed size. None:
@@ -46,9 +41,9 @@ class NodeSetupSettings(Record):
     launchers: bool = False
     """Whether each node has its own launcher, which connects to this one."""
     named_once: bool = False
-    """Whether the user named the hosts, so that two of the names must not mean the same machine."""
+    """Whether the user named the hosts, so that two names must not mean the same machine."""
     alone: str | None = None
-    """A hint how to run on this machine only, if a scheduler's environment named the nodes."""
+    """A hint how to run on this machine only, if a scheduler named the nodes."""
     may_have_bounds: bool = True
     """Hints may suggest a number of nodes MIN:MAX."""
 
@@ -66,54 +61,52 @@ class Scheduler(Record):
     signals_all: bool = False
     """The scheduler signals all processes of a node, not only the agent."""
     attempt: int = 0
-    """How often the scheduler has started the job again. The first attempt gets this number."""
+    """How often the scheduler has started the job again: the number of the first attempt."""
 
 
 class PolicySettings(Record):
     """Settings that do not change during a job. Times are seconds."""
 
     hosts: tuple[str, ...] = ()
-    """Hosts by node rank. With ``node_setup``, this field and the next two are not used."""
+    """Hosts by node rank. Not used with ``node_setup``, like the next two fields."""
     first_ranks: tuple[int, ...] = ()
     """The lowest rank of each node, by node rank."""
     world_size: int = 0
     scheduler: Scheduler | None = None
     node_setup: NodeSetupSettings | None = None
-    """The node setup, for a job on several nodes or on another machine."""
+    """For a job on several nodes or on another machine."""
     python: str | None = None
-    """The workers' interpreter, for hints; None if the workers do not run Python."""
+    """The workers' interpreter, for hints, if workers run Python."""
     adds_local_rank: bool = False
     """Whether the launcher passes ``--local_rank=N`` to the script. Used for hints."""
     dashes_first: bool = False
     """The first argument of the script is ``--``. Used for hints."""
     script_dir: str = ""
-    """The directory of the script, by which stack frames of the user's code are distinguished from
-    those of libraries."""
+    """The directory of the script, to recognise stack frames of the user's code."""
     master_port: int = 0
     worker_ports: int = 0
-    """The number of ports that a node reserves for each of its workers."""
+    """The number of ports that a node reserves for each worker."""
     uses_master_port: bool = False
     """Workers that train together always use ``master_port``."""
     max_restarts: int = 0
     restart_window_s: float | None = None
     restart_delay_s: tuple[float, float] = (0.0, 0.0)
-    """The first and the longest delay before a restart. The delay doubles with each successive
-    restart."""
+    """The first and the longest delay before a restart. It doubles with each successive one."""
     min_uptime_s: float = 10.0
     grace_s: float = 25.0
     failure_grace_s: float = 5.0
     linger_s: float = 5.0
     """How long leftover processes may run on after the last worker has ended with 0."""
     hang_timeout_s: float | None = None
-    """An attempt ends if its workers show no sign of activity for this long. None: never."""
+    """An attempt without a sign of activity for this long ends. None: never."""
     hang_action: HangAction = "stop"
     """``stop``: a hang ends the job. ``restart``: it ends the attempt. ``report``: it is reported,
     and the job continues."""
     hang_notice_s: float | None = None
-    """Used without ``hang_timeout_s`` and with several workers: after this much silence the user
-    gets one notice, which says where in their code the workers are."""
+    """Without ``hang_timeout_s`` and with several workers: after this much silence the user gets
+    one notice about the workers."""
     terminal: bool = False
     """Whether the only worker has a pseudo-terminal. Ctrl-C then reaches the worker directly, and
-    the launcher notices it by the worker's exit."""
+    the launcher notices its exit."""
     repeated_term_kills: bool = True
-    """A second TERM kills the workers. False under a scheduler, which repeats TERM."""
+    """A second TERM kills the workers, except under a scheduler, which repeats TERM."""

@@ -40,8 +40,7 @@ class Loss(Record):
 
 
 def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Sequence[Loss]) -> bool:
-    """Return whether a worker's own failure ended the attempt, because it happened before the
-    losses."""
+    """Return whether a worker's own failure, before the losses, ended the attempt."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
     end = next((end for end in failures if end.rank == first), None)
     if (
@@ -61,7 +60,7 @@ def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Seque
 
 
 def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:
-    """Return the diagnosis with one more line, which names the lost nodes."""
+    """Return the diagnosis with a line about the lost nodes."""
     ranks = [rank for loss in losses for rank in loss.ranks]
     line = f"{_ranks(ranks)}: lost with {_nodes(losses)} ({losses[0].why})"
     return replace(diagnosis, others=(*diagnosis.others, line))
@@ -74,7 +73,7 @@ def diagnosis_of(
     latest: Mapping[int, Mapping[str, float]],
     may_have_bounds: bool = True,
 ) -> Diagnosis:
-    """Return the diagnosis of an attempt that ended because nodes were lost.
+    """Return the diagnosis of an attempt that lost nodes have ended.
 
     ``latest``: the newest heartbeats, by rank. ``may_have_bounds``: as in ``NodeSetupSettings``.
     """
@@ -110,8 +109,7 @@ def diagnosis_of(
 
 
 def hint_of_transport(kind: LossKind) -> str | None:
-    """Return the hint for a ``kind`` of loss that only one transport reports; None for other
-    kinds."""
+    """Return the hint for a kind of loss that only one transport reports, if any."""
     match kind:
         case LossKind.RAY_DRIVER:
             return "start the job again: without its driver a launcher has nothing of Ray's cluster"
@@ -159,8 +157,7 @@ def _crash_hint(*, may_have_bounds: bool) -> str:
 
 
 def who_left(losses: Sequence[Loss]) -> str:
-    """Return a text that names the lost nodes with the reasons: ``node n3 (ranks 4-5) left: no word
-    for 10 s``."""
+    """Return the lost nodes with the reasons: ``node n3 (ranks 4-5) left: no word for 10 s``."""
     if len(losses) > _SHOWN:
         return f"{_nodes(losses)} left: {losses[0].why}"
     reasons: dict[str, list[str]] = {}

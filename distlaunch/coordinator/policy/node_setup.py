@@ -1,8 +1,8 @@
 """Connect and survey the nodes of an attempt, and plan for those that can take part. No I/O.
 
 A job of fixed size waits for all its nodes, and reports all failures together. A job that may run
-on fewer nodes, or has spare nodes, waits ``ELASTIC_WAIT_S`` for the remaining nodes once enough
-nodes are connected. Such a job does not wait for a node that it has just lost.
+on fewer nodes, or has spares, waits ``ELASTIC_WAIT_S`` for the remaining ones once enough are
+connected, but not for a node that it has just lost.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LATE_SHOWN = 8
 
 class NodeSetup:
     """Sets up the nodes of each attempt. Between attempts, tracks which nodes could take part in
-    the next attempt."""
+    the next."""
 
     def __init__(self, settings: NodeSetupSettings, *, failure_grace_s: float) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class NodeSetup:
         )
         self.active = False
         self.left: str | None = None
-        """The nodes that left the previous attempt, with reasons; None after the user has been
+        """The nodes that left the previous attempt, with reasons, until the user has been
         notified."""
         self._first = True
         self._until = 0.0
@@ -75,7 +75,7 @@ class NodeSetup:
         self._unanswered: set[int] = set()
         """Nodes that may still join this attempt and have not answered the survey."""
         self._retrying: set[int] = set()
-        """Nodes that could not be reached and are tried again."""
+        """Unreachable nodes that are tried again."""
         self._failed: set[int] = set()
         """Nodes that cannot take part in this attempt."""
         self._present = 0
@@ -85,7 +85,7 @@ class NodeSetup:
         self._why_few: JobError | None = None
         """Why there is no plan for ``_too_few`` nodes."""
         self._again: deque[tuple[float, int]] = deque()
-        """Pairs of a time and a node that is to be surveyed again at that time."""
+        """When to survey which node again."""
         self._odd_since: dict[int, float] = {}
         self._differ_since: float | None = None
         self._look_s = LOOK_S
@@ -95,7 +95,7 @@ class NodeSetup:
         self._unreported: set[int] = set()
         """Lost nodes of which the user has not been notified."""
         self._left_out: set[int] = set()
-        """Nodes that the user knows to be the same machine as another node."""
+        """Nodes that the user knows to be the same machine as another one."""
         self._waiting_at: float | None = None
 
     # --- one attempt after the other
@@ -103,9 +103,8 @@ class NodeSetup:
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
         """Begin to connect and survey the nodes for an attempt. Return the actions that follow.
 
-        ``fresh`` is False if the previous setup led to no start of workers, and is repeated. The
-        time limit starts anew in a fresh setup and in the first repetition of a fresh setup.
-        Further repetitions do not start it anew.
+        ``fresh`` is False if the previous setup started no workers and is repeated. The time limit
+        starts anew in a fresh setup and in its first repetition.
         """
         settings = self._settings
         self.active = True
@@ -162,7 +161,7 @@ class NodeSetup:
         return [self.nodes.connect(node, now)]
 
     def settle(self, now: float) -> AttemptPlan | JobError | None:
-        """Return the nodes and the plan of the attempt, or the error that the attempt cannot start.
+        """Return the nodes and the plan of the attempt, or the error that it cannot start.
 
         Return None while this is not decided.
         """
@@ -186,8 +185,7 @@ class NodeSetup:
         return self._plan_attempt(now)
 
     def _has_first(self, count: int) -> bool:
-        """Return whether the first ``count`` hosts of the list are connected, so that no spare is
-        needed."""
+        """Return whether the first ``count`` hosts are connected, so that no spare is needed."""
         for node in self.nodes.all_nodes:
             if node.present:
                 if node.number not in self._in:
@@ -241,7 +239,7 @@ class NodeSetup:
         return min(time for time in times if time is not None)
 
     def tick(self, now: float) -> list[Action]:
-        """Return the actions that are due. The caller must call ``settle`` afterwards."""
+        """Return the actions that are due. Call ``settle`` afterwards."""
         if not self.active:
             return []
         actions: list[Action] = []
@@ -287,8 +285,7 @@ class NodeSetup:
         )
 
     def absent(self, count: int) -> list[JobNode]:
-        """Return the missing nodes of an attempt with ``count`` nodes. Spare nodes do not count as
-        missing."""
+        """Return the missing nodes of an attempt with ``count`` nodes, without spares."""
         late = self._unanswered if count < self._settings.bounds[1] else set()
         return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
 
@@ -304,15 +301,12 @@ class NodeSetup:
     # --- what happens to nodes
 
     def logged_in(self, number: int) -> None:
-        """Record that the login on node ``number`` has succeeded, and that its agent is being
-        started."""
+        """Record that the login on a node has succeeded, and that its agent is being started."""
         self.nodes[number].logged_in = self.nodes[number].state == "connecting"
 
     def joined(self, number: int, now: float) -> list[Action]:
-        """Record that the agent of node ``number`` has connected.
-
-        Return the actions that follow, such as the survey of the node.
-        """
+        """Record that the agent of a node has connected. Return the actions that follow, such as
+        its survey."""
         node = self.nodes[number]
         if not node.present:  # its host was removed while it connected
             self.nodes.leave(node)
@@ -357,8 +351,7 @@ class NodeSetup:
     def lost(
         self, number: int, why: str, now: float, *, reconnect: bool, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Record that node ``number``, which was connected, is lost, with the reason ``why`` and
-        its ``kind``. Return the actions that follow.
+        """Record that a connected node is lost. Return the actions that follow.
 
         ``reconnect``: the job still runs, so the node may be connected again. False while the job
         is being stopped, or after it has failed.
@@ -418,8 +411,7 @@ class NodeSetup:
     # --- surveys
 
     def _ask_anew(self) -> None:
-        """Create a new survey, with a new serial number by which late answers to the previous
-        survey are recognised."""
+        """Create a new survey, whose serial number shows late answers to the previous one."""
         self._serial += 1
         self._question = self._settings.survey(self._serial)
 
@@ -460,8 +452,8 @@ class NodeSetup:
         self._again.append((now + LOOK_AGAIN_S, number))
 
     def _leave_out_twin(self) -> list[Action]:
-        """If two hosts are the same machine and the job may run on fewer nodes, leave out the
-        second."""
+        """Leave out the second of two hosts that are the same machine, if the job may run on fewer
+        nodes."""
         if not self._settings.flexible or (twice := self._twins()) is None:
             return []
         first, second = twice
@@ -477,7 +469,7 @@ class NodeSetup:
         return actions
 
     def _twins(self) -> tuple[JobNode, JobNode] | None:
-        """Return two nodes that are the same machine; None if all are different."""
+        """Return two nodes that are the same machine, if any."""
         if not self._settings.named_once:
             return None
         return job_nodes.same_machine([self.nodes[number] for number in sorted(self._in)])
@@ -506,7 +498,8 @@ class AttemptPlanCache:
         self._attempt_plan: AttemptPlan | None = None
 
     def __call__(self, surveys: Mapping[int, Surveyed]) -> AttemptPlan:
-        """Return the plan for the surveyed nodes. Raises all errors of the wrapped ``PlanAttempt``."""
+        """Return the plan for the surveyed nodes. Raises the errors of the wrapped
+        ``PlanAttempt``."""
         known = self._attempt_plan
         if known is not None and self._is_same(surveys):
             return known
@@ -516,7 +509,6 @@ class AttemptPlanCache:
         return self._attempt_plan
 
     def _is_same(self, surveys: Mapping[int, Surveyed]) -> bool:
-        """Return whether nodes and surveys are the same as for the last plan."""
         before = self._surveys
         return before.keys() == surveys.keys() and all(
             _answers(before[number]) == _answers(surveyed) for number, surveyed in surveys.items()

@@ -23,8 +23,7 @@ def count_of(found: ByHost) -> int:
 
 
 def waiting_line(found: ByHost, *, linger_s: float, many_hosts: bool) -> str:
-    """Return the notice that names the leftover processes in ``found``, for which the launcher
-    waits."""
+    """Return the notice about the leftover processes for which the launcher waits."""
     return (
         f"waiting up to {linger_s:,.10g} s ({Opt.LINGER}) for "
         f"{_named(found, many_hosts=many_hosts)}"
@@ -32,7 +31,7 @@ def waiting_line(found: ByHost, *, linger_s: float, many_hosts: bool) -> str:
 
 
 def ended_line(ended: ByHost, killed: ByHost, *, many_hosts: bool) -> str:
-    """Return the warning that names leftover processes that were ended after a success: ``ended 2
+    """Return the warning about leftover processes that were ended after a success: ``ended 2
     processes left by rank 0: a.sh (pid 7), ...``."""
     by_kill = count_of(killed)
     how = f", {by_kill:,} of them by KILL" if by_kill else ""
@@ -40,8 +39,8 @@ def ended_line(ended: ByHost, killed: ByHost, *, many_hosts: bool) -> str:
 
 
 def killed_text(killed: ByHost, *, many_hosts: bool, after_grace: str | None = None) -> str:
-    """Return the text that names leftover processes that were killed in a stop: ``1 process left by
-    rank 0 had to be killed: train.py (pid 7)``."""
+    """Return the text about leftover processes that were killed in a stop: ``1 process left by rank
+    0 had to be killed: train.py (pid 7)``."""
     return _named(
         killed,
         many_hosts=many_hosts,

@@ -1,7 +1,6 @@
 """The restart rule: whether a job gets another attempt, and if not, why. No I/O.
 
-The job policy uses the rule after a failed attempt, a joined launcher after it has lost the
-coordinator.
+The job policy uses it after a failed attempt, a joined launcher after it has lost the coordinator.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class FinalReason(Enum):
     """The failure would certainly repeat."""
     USED_UP = auto()
     NO_PROGRESS = auto()
-    """The same failure happened twice without progress between the two."""
+    """The same failure happened twice without progress between."""
     NO_NODE = auto()
     """No node can be reached any longer."""
     PROCESSES_LEFT = auto()
@@ -45,16 +44,16 @@ class Restart(Record):
 
 
 class Final(Record):
-    """No further attempt follows. All fields except ``reason`` are used only for the text."""
+    """No further attempt follows. The other fields are only for the text."""
 
     reason: FinalReason
     allowed: int = 0
-    """For ``USED_UP``, like the next two fields: the number of restarts that the job may have."""
+    """For ``USED_UP``, like the next two fields: the number of allowed restarts."""
     window_s: float | None = None
     """The number of seconds within which restarts count."""
     retried_s: float | None = None
-    """How long the previous attempt ran, if it had the same failure and was retried because this
-    time counted as progress; otherwise None."""
+    """How long the previous attempt ran, if it had the same failure and this time counted as
+    progress."""
     repeats: RepeatKind | None = None
     """For ``WOULD_REPEAT``."""
     by_steps: bool = False
@@ -67,17 +66,17 @@ _MOST_DOUBLED = 60
 
 
 class Outcome(Record):
-    """The facts about a failed attempt that the restart rule uses."""
+    """The facts about a failed attempt for the restart rule."""
 
     signature: tuple[str, str] | None
     repeats: RepeatKind | None
     progressed: bool
-    """Whether the attempt reached a higher step than all earlier attempts. If no steps are
-    reported: whether it ran for --min-uptime."""
+    """Whether the attempt reached a higher step than all earlier ones; without steps, whether it
+    ran for --min-uptime."""
     by_steps: bool = False
     """Workers report steps."""
     enough_s: float | None = None
-    """How long the attempt ran, if this counts as progress; otherwise None."""
+    """How long the attempt ran, if this counts as progress."""
 
     @staticmethod
     def of(
@@ -87,10 +86,8 @@ class Outcome(Record):
         min_uptime_s: float,
         has_advanced: bool | None,
     ) -> Outcome:
-        """Return the outcome of an attempt in which workers failed.
-
-        ``has_advanced``: whether heartbeats show progress; None without heartbeats.
-        """
+        """Return the outcome of an attempt in which workers failed. ``has_advanced``: progress by
+        heartbeats, if there are any."""
         first = diagnosis.cause.ranks[0]
         uptimes = {end.rank: end.uptime_s for end in failures}
         uptime_s = uptimes.get(first, failures[0].uptime_s if failures else 0.0)
@@ -119,9 +116,9 @@ class Outcome(Record):
 
     @property
     def ends_row(self) -> bool:
-        """Whether the count of successive restarts begins again after this attempt.
+        """Whether the count of successive restarts begins again: the attempt made progress.
 
-        True if the attempt made progress. With --min-uptime 0, only heartbeats show progress.
+        With --min-uptime 0, only heartbeats show progress.
         """
         return self.progressed and (self.by_steps or self.enough_s is not None)
 
@@ -161,8 +158,8 @@ class RestartRule:
     ) -> RestartDecision:
         """Return the decision after a failed attempt.
 
-        ``cut_off``: no node can be reached any longer. ``processes_left``: some processes of the
-        attempt still run.
+        ``cut_off``: no node can be reached any longer. ``processes_left``: processes of the attempt
+        still run.
         """
         while self._window_s is not None and self._times and now - self._times[0] > self._window_s:
             self._times.popleft()
@@ -187,16 +184,15 @@ class RestartRule:
         return Restart(delay_s=self._delay_s(outcome))
 
     def _delay_s(self, outcome: Outcome) -> float:
-        """Return the delay before the next restart, which doubles with each successive restart."""
+        """Return the delay before the next restart, which doubles with each successive one."""
         in_row = 0 if outcome.ends_row else min(self._in_row, _MOST_DOUBLED)
         return min(self._first_delay_s * 2.0**in_row, self._longest_delay_s)
 
     def after_coordinator_loss(self, *, has_begun: bool, flexible: bool) -> RestartDecision:
         """Return whether a joined launcher connects again after it has lost the coordinator.
 
-        ``has_begun``: the launcher has taken part in an attempt. Without an attempt, connecting
-        again does not count as a restart. ``flexible``: the job continues without a node and
-        accepts it again later.
+        ``has_begun``: it has taken part in an attempt. Otherwise connecting again is no restart.
+        ``flexible``: the job continues without a node and accepts it again later.
         """
         if not has_begun or flexible or self.count < self._allowed:
             return Restart()
@@ -217,8 +213,7 @@ class RestartRule:
 
 
 def text_of(decision: Final) -> str:
-    """Return why no further attempt follows. Return an empty string if no restarts were
-    requested."""
+    """Return why no further attempt follows; empty if no restarts were requested."""
     match decision.reason:
         case FinalReason.NOT_WANTED:
             return ""
