@@ -57,6 +57,21 @@ def test_launchers_that_start_in_any_order_are_one_job(launchers, size):
         assert shown == [f"[{rank}] rank {rank} is here" for rank in (2 * node, 2 * node + 1)]
 
 
+def test_each_launcher_limits_the_logs_of_its_own_ranks(launchers, distlaunch):
+    program = distlaunch.work / "writes.py"
+    program.write_text("for number in range(5000):\n    print(number, 'x' * 50)\n")
+    words = ("--log-max-size", "64K", "--output", "none")
+    launchers.start_all(*words, program=str(program))
+    assert launchers.exit_codes() == {0: 0, 1: 0}
+    run_dir = launchers.by_rank[0].run_dir
+    for rank in (0, 1):
+        text = (run_dir / "attempt-0" / f"rank-{rank}.log").read_text()
+        assert text.startswith("0 x")
+        assert text.splitlines()[-1].startswith("4999 x")
+        assert text.count("left out here") == 1
+    assert launchers.stderr_of(0).count("--log-max-size") == 1
+
+
 def test_each_launcher_files_the_output_of_its_own_ranks_only(launchers):
     launchers.start_all()
     (run_dir,) = {each["DISTLAUNCH_RUN_DIR"] for each in launchers.wait_ready(0, 1)}
