@@ -8,6 +8,7 @@ and near misses, in ``tests/data/hints``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from distlaunch.core.model.option_names import Opt
@@ -20,6 +21,10 @@ from distlaunch.diagnosis.model_hints import MODEL_ROWS, SPECIFIC_MODEL_ROWS
 from distlaunch.diagnosis.resources import is_fragmented
 
 K = FailureKind
+_RENAMES_OR_REMOVES = (
+    r"\n    [^\n]*(?:\bos\.(?:remove|unlink|rename|replace|rmdir)|\.(?:unlink|rmdir))\([^\n]*\n"
+    r"(?: +[\^~]+\n)?FileNotFoundError: "
+)
 _SHARED = "/dev/shm/"  # noqa: S108 - looked for in an error, and not opened
 
 
@@ -61,6 +66,18 @@ def _removes_files(failure: Failure) -> bool:
     inside = ("_rmtree_safe_fd", "_rmtree_safe_fd_step", "_rmtree_unsafe")
     names = ("rmtree", *inside) if "[errno 39]" in failure.lower else inside
     return failure.world_size > 1 and failure.in_call("/shutil.py", *names)
+
+
+def _renames_or_removes(failure: Failure) -> bool:
+    last = failure.output.rpartition("Traceback (most recent call last)")[2]
+    return failure.world_size > 1 and (
+        "' -> '" in failure.text or re.search(_RENAMES_OR_REMOVES, last) is not None
+    )
+
+
+def _asks_for_lock(failure: Failure) -> bool:
+    last = failure.output.rpartition("Traceback (most recent call last)")[2]
+    return re.search(r"\b(?:flock|lockf)\(", last) is not None
 
 
 def _in_fork(failure: Failure) -> bool:
@@ -1263,6 +1280,34 @@ _FILES: tuple[HintRow, ...] = (
         types=("FileNotFoundError", "OSError"),
         marks=("[errno 2] no such file or directory", "[errno 39] directory not empty"),
         when=_removes_files,
+    ),
+    HintRow(
+        kind=K.SAME_FILE,
+        hint=(
+            "the file is not there any more: if all ranks rename or remove it, only the first "
+            "one can. Let rank 0 alone do it, while the others wait at a barrier"
+        ),
+        types=("FileNotFoundError",),
+        marks=("[errno 2] no such file or directory",),
+        when=_renames_or_removes,
+    ),
+    HintRow(
+        kind=K.FILE_LOCK,
+        hint=(
+            "another process holds the lock of this file, perhaps another rank: wait for it "
+            "(without LOCK_NB), or do the work on rank 0 alone"
+        ),
+        types=("BlockingIOError",),
+        when=_asks_for_lock,
+    ),
+    HintRow(
+        kind=K.FILE_LOCK,
+        hint=(
+            "another process holds the lock {path}: `fuser {path}` names it on its node. Do the work "
+            "on rank 0 alone, or wait longer; a killed job leaves no lock, but a file"
+        ),
+        marks=("the file lock '",),
+        pattern=r"The file lock '(?P<path>[^']+)' could not be acquired",
     ),
     HintRow(
         kind=K.SAME_FILE,

@@ -60,6 +60,14 @@ PLACES: tuple[PlaceRow, ...] = (
         files=("/torch/utils/file_baton.py",),
     ),
     PlaceRow(
+        kind=K.RAY,
+        hint=(
+            "it waits for Ray: `ray status` shows whether the cluster has what its tasks, actors "
+            "and placement groups ask for"
+        ),
+        files=("/ray/",),
+    ),
+    PlaceRow(
         kind=K.FILE_LOCK,
         hint=(
             "it waits for a file lock, which another process holds or a file system does not give "

@@ -155,6 +155,7 @@ def test_rows_of_different_kinds_match_one_text_only_where_the_later_is_more_gen
         (kind.NCCL, kind.SAME_GPU),
         (kind.NO_GPU, kind.OLD_NAME),
         (kind.RANK, kind.VARIABLE),
+        (kind.SAME_FILE, kind.MISSING_FILE),
         (kind.SHARED_MEMORY, kind.DISK),
         (kind.SHARED_MEMORY, kind.LOADER),
         (kind.SHARED_MEMORY, kind.NCCL),
