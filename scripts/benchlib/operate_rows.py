@@ -359,6 +359,7 @@ OPERATE = (
                 "%",
                 1.0,
             ),
+            _row("operate_steps_cpu", "the same: processor time of a step", "%", 1.0),
         ),
     ),
     Measurement(
