@@ -9,6 +9,7 @@ of these names is an option or a variable of the command, or is said to be an op
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,13 @@ from pathlib import Path
 import pytest
 
 from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.core.model.option_names import TRAIN_NAMES, Opt, use_names
 from tests.arch.test_messages import docstrings, literals
+from tests.unit.cli.test_drop_in import DROP_INS, names_of
 
 PACKAGE = Path(__file__).parents[2] / "distlaunch"
+NAMES_FILE = Path(__file__).parents[1] / "data" / "option_names.txt"
+"""The names of options in each drop-in, for readers."""
 SHARED = (
     "planning",
     "coordinator",
@@ -102,3 +107,18 @@ def test_a_constant_with_an_option_is_found():
     code = "A = f'{Opt.ENV}'\ndef f(x=str(Opt.ENV)):\n    return Opt.ENV\nB = lambda: Opt.ENV\n"
     assert list(used_as_constant(ast.parse(code))) == [1, 2]
     assert not list(docstrings(ast.parse(code)))
+
+
+def test_the_table_of_names_is_the_one_that_was_read():
+    """``WRITE_MESSAGES=1`` writes the table anew, as it does for the messages."""
+    lines = []
+    for option in Opt:
+        lines.append(TRAIN_NAMES.name(option.value))
+        for command in DROP_INS:
+            with use_names(names_of(command)):
+                shown = f"{option}, {option('N')}" if option is not Opt.SCRIPT else str(option)
+                lines.append(f"  {command:<10} {shown}")
+    table = "\n".join(lines) + "\n"
+    if os.environ.get("WRITE_MESSAGES") == "1":
+        NAMES_FILE.write_text(table)
+    assert table == NAMES_FILE.read_text(), "look at the change, then set WRITE_MESSAGES=1"

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from distlaunch.cli.option import Spelling
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import scan, whole_name
 from distlaunch.core.errors import UsageError
-from distlaunch.core.model.option_names import TRAIN_NAMES, Opt, OptionNames, use_names
+from distlaunch.core.model.option_names import Opt, OptionNames, use_names
 
 
 def test_abbreviated_options_are_completed_up_to_the_script():
@@ -102,7 +100,6 @@ def test_every_reason_for_which_an_option_does_not_apply_can_follow_a_colon():
 
 
 DROP_INS = ("torchrun", "accelerate", "deepspeed", "horovodrun")
-NAMES_FILE = Path(__file__).parents[2] / "data" / "option_names.txt"
 
 
 def names_of(command: str) -> OptionNames:
@@ -162,18 +159,3 @@ def test_torchruns_names_are_of_what_set_the_value():
     names = translate(parse(["s.py"], {"PET_NNODES": "1"}), {}).options.dialect.names
     assert names.name("num_nodes") == "PET_NNODES"
     assert {option.name for option in TORCHRUN_OPTIONS} >= {names.name("max_restarts")}
-
-
-def test_the_table_of_names_is_the_one_that_was_read():
-    """``WRITE_MESSAGES=1`` writes the table anew, as it does for the messages."""
-    lines = []
-    for option in Opt:
-        lines.append(TRAIN_NAMES.name(option.value))
-        for command in DROP_INS:
-            with use_names(names_of(command)):
-                shown = f"{option}, {option('N')}" if option is not Opt.SCRIPT else str(option)
-                lines.append(f"  {command:<10} {shown}")
-    table = "\n".join(lines) + "\n"
-    if os.environ.get("WRITE_MESSAGES") == "1":
-        NAMES_FILE.write_text(table)
-    assert table == NAMES_FILE.read_text(), "look at the change, then set WRITE_MESSAGES=1"

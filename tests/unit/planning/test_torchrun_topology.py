@@ -114,7 +114,7 @@ def planned(make_facts, *, facts=None, **options):
 
 def test_the_plan_has_torchruns_files_run_id_and_role(make_facts):
     plan = planned(make_facts, dialect=replace(DIALECT, run_id="a/b c", role="trainer"))
-    assert plan.layout is TORCHRUN
+    assert plan.layout == TORCHRUN
     assert plan.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/r/a_1/attempt_0/1/error.json"
     assert (plan.env["TORCHELASTIC_RUN_ID"], plan.env["ROLE_NAME"]) == ("a/b c", "trainer")
     assert plan.env["DISTLAUNCH_JOB_ID"] == "a_1"
