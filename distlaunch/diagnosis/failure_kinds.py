@@ -117,6 +117,9 @@ class Failure:
         self.master_port = master_port
         self.nodes = nodes
         self.type = (evidence.exception_type or "").rpartition(".")[2]
+        original = (evidence.original or "").partition(":")[0].rpartition(".")[2]
+        self.types = frozenset((self.type, original) if original.isidentifier() else (self.type,))
+        """The type of the exception, and that of the original exception behind it."""
         self.text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}"
         """The exception, its message and its further lines."""
         self.lower = self.text.lower()

@@ -35,7 +35,7 @@ class HintRow(Record):
         words = failure.lower_output if self.in_output else failure.lower
         if self.marks and not any(mark in words for mark in self.marks):
             return None
-        if self.types and failure.type not in self.types:
+        if self.types and failure.types.isdisjoint(self.types):
             return None
         found = None
         if self.pattern is not None:

@@ -197,3 +197,17 @@ def test_exception_of_the_script_is_not_laid_to_the_threads_of_openblas(end_of):
     diagnosis = diagnose([end_of(1, OPENBLAS + CHILD)], world_size=4)
     assert (diagnosis.cause.exception_type, diagnosis.cause.original) == ("ValueError", None)
     assert diagnosis.hint_kind is None
+
+
+def test_hint_for_the_type_of_the_original_exception_is_given_below_another(end_of):
+    log = (
+        'Traceback (most recent call last):\n  File "/home/u/project/train.py", line 3, in load\n'
+        "    state = json.load(file)\n"
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)\n\n"
+        "The above exception was the direct cause of the following exception:\n\n"
+        'Traceback (most recent call last):\n  File "/home/u/project/train.py", line 5, in load\n'
+        '    raise RuntimeError("no state") from error\nRuntimeError: no state\n'
+    )
+    diagnosis = diagnose([end_of(1, log)], world_size=4)
+    assert diagnosis.cause.exception_type == "RuntimeError"
+    assert diagnosis.hint_kind == "configuration-files"
