@@ -426,7 +426,7 @@ _LIMITS: tuple[HintRow, ...] = (
             "raise the limit (`ulimit -n`), or "
             "torch.multiprocessing.set_sharing_strategy('file_system')"
         ),
-        marks=("too many open files",),
+        marks=("too many open files", "received 0 items of ancdata"),
     ),
     HintRow(
         kind=K.SOCKET_PATH,

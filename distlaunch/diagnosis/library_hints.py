@@ -99,11 +99,13 @@ LIBRARY_ROWS: tuple[HintRow, ...] = (
             "offlinemodeisenabled",
             "cannot find the requested files in the disk cache",
             "on the hub (",
+            "cannot find the requested files in the local cache",
             "outgoing traffic has been disabled",
         ),
         pattern=(
             r"cannot find an appropriate cached snapshot|OfflineModeIsEnabled"
             r"|cannot find the requested files in the disk cache"
+            r"|cannot find the requested files in the local cache"
             r"|Couldn't reach '[^'\n]+' on the Hub \(|outgoing traffic has been disabled"
         ),
     ),
@@ -149,10 +151,11 @@ LIBRARY_ROWS: tuple[HintRow, ...] = (
             "nameresolutionerror",
             "proxyerror",
             "cannot connect to host",
+            "read timed out. (read timeout=",
         ),
         pattern=(
             r"urlopen error|name resolution|NameResolutionError|ProxyError"
-            r"|Cannot connect to host \S+:\d+ ssl"
+            r"|Cannot connect to host \S+:\d+ ssl|Read timed out\. \(read timeout="
         ),
     ),
     HintRow(
@@ -510,5 +513,13 @@ LIBRARY_ROWS: tuple[HintRow, ...] = (
             "http error 403",
             "permission denied (publickey",
         ),
+    ),
+    HintRow(
+        kind=K.BINARY,
+        hint=(
+            "this torch was built for NumPy 1, and NumPy 2 is installed: install a newer "
+            'torch, or an older NumPy (pip install "numpy<2")'
+        ),
+        marks=("runtimeerror: numpy is not available",),
     ),
 )

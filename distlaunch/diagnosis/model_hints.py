@@ -15,7 +15,10 @@ SPECIFIC_MODEL_ROWS: tuple[HintRow, ...] = (
             "here: load the checkpoint before the model is divided, or within "
             "deepspeed.zero.GatheredParameters"
         ),
-        marks=("the shape in current model is torch.size([0])",),
+        marks=(
+            "the shape in current model is torch.size([0])",
+            "(which has shape torch.size([0]))",
+        ),
     ),
     HintRow(
         kind=K.RANK,
@@ -312,6 +315,7 @@ MODEL_ROWS: tuple[HintRow, ...] = (
             "tensor had inf values",
             "tensor had inf and nan values",
             "tensor had inf/nan",
+            "nan or inf found in input tensor",
         ),
     ),
     HintRow(
@@ -832,5 +836,26 @@ MODEL_ROWS: tuple[HintRow, ...] = (
             "0.0.0.0, or take an address of `ip -br address`"
         ),
         marks=("[errno 99] cannot assign requested address",),
+    ),
+    HintRow(
+        kind=K.GPU_MEMORY,
+        hint=(
+            "GPU memory is full: TensorFlow takes all of it in each process, so give each "
+            "rank a GPU of its own, use a smaller batch, or set "
+            "TF_FORCE_GPU_ALLOW_GROWTH=true ({Opt.ENV})"
+        ),
+        marks=("dst tensor is not initialized",),
+    ),
+    HintRow(
+        kind=K.CONVOLUTION,
+        hint=(
+            "cuDNN could not start, mostly because GPU memory is full: give each rank a "
+            "GPU of its own, or set TF_FORCE_GPU_ALLOW_GROWTH=true ({Opt.ENV}); else its "
+            "version is not that of TensorFlow"
+        ),
+        marks=(
+            "failed to get convolution algorithm",
+            "dnn library is not found",
+        ),
     ),
 )

@@ -59,7 +59,8 @@ _NO_KEY = re.compile(r"Key '([\w.]+)' is not in struct|Could not override '([\w.
 _NO_FILE = re.compile(
     r"unable to open file: name = '([^']+)', errno = 2|Unable to find '([^'\n]+)'"
     r"|Checkpoint file not found: (\S+?)(?:\s|$)|\}\} (/\S+); No such file or directory"
-    r"|File not found: filepath=(\S+?)\.?(?:\s|$)|Directory (/?\S+) not found"
+    r"|Failed to find any matching files for (\S+)|Directory (/?\S+) not found"
+    r"|File not found: filepath=(\S+?)\.?(?:\s|$)"
 )
 _NO_USERS_FILE = (
     "/multiprocessing/shared_memory.py",
