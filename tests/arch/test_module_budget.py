@@ -162,7 +162,7 @@ def test_a_local_train_looks_for_no_other_node(distlaunch):
 
 def test_a_failing_train_loads_nothing_heavy_to_explain_it(distlaunch):
     modules = modules_of(
-        distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/false", code=1
+        distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/false", code=1, setup=LATE
     )
     assert unwanted(modules, NOT_ON_THE_START_PATH) == set()
 
