@@ -108,6 +108,11 @@ def start_detached(
         launcher = _inherited_launcher(inherited)
         launcher.on_alive()
         return run(launcher)
+    if os.getpid() == 1:
+        raise ConfigError(
+            f"{Opt.DETACH}: this is the first process of a container, which ends with it",
+            hint=f"leave out {Opt.DETACH}: the container can run in the background",
+        )
     if (warning := check_scheduler(environ, has_terminal=os.isatty(0))) is not None:
         warn(warning)
     rule = logind.read_logout_rule(environ)

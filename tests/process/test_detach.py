@@ -15,6 +15,7 @@ from distlaunch.core.protocol import control_messages
 from distlaunch.jobs import control
 from tests.facts import mentions
 from tests.launcher import PROGRAMS
+from tests.ports import free_port
 from tests.process.conftest import is_alive, until
 from tests.process.terminal.conftest import Screen
 
@@ -135,6 +136,52 @@ def test_a_signal_during_the_start_stops_the_job(distlaunch, tmp_path):
     running.send_signal(signal.SIGINT)
     assert running.wait(LONG_S).returncode == 130
     assert distlaunch.run(["ps"]).stdout == ""
+
+
+def test_the_job_starts_although_the_command_is_killed_meanwhile(distlaunch, tmp_path):
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "waits_for_sign.py").write_text(
+        "import pathlib, time\n"
+        "pathlib.Path('importing').touch()\n"
+        "while not pathlib.Path('imported').exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    running = distlaunch.start(
+        ["train", "--detach", "--num-procs", "1", "--preload", "waits_for_sign", PROGRAM, "1"],
+        env={"PYTHONPATH": str(modules)},
+    )
+    until((distlaunch.work / "importing").exists, "the import", within_s=LONG_S)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait(LONG_S).returncode == -signal.SIGKILL
+    for name in ("imported", "go"):
+        (distlaunch.work / name).touch()
+    assert distlaunch.run(["wait", "latest"], LONG_S).returncode == 0
+    assert (distlaunch.work / "printed-0-0").exists()
+
+
+def test_one_launcher_per_node_cannot_detach(distlaunch):
+    words = ["--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank", "0", "--num-nodes", "2"]
+    result = distlaunch.train("--detach", "--procs-per-node", "1", *words, PROGRAM, "1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--detach" in result.stderr
+    assert mentions(result.stderr, "each node has a launcher")
+
+
+def test_the_first_process_of_a_container_cannot_detach(distlaunch):
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    container = ["unshare", "--pid", "--fork", "--mount-proc", *as_root, sys.executable]
+    done = subprocess.run(
+        [*container, "-m", "distlaunch", "train", "--detach", "--num-procs", "1", PROGRAM, "1"],
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert mentions(done.stderr, "error", "container")
 
 
 def test_the_job_goes_on_when_its_terminal_is_closed(distlaunch):
