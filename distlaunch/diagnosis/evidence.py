@@ -46,6 +46,7 @@ from distlaunch.diagnosis.native import (
     find_native_message,
     signal_name,
 )
+from distlaunch.diagnosis.stack_parser import main_thread, parse_stacks
 from distlaunch.diagnosis.tracebacks import (
     Frame,
     Raised,
@@ -78,6 +79,17 @@ _INTERRUPTS = re.compile(
 """Words in the message of a thread that interrupts the main thread."""
 _STALLED = "are waiting for remainder of ranks"
 """Horovod 0.16 to 0.28 writes this and the missing ranks. An exception need not follow."""
+_ENDS_ITSELF = re.compile(
+    r"watch ?dog|interrupting|terminating|killing|aborting|giving up|no progress|\bstall",
+    re.IGNORECASE,
+)
+"""Words in the message of a thread that ends its own process by a signal."""
+_HAS_GOT_A_SIGNAL = re.compile(r"SIG[A-Z]{3}|\bsignal|received|caught|cancel", re.IGNORECASE)
+_TIMEOUT = re.compile(r"Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$")
+_OF_A_DUMP = re.compile(
+    r"$|  File |  \.\.\.|  <|(?:Current thread|Thread|Stack) ?.*\(most recent call"
+)
+_DUMP_LINES = 2000
 _READER_GONE = ("EOFError", "ConnectionResetError")
 """Exceptions of a data loader if its worker process dies while sending a tensor."""
 _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
@@ -183,14 +195,16 @@ def read(end: WorkerExit) -> FailureEvidence:
         evidence = _with_own_message(evidence, chain, found, lines, stdout)
     elif torn is not None and (number is None or torn.kind != "ignored"):
         evidence = _of_torn_traceback(end, torn)
+    elif number is None and (timeout := _of_own_timeout(end, lines)) is not None:
+        evidence = timeout
     elif number is None:
         evidence = _of_stdouts_traceback(end, stdout) or _of_last_lines(end, lines, stdout)
     else:
-        evidence = FailureEvidence(end=end, summary=_summary(end))
+        evidence = _of_own_signal(end, number, lines, stdout)
     if evidence.original is None and evidence.exception_type in _OF_A_LIMIT:
         evidence = replace(evidence, original=limit_of_library(lines))
     changes: dict[str, object] = {}
-    if number is not None and native is None and not chain:
+    if number is not None and native is None and not chain and evidence.message is None:
         changes["standing"] = _standing_of_signal(number, lines)
     if not evidence.excerpt and number is not None and signal_name(number) != "SIGKILL":
         changes |= {"excerpt": last_lines(lines, 4), "last_words": True}
@@ -404,6 +418,45 @@ def _with_own_message(
                     stream=stream if stream == "stdout" else evidence.stream,
                 )
     return evidence
+
+
+def _of_own_timeout(end: WorkerExit, lines: list[str]) -> FailureEvidence | None:
+    """Return the evidence of ``faulthandler.dump_traceback_later(exit=True)``. Return None if this
+    did not end the worker."""
+    begin = max(0, len(lines) - _DUMP_LINES)
+    at = next((n for n in range(len(lines) - 1, begin - 1, -1) if _TIMEOUT.match(lines[n])), None)
+    if at is None or any(not _OF_A_DUMP.match(line) for line in lines[at + 1 :]):
+        return None
+    main = main_thread(parse_stacks("\n".join((*lines[at + 1 :], ""))))
+    frames = main.frames if main is not None else ()
+    frame = next((one for one in frames if one.of_user), frames[0] if frames else None)
+    return FailureEvidence(
+        end=end,
+        summary=f"{_summary(end)}, by faulthandler.dump_traceback_later",
+        message=lines[at],
+        frame=str(frame) if frame else None,
+        excerpt=tuple(str(one) for one in frames[:6]),
+        text=lines[at],
+    )
+
+
+def _of_own_signal(
+    end: WorkerExit, number: int, lines: list[str], stdout: list[str]
+) -> FailureEvidence:
+    """Return the evidence of a signal that ended the worker. A thread of the worker may have sent
+    it, and have written why."""
+    summary = _summary(end)
+    if signal_name(number) in ("SIGTERM", "SIGINT", "SIGHUP") and not end.told_to_stop:
+        for written in (lines, stdout):
+            for line in reversed(last_lines(written, _INTERRUPT_WITHIN)):
+                if _ENDS_ITSELF.search(line) and not _HAS_GOT_A_SIGNAL.search(line):
+                    return FailureEvidence(
+                        end=end,
+                        summary=f"killed by {signal_name(number)}, which its own message explains",
+                        message=line,
+                        text=line,
+                    )
+    return FailureEvidence(end=end, summary=summary)
 
 
 def _of_stdouts_traceback(end: WorkerExit, stdout: list[str]) -> FailureEvidence | None:

@@ -28,7 +28,7 @@ from distlaunch.diagnosis.clean_text import shorten_middle, to_lines
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, printed_s, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for
-from distlaunch.diagnosis.last_lines import line_about_waiting
+from distlaunch.diagnosis.last_lines import is_logged_error, last_lines, line_about_waiting
 from distlaunch.diagnosis.model import Cause, Diagnosis
 from distlaunch.diagnosis.native import DUMP_BEGINS, find_crash, signal_name
 from distlaunch.diagnosis.special_hints import missing_module
@@ -58,6 +58,8 @@ _SYMPTOM = re.compile(
 )
 """The words of a lost rank's message that are equal on all ranks, without addresses, durations and
 counters."""
+_SURVIVED = 5
+"""An error counts that at most this many lines follow."""
 _TAIL_BYTES = 16384
 """Number of bytes at the end of the output in which lines about a wait are searched."""
 _MORE_CHARS = 240
@@ -276,10 +278,13 @@ def what_ranks_wrote(
     first of ``awaited``."""
     of = {end.rank: end for end in ends}
     found: list[str] = []
-    for ranks in ([rank for rank in waiting if rank not in set(awaited)], awaited[:1]):
+    for ranks, problems in (
+        ([rank for rank in waiting if rank not in set(awaited)], False),
+        (awaited[:1], True),
+    ):
         for rank in ranks[:_READ_WHOLE]:
             end = of.get(rank)
-            line = None if end is None else _line_about_waiting(end)
+            line = None if end is None else _line_about_waiting(end, problems=problems)
             if line is not None and not any(line in other for other in found):
                 found.append(
                     f"{name_ranks((rank,))} had written: {shorten_middle(line, _MORE_CHARS)}"
@@ -288,8 +293,18 @@ def what_ranks_wrote(
     return tuple(found)
 
 
-def _line_about_waiting(end: WorkerExit) -> str | None:
+def _line_about_waiting(end: WorkerExit, *, problems: bool) -> str | None:
+    """Return what a worker wrote about its wait. ``problems``: or about an error that it has
+    survived."""
     lines, tracebacks, _ = read_tracebacks(unwrap(to_lines(end.stderr_tail[-_TAIL_BYTES:])))
+    if problems:
+        last = tracebacks[-1] if tracebacks and tracebacks[-1].chain else None
+        if last is not None and len(last_lines(lines[last.end :], _SURVIVED + 1)) <= _SURVIVED:
+            raised = last.chain[-1]
+            return f"{raised.text} ({raised.frame})" if raised.frame is not None else raised.text
+        logged = (line for line in last_lines(lines, _SURVIVED) if is_logged_error(line))
+        if (line := next(logged, None)) is not None:
+            return line.strip()
     start = next((one.start for one in tracebacks if one.kind == "main"), len(lines))
     stdout = to_lines(end.stdout_tail[-_TAIL_BYTES:].encode("utf-8", "replace"))
     return line_about_waiting(lines[:start], stdout)

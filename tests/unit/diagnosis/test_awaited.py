@@ -51,6 +51,13 @@ def stack(rank: int, *frames: str) -> m.Stack:
     return m.Stack(rank=rank, pid=100 + rank, state="S", text=text)
 
 
+OWN_ERROR = (
+    "Traceback (most recent call last):\n"
+    '  File "/home/user/data.py", line 6, in read\n'
+    "OSError: [Errno 5] shard-3.tar\n"
+)
+
+
 def test_nccl_rank_that_still_runs_is_named(end_of):
     ends = [end_of(rank, watchdog(rank, 5), returncode=-6) for rank in (0, 1, 3)]
     found = diagnose([*ends, stopped(end_of, 2)], world_size=4)
@@ -301,3 +308,21 @@ def test_what_ranks_wrote_is_not_in_the_report_of_an_ordinary_failure(end_of):
     own = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in <module>\nKeyError: 1\n'
     ends = [end_of(0, LATE + own), stopped(end_of, 1)]
     assert diagnose(ends, world_size=2).cause.written == ()
+
+
+@pytest.mark.parametrize(
+    ("tail", "told"),
+    [
+        (f"ERROR:root:cannot read, again in 60 s\n{OWN_ERROR}", "OSError: [Errno 5] shard-3.tar"),
+        ("step 1\nERROR:root:shard-3.tar cannot be read\n", "shard-3.tar cannot be read"),
+    ],
+)
+def test_an_error_that_the_awaited_rank_has_survived_is_in_the_report(end_of, tail, told):
+    away = stack(2, "/home/user/data.py:7:read", "/home/user/train.py:12:<module>")
+    ends = [end_of(0, timed_out())]
+    ends += [end_of(2, tail, returncode=-15, told_to_stop=True, ended_s=6.0, traceback_age_s=2.0)]
+    found = diagnose(ends, world_size=2, stacks=[away], script_dir="/home/user")
+    assert found.cause.ranks == (2,)
+    assert found.cause.awaited
+    [written] = found.cause.written
+    assert mentions(written, "rank 2", told)

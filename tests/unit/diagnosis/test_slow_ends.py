@@ -56,7 +56,7 @@ def test_a_rank_that_survived_its_exception_is_not_the_cause(end_of):
     found = diagnose(ends, world_size=3, stacks=stacks, script_dir="/home/user")
     assert found.cause.awaited
     assert found.cause.frame == "train.py:40 in fit"
-    assert "ValueError" not in str(found.cause)
+    assert found.cause.exception_type == "RuntimeError"  # of a waiting rank
 
 
 def test_an_exception_of_before_that_the_script_survived_does_not_hide_another_ranks_own(end_of):
@@ -217,3 +217,45 @@ def test_a_broken_pool_without_a_crash_keeps_its_hint(end_of):
     found = diagnose([end_of(0, BROKEN_POOL)], world_size=2)
     assert found.cause.original is None
     assert found.hint is not None
+
+
+# --- a thread of the rank ends it by a signal, or faulthandler does
+
+DUMPED = """Timeout (0:00:01.500000)!
+Thread 0x00007f0000000002 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1590 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/home/user/data.py", line 12 in read_block
+  File "/home/user/train.py", line 40 in <module>
+"""
+
+
+def test_a_timeout_of_faulthandler_is_named_with_the_line_of_the_main_thread(end_of):
+    found = diagnose([end_of(0, "step 7\n" + DUMPED)], world_size=1)
+    assert found.cause.message == "Timeout (0:00:01.500000)!"
+    assert found.cause.frame == "data.py:12 in read_block"
+
+
+def test_a_dump_that_the_script_has_survived_is_not_the_cause(end_of):
+    found = diagnose([end_of(0, DUMPED + "cannot open the file x.bin\n")], world_size=1)
+    assert found.cause.message == "cannot open the file x.bin"
+
+
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_the_message_of_a_thread_that_sent_the_signal_is_the_cause(end_of, stream):
+    text = "step 7\nwatchdog: step 8 took more than 60 s, terminating\n"
+    tails = {"tail": text} if stream == "stderr" else {"stdout_tail": text}
+    found = diagnose([end_of(0, returncode=-15, **tails)], world_size=1)
+    assert mentions(found.cause.message or "", "watchdog")
+    assert "outside" not in found.cause.summary
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["step 7", "received SIGTERM, terminating", "slurmstepd: error: *** STEP 7.0 CANCELLED ***"],
+)
+def test_a_signal_from_outside_keeps_its_name(end_of, line):
+    found = diagnose([end_of(0, f"{line}\n", returncode=-15)], world_size=1)
+    assert "outside" in found.cause.summary
