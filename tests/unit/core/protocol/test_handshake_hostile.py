@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.model.record import replace
@@ -202,6 +202,7 @@ FRAMES = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=6))
 def test_nobody_without_the_token_is_admitted_whatever_they_send(parts):
     admitted = []
@@ -215,6 +216,7 @@ def test_nobody_without_the_token_is_admitted_whatever_they_send(parts):
     assert not isinstance(side.outcome, p.Welcome)
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=6))
 def test_no_listener_without_the_token_is_trusted_whatever_it_sends(parts):
     side = connecting(SECRET)
@@ -226,6 +228,7 @@ def test_no_listener_without_the_token_is_trusted_whatever_it_sends(parts):
     assert not isinstance(side.outcome, p.Welcome)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_any_bytes_within_a_handshake_do_no_harm(noise, at):
     whole = encode(CALL)
