@@ -22,7 +22,9 @@ from distlaunch.diagnosis.consequence import (
     standing_of_chain,
     standing_of_text,
 )
+from distlaunch.diagnosis.exception_text import is_decoration, lines_below, message_of, text_of
 from distlaunch.diagnosis.inner_cause import (
+    WROTE,
     before,
     device_assertion,
     is_report_of_a_child,
@@ -540,8 +542,7 @@ def _of_chain(
         original = short if original is head else original
         outermost = short if outermost is head else outermost
         head = short
-    further = (line.strip() for line in head.detail if line.strip() and not is_markers(line))
-    message = head.message or next(further, None)
+    message = message_of(head)
     if head.message.endswith(")") and "sub-exception" in head.message:
         message = head.message[: head.message.rfind(" (")]
     frame, shown_original = head.frame, None
@@ -579,7 +580,7 @@ def _of_chain(
 
 def _shown_original(original: tb.Raised) -> str:
     where = f" ({original.frame})" if original.frame is not None else ""
-    return shorten_middle(original.text, _MESSAGE_CHARS) + where
+    return shorten_middle(text_of(original), _MESSAGE_CHARS) + where
 
 
 def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
@@ -600,14 +601,16 @@ def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
         )
         if not library or number == innermost:
             shown.extend(block)
-    detail = [line for line in raised.detail if line.strip() and line.strip() != '"""']
+    detail = lines_below(raised)
     native = (
         n
         for n, line in enumerate(detail)
         if line.startswith(("Exception raised from ", "C++ CapturedTraceback"))
     )
+    if WROTE in detail[:-6]:
+        detail = [WROTE, *detail[-5:]]
     shown.extend(detail[: min(next(native, 6), 6)])
-    shown.extend(trailing[-3:])
+    shown.extend([line for line in trailing if not is_decoration(line)][-3:])
     return tuple(
         shorten_middle(_LIBRARY_PATH.sub('File "', line), _LINE_CHARS) for line in shown[-_EXCERPT:]
     )

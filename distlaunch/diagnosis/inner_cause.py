@@ -10,14 +10,15 @@ import re
 from collections.abc import Sequence
 
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain
-from distlaunch.diagnosis.last_lines import PROBLEM, last_lines
+from distlaunch.diagnosis.exception_text import text_of
+from distlaunch.diagnosis.last_lines import PROBLEM, is_logged_below_error, last_lines
 from distlaunch.diagnosis.tracebacks import Raised, Traceback
 
 _OF_LAUNCHERS = ("ChildFailedError", "ProcessExitedException", "SignalException")
 """Exceptions of torchrun, of torch.multiprocessing, and of launchers based on these, when a child
 process has failed."""
 _OF_PROCESSES = ("CalledProcessError", "TimeoutExpired")
-_WROTE = "The command wrote:"
+WROTE = "The command wrote:"
 """First line of the note of ``boot/sitecustomize.py`` on an exception of ``subprocess``. The
 command's lines follow, each after ``| ``."""
 _SAYS_ERROR = re.compile(
@@ -27,7 +28,7 @@ _SAYS_ERROR = re.compile(
 ``clang: error: ``, ``fatal error: Unable to locate credentials`` of the AWS tools."""
 _INNER_FRAME = re.compile(r'\s*File "(?:.*/)?([^"/]+)", line (\d+)(?:, in (.+))?$')
 _INNER_EXCEPTION = re.compile(
-    r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Failure): "
+    r"([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Failure))(?:: ?(.*))?$"
 )
 _LIMITS = (
     "OpenBLAS blas_thread_init: pthread_create",
@@ -46,6 +47,8 @@ _WITHOUT_CAUSE = (
     "BrokenBarrierError",
 )
 """Exceptions of a pipe, queue or pool whose process at the other end has ended."""
+_SHOWN_NEAR = 3
+_SHOWN_CHARS = 300
 _NEAR = 60
 """Largest number of lines between a child's output and the exception that reports its end."""
 _DEVICE_ASSERT = re.compile(
@@ -87,36 +90,71 @@ def words_of_child(
     """
     if main is None or raised.type.rpartition(".")[2] not in _OF_PROCESSES:
         return ()
-    if _WROTE in raised.detail:
-        noted = raised.detail[raised.detail.index(_WROTE) + 1 :]
-        return _with_cause_last([line[2:] for line in noted if line.startswith("| ")])[-1:]
+    noted = _noted(raised)
+    if any(map(PROBLEM.search, noted)):
+        return _with_cause_last(noted)[-1:]
     child = before(main, found)
     if child is not None:
         inner = child.chain[-1]
         where = f" ({inner.frame})" if inner.frame is not None else ""
-        return (f"{inner.text}{where}",)
+        return (f"{text_of(inner)}{where}",)
     above = last_lines(lines[max(0, main.start - _NEAR) : main.start], 6)
     if any(map(PROBLEM.search, above)):
         return _with_cause_last(above)
-    return above[-1:]
+    return (noted or above)[-1:]
+
+
+def _noted(raised: Raised) -> tuple[str, ...]:
+    """Return the lines of a command in the note on its exception."""
+    if WROTE not in raised.detail:
+        return ()
+    noted = raised.detail[raised.detail.index(WROTE) + 1 :]
+    return tuple(line[2:] for line in noted if line.startswith("| "))
 
 
 def _with_cause_last(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines of a command, with the line that names its error last."""
-    if not lines:
-        return ()
-    if _INNER_EXCEPTION.match(lines[-1]):
-        frames = [found for line in lines if (found := _INNER_FRAME.match(line)) is not None]
+    """Return the last lines of a command, with the line that names its error last.
+
+    Lines shortly before it that name a problem too are in one line with it: the last one may be
+    general.
+    """
+    if (exception := _exception_in(lines)) is not None:
+        return (exception,)
+    says = [n for n, line in enumerate(lines) if _SAYS_ERROR.match(line)]
+    named = [n for n, line in enumerate(lines) if n in says or _names_a_problem(line)]
+    at = (says or named or [len(lines) - 1])[-1]
+    shown = [n for n in named if at - _SHOWN_NEAR <= n < at][-2:]
+    while shown and sum(len(lines[n]) for n in (*shown, at)) > _SHOWN_CHARS:
+        del shown[0]
+    cause = "; ".join(lines[n].strip() for n in (*shown, at))
+    return (*(line for n, line in enumerate(lines) if n not in (*shown, at)), cause)
+
+
+def _names_a_problem(line: str) -> bool:
+    return PROBLEM.search(line) is not None and not is_logged_below_error(line)
+
+
+def _exception_in(lines: Sequence[str]) -> str | None:
+    """Return the exception of a Python program, with its place, if the lines end with its
+    traceback."""
+    frames = [n for n, line in enumerate(lines) if _INNER_FRAME.match(line)]
+    begin = frames[-1] + 1 if frames else len(lines) - 1
+    for at in range(begin, len(lines)):
+        match = _INNER_EXCEPTION.match(lines[at])
+        if match is None:
+            continue
+        rest = lines[at + 1 :]
+        if any(map(_SAYS_ERROR.match, rest)):
+            return None
+        text = text_of(Raised(match[1], match[2] or "", lines=lines[at : at + 1], detail=rest))
         if not frames:
-            return (*lines,)
-        file, line, function = frames[-1].groups()
-        place = f"{file}:{line} in {function}" if function else f"{file}:{line}"
-        return (f"{lines[-1]} ({place})",)
-    named = [n for n, line in enumerate(lines) if _SAYS_ERROR.match(line)]
-    if not named:
-        named = [n for n, line in enumerate(lines) if PROBLEM.search(line)]
-    at = named[-1] if named else len(lines) - 1
-    return (*lines[:at], *lines[at + 1 :], lines[at])
+            return text
+        found = _INNER_FRAME.match(lines[frames[-1]])
+        file, number, function = found.groups() if found else ("", "", None)
+        return (
+            f"{text} ({file}:{number} in {function})" if function else f"{text} ({file}:{number})"
+        )
+    return None
 
 
 def limit_of_library(lines: Sequence[str]) -> str | None:

@@ -78,6 +78,18 @@ def test_error_of_a_command_whose_stderr_the_script_captured_is_in_the_report(jo
     ) is shows_notes
 
 
+def test_error_of_a_command_whose_stdout_the_script_captured_is_in_the_report(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import subprocess\n"
+        "subprocess.check_output(['sh', '-c', 'echo fatal: no branch >&2; exit 3'])\n"
+    )
+    result = job.run(script)
+    diagnosis = json.loads((result.run_dir / "report.json").read_text())["diagnosis"]
+    assert diagnosis["original"] == "fatal: no branch"
+    assert not mentions(result.stderr, "The command wrote:")
+
+
 def test_hint_at_shared_memory_has_the_size_on_the_node(job, distlaunch):
     script = distlaunch.work / "train.py"
     script.write_text(

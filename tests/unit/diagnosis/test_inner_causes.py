@@ -211,3 +211,90 @@ def test_hint_for_the_type_of_the_original_exception_is_given_below_another(end_
     diagnosis = diagnose([end_of(1, log)], world_size=4)
     assert diagnosis.cause.exception_type == "RuntimeError"
     assert diagnosis.hint_kind == "configuration-files"
+
+
+RESOURCE = """\
+Traceback (most recent call last):
+  File "/home/u/project/words.py", line 8, in find
+    tokenize(text)
+LookupError:
+**********************************************************************
+  Resource punkt not found.
+  Please use the NLTK Downloader to obtain the resource:
+
+  >>> import nltk
+**********************************************************************
+"""
+"""NLTK 3.8."""
+RAISED_FROM_IT = """\
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 9, in <module>
+    main()
+RuntimeError: no tokenizer
+"""
+VALIDATED = """\
+Traceback (most recent call last):
+  File "/home/u/project/config.py", line 4, in load
+    return Config(**values)
+pydantic_core._pydantic_core.ValidationError: 1 validation error for Config
+lr
+  Input should be a valid number, unable to parse string as a number
+    For further information visit https://errors.pydantic.dev/2.5/v/float_parsing
+"""
+
+
+def test_message_that_begins_with_decoration_has_its_first_words(end_of):
+    cause = cause_of(end_of, RESOURCE)
+    assert cause.exception_type == "LookupError"
+    assert (cause.message or "").startswith("Resource punkt not found. Please use")
+    assert not any("***" in line or "Resource" in line for line in cause.excerpt)
+
+
+@pytest.mark.parametrize(
+    ("inner", "words"),
+    [
+        (RESOURCE, "LookupError: Resource punkt not found. Please use the NLTK"),
+        (VALIDATED, "Config lr Input should be a valid number, unable to parse string as a number"),
+    ],
+)
+def test_further_lines_of_an_inner_message_are_in_the_report(end_of, inner, words):
+    assert words in (cause_of(end_of, inner + RAISED_FROM_IT).original or "")
+    assert words in (cause_of(end_of, inner + CALLED).original or "")
+    noted = inner.replace("Traceback (most recent call last)", "Traceback").splitlines()
+    note = "".join(["The command wrote:\n", *(f"| {line}\n" for line in noted if line)])
+    assert words in (cause_of(end_of, CALLED + note).original or "")
+
+
+def test_output_below_an_exception_without_a_message_is_no_part_of_it(end_of):
+    log = RESOURCE.partition("LookupError")[0] + "LookupError\nepoch 3\nepoch 4\n"
+    assert "epoch 4" not in (cause_of(end_of, log).message or "")
+
+
+@pytest.mark.parametrize("note", ["", "The command wrote:\n", "The command wrote:\n| 3 files\n"])
+def test_error_that_the_script_did_not_capture_is_found_before_the_traceback(end_of, note):
+    assert cause_of(end_of, GIT + CALLED + note).original == (
+        "fatal: Could not read from remote repository."
+    )
+
+
+MEDIA = """\
+Input #0 could not be probed
+[mov,mp4,m4a @ 0x5581] moov atom not found
+a.mp4: Invalid data found when processing input
+"""
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_specific_line_before_a_general_one_is_part_of_the_original_cause(end_of, captured):
+    note = "".join(["The command wrote:\n", *(f"| {line}\n" for line in MEDIA.splitlines())])
+    cause = cause_of(end_of, CALLED + note if captured else MEDIA + CALLED)
+    assert "moov atom not found; a.mp4: Invalid data" in (cause.original or "")
+
+
+def test_excerpt_has_the_last_lines_of_a_command(end_of):
+    lines = [f"| step {n}\n" for n in range(8)]
+    note = "".join(["The command wrote:\n", *lines, "| fatal: no space\n"])
+    assert cause_of(end_of, CALLED + note).excerpt[-1] == "| fatal: no space"

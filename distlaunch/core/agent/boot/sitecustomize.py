@@ -84,7 +84,15 @@ def _note_captured_errors(exception: BaseException) -> None:
         if type(seen).__module__ == "subprocess" and isinstance(told, (bytes, str)):
             text = told[-4000:]
             lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).split("\n")
-            shown = [f"| {line.rstrip()[:300]}" for line in lines if line.strip()][-10:]
+            lines = [line for line in lines if line.strip()]
+            frame = max(
+                (n for n, line in enumerate(lines) if line.startswith('  File "')), default=0
+            )
+            if 0 < frame < len(lines) - 10:  # the exception has a long message
+                lines = lines[frame : frame + 7] + lines[-3:]
+            shown = [f"| {line.rstrip()[:300]}" for line in lines[-10:]]
+            if not shown:
+                return
             # A traceback in a note must not look like one of this process.
             heading = "Traceback (most recent call last)"
             note = "\n".join(["The command wrote:", *shown]).replace(heading, "Traceback")
