@@ -6,10 +6,11 @@ runs ``backends``, and handles unknown commands.
 
 Ctrl-C never shows a traceback, and the exit code is 130:
 
-* While the program is being imported, it ends the process silently (``distlaunch/__init__.py``).
-* While a command runs, it raises KeyboardInterrupt.
-* While a job runs, the coordinator handles it.
-* After the command has its exit code, all signals are ignored.
+* While the program is being imported, Ctrl-C ends the process silently
+  (``distlaunch/__init__.py``).
+* While a command runs, Ctrl-C raises KeyboardInterrupt.
+* While a job runs, the coordinator handles Ctrl-C.
+* When the exit code is known, the process ignores INT, TERM, HUP, QUIT, USR1 and USR2.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class TorchBackend(Backend):
         )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return the variables of the options."""
+        """Return the variables for ``-o nccl-debug`` and ``-o flight-recorder``, if they are set."""
         variables = {}
         if "nccl-debug" in self.chosen:
             variables["NCCL_DEBUG"] = str(self.chosen["nccl-debug"]).upper()

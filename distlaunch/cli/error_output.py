@@ -43,7 +43,8 @@ def _end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore all signals from now on, so that none changes the exit code."""
+    """Ignore INT, TERM, HUP, QUIT, USR1 and USR2 from now on, so that they do not change the exit
+    code."""
     for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

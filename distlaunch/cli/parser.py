@@ -108,7 +108,7 @@ def scan(
             if option.kind == "flag":
                 if attached is not None:
                     raise UsageError(
-                        f"{_shown(flag, option)} takes no value, and got {quoted(attached)}"
+                        f"{_name_in_message(flag, option)} takes no value, and got {quoted(attached)}"
                     )
                 given[option.field] = ["0" if flag == option.negation else "1"]
                 continue
@@ -119,7 +119,7 @@ def scan(
                 at += 1
             if option.once and given.get(option.field, [text]) != [text]:
                 raise UsageError(
-                    f"{_shown(flag, option)} is given twice",
+                    f"{_name_in_message(flag, option)} is given twice",
                     hint=f"one list has all: {option.name} {given[option.field][0]},{text}",
                 )
             if option.repeatable:
@@ -129,7 +129,8 @@ def scan(
     return given, ()
 
 
-def _shown(flag: str, option: Spelling) -> str:
+def _name_in_message(flag: str, option: Spelling) -> str:
+    """Return the flag as the user typed it. The last flag of an option is written as its name."""
     return option.name if flag == option.flags[-1] else flag
 
 
@@ -157,7 +158,9 @@ def whole_name(flag: str, options: Mapping[str, Spelling]) -> str:
         return dashed
     begun = [name for name in (*options, HELP_FLAGS[0]) if name.startswith(dashed)]
     if len({options[name].field if name in options else name for name in begun}) > 1:
-        names = [_shown(name, options[name]) if name in options else name for name in begun]
+        names = [
+            _name_in_message(name, options[name]) if name in options else name for name in begun
+        ]
         raise UsageError(f"{quoted(flag)} is the beginning of several options: {', '.join(names)}")
     return begun[0] if begun else flag
 
@@ -217,7 +220,7 @@ def _next_value(
     dashed_values: bool,
 ) -> str:
     """Return the value of an option. Raises UsageError if it is missing or looks like an option."""
-    name = _shown(flag, option)
+    name = _name_in_message(flag, option)
     if word is None or word == "--":
         raise UsageError(f"{name} needs a value: {name} {option.metavar}")
     dashed = len(word) > 1 and word[0] == "-" and " " not in word
@@ -281,7 +284,7 @@ def refuse_unknown(
         hint = place
         if near:
             name = known[near[0]]
-            hint = f"did you mean {_shown(name, by_flag[name])}? {place}"
+            hint = f"did you mean {_name_in_message(name, by_flag[name])}? {place}"
     raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
 
 

@@ -1,13 +1,15 @@
 """Join equal lines of several ranks without changing the order of any rank's lines.
 
-``LineFolder`` compares line by line while few lines are pending. A rank's next line joins the first
-group with the same text after the rank's previous line, or opens a group at the end. Groups are
-emitted from the front. A group that contains all live ranks is complete, and is emitted with all
+``LineFolder`` compares line by line while few lines are pending. A group is a line with the ranks
+that wrote it. A rank's next line joins the first group with the same text after the group of the
+rank's previous line. If there is none, the line becomes a new group after all others. Groups are
+emitted in their order. A group that contains all live ranks is complete, and is emitted with all
 groups before it.
 
 ``BlockFolder`` is used while many lines are pending. It compares lists of lines in C; Python code
-runs once per stretch of equal or different lines. Lines are paired by position. If the ranks are
-out of step, the first lines of each rank are searched in those of the others.
+runs once per run of consecutive lines that are all equal or all different. Lines are paired by
+position. If the ranks are out of step, the first lines of each rank are searched in the pending
+lines of the other ranks.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class RepeatedBlocks:
             self._end_candidate(candidate, now)
         for key, repetition in list(self._repetitions.items()):
             if repetition.due <= now:
-                self._report(key)
+                self._emit_repetition(key)
         dues = [candidate.due for candidate in self._candidates.values()]
         dues += [repetition.due for repetition in self._repetitions.values()]
         return min(dues, default=None)
@@ -206,14 +206,14 @@ class RepeatedBlocks:
         """Show all held lines of this rank."""
         self._end_candidates(rank, now)
         if (key := self._repetition_of_rank.get(rank)) is not None:
-            self._report(key)
+            self._emit_repetition(key)
 
     def flush(self, now: float) -> None:
         """Show all lines that are held."""
         while self._candidates:
             self._end_candidate(next(iter(self._candidates.values())), now)
         for key in list(self._repetitions):
-            self._report(key)
+            self._emit_repetition(key)
 
     # --- candidates
 
@@ -273,7 +273,7 @@ class RepeatedBlocks:
             if (other := self._repetition_of_rank.get(rank)) is not None and (
                 other != key or rank in self._repetitions[key].ranks
             ):
-                self._report(other)
+                self._emit_repetition(other)
         repetition = self._repetitions.get(key)
         if repetition is None:
             repetition = self._repetitions[key] = _Repetition(
@@ -283,7 +283,7 @@ class RepeatedBlocks:
         repetition.exact = repetition.exact and best.exact
         self._repetition_of_rank.update(dict.fromkeys(ranks, key))
 
-    def _report(self, key: tuple[int, int, int]) -> None:
+    def _emit_repetition(self, key: tuple[int, int, int]) -> None:
         repetition = self._repetitions.pop(key)
         for rank in repetition.ranks:
             del self._repetition_of_rank[rank]
@@ -296,7 +296,7 @@ class RepeatedBlocks:
         if self._repetition_of_rank:
             for rank in _ranks(who):
                 if (key := self._repetition_of_rank.get(rank)) is not None:
-                    self._report(key)
+                    self._emit_repetition(key)
         self._emit(who, lines)
 
     def _remember(self, who: Who, key: bytes, line: bytes, now: float) -> None:

@@ -372,8 +372,10 @@ def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Await
 
 
 def _split(values: Mapping[int, str]) -> tuple[list[int], str, list[int], str] | None:
-    """Return the ranks with the rarest value, it, the ranks with the most common value, and that;
-    None if several are equally rare."""
+    """Return (ranks, value) of the rarest value, followed by (ranks, value) of the most common one.
+
+    Return None if all ranks have the same value, or if several values are equally rare.
+    """
     counts = Counter(values.values())
     if len(counts) < 2:
         return None

@@ -335,8 +335,11 @@ def _broken_with(
     ends: Sequence[WorkerExit],
     in_script: Mapping[int, bool],
 ) -> dict[int, FailureEvidence]:
-    """Return by rank the evidence of workers that had printed another exception than ``best`` at
-    almost the same time, before they were stopped."""
+    """Return the evidence, by rank, of stopped workers with a failure of their own.
+
+    Such a worker had printed an exception almost when ``best`` failed, before it was stopped, and
+    the exception differs from the one of ``best``.
+    """
     found: dict[int, FailureEvidence] = {}
     if best.standing is not Standing.CAUSE:
         return found

@@ -34,7 +34,7 @@ def _in_backward(failure: Failure) -> bool:
     )
 
 
-def _in_shared_memory(failure: Failure) -> bool:
+def _is_about_shared_memory(failure: Failure) -> bool:
     return _SHARED in failure.text or any(
         failure.in_call(file)
         for file in (
@@ -509,7 +509,7 @@ _MEMORY: tuple[HintRow, ...] = (
         kind=K.SHARED_MEMORY,
         hint="shared memory (/dev/shm{shm}) is full. " + _MORE_SHM,
         marks=("no space left on device",),
-        when=_in_shared_memory,
+        when=_is_about_shared_memory,
     ),
     HintRow(
         kind=K.HOST_MEMORY,

@@ -1,7 +1,7 @@
-"""Find the cause behind an exception that only reports the end of another process or thread. No
-I/O.
+"""Find the cause in a log if the last exception only reports it. No I/O.
 
-The script may start processes, threads and launchers, whose exceptions are earlier in the same log.
+Such an exception says that another process or thread has ended, that a device has failed, or that a
+library has reached a limit. The lines that name the cause are earlier in the same log.
 """
 
 from __future__ import annotations

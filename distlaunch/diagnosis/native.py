@@ -95,8 +95,10 @@ def describe_signal(number: int, *, oom_kills: int) -> str:
 
 
 def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
-    """Return the first fatal message of native code among the last lines, with the Python frame of
-    faulthandler's dump."""
+    """Return the first fatal message of native code among the last 400 lines.
+
+    If a dump of faulthandler follows, the result has its Python frame.
+    """
     first = max(0, len(lines) - 400)
     found: NativeMessage | None = None
     for at in range(first, len(lines)):

@@ -25,8 +25,8 @@ class PlaceRow(Record):
     files: tuple[str, ...]
     functions: frozenset[str] | None = None
 
-    def has(self, call: Frame) -> bool:
-        """Return whether a call matches this row."""
+    def matches(self, call: Frame) -> bool:
+        """Return whether this row applies to a call."""
         return any(part in call.file for part in self.files) and (
             self.functions is None or call.function in self.functions
         )
@@ -165,4 +165,4 @@ PLACES: tuple[PlaceRow, ...] = (
 
 def find_place(calls: Sequence[Frame]) -> PlaceRow | None:
     """Return the row for the calls of a worker's script, if any matches."""
-    return next((row for row in PLACES if any(map(row.has, calls))), None)
+    return next((row for row in PLACES if any(map(row.matches, calls))), None)

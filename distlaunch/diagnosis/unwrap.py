@@ -98,7 +98,7 @@ def unwrap(lines: Sequence[str]) -> list[str]:
     TensorFlow's graphs in one line."""
     if not any("Traceback (most recent call last)" in line for line in lines):
         return list(lines)
-    return _with_graph_errors(_without_prefixes(_without_boxes(lines)))
+    return _with_graph_errors(_without_prefixes(_boxes_to_tracebacks(lines)))
 
 
 def _with_graph_errors(lines: list[str]) -> list[str]:
@@ -140,7 +140,7 @@ def _with_graph_errors(lines: list[str]) -> list[str]:
     return shown
 
 
-def _without_boxes(lines: Sequence[str]) -> list[str]:
+def _boxes_to_tracebacks(lines: Sequence[str]) -> list[str]:
     shown: list[str] = []
     at = 0
     while at < len(lines):

@@ -108,7 +108,9 @@ def read_job(path: str) -> Job | None:
     return Job(
         path=path,
         job_id=job_id,
-        state=_ended_state(code, last) if code is not None else _open_state(events, launcher, host),
+        state=_ended_state(code, last)
+        if code is not None
+        else _state_without_end(events, launcher, host),
         exit_code=code,
         launcher=launcher,
         host=host,
@@ -155,7 +157,7 @@ def _ended_state(code: int, last: list[dict[str, Any]]) -> State:
     return State.FAILED if code else State.SUCCEEDED
 
 
-def _open_state(events: str, launcher: LauncherProcess | None, host: str) -> State:
+def _state_without_end(events: str, launcher: LauncherProcess | None, host: str) -> State:
     if is_locked(events):
         return State.RUNNING
     here = os.uname().nodename

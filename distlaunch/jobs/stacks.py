@@ -1,4 +1,4 @@
-"""The stacks of the workers of a running job."""
+"""Ask the launcher of a running job for the stacks of its workers, and format them."""
 
 from __future__ import annotations
 

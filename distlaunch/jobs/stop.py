@@ -161,7 +161,10 @@ def _way_to(job: Job) -> list[str]:
 
 
 def elsewhere_error(job: Job, command: str) -> ConfigError:
-    """Return the error for a job whose launcher is on another host, with the line to use."""
+    """Return the error for a job whose launcher runs on another host.
+
+    If the host is known, the hint is a shell command that runs ``command`` there.
+    """
     host = printable(job.host) or "another host"
     words = shlex.join([*_way_to(job), "distlaunch", command, job.path])
     return ConfigError(

@@ -1,8 +1,9 @@
-"""Runs the user's --discover command, which prints the hosts that are available.
+"""Run the user's --discover command, which prints the hosts that are available.
 
-None of its processes may outlive the launcher. So a guard process, a subreaper, stands between
-launcher and command: it becomes the parent of every process that the command leaves. It kills them
-when the command has ended, or the launcher, which it notices by the end of a pipe.
+No process of the command may outlive the launcher. So the launcher starts a guard process, a
+subreaper, which starts the command and becomes the parent of each process that the command leaves.
+The guard kills these processes when the command has ended. It also kills them when the launcher has
+ended, which the guard notices because a pipe is closed.
 """
 
 from __future__ import annotations

@@ -453,7 +453,11 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
 
 
 def starts_all_workers(location: Location, topology: Topology) -> bool:
-    """Return whether this machine is the only node, and no worker has a launcher of its own."""
+    """Return whether this launcher starts all workers of the job.
+
+    The job then has one node, which is this machine. If each worker has its own launcher, the job
+    then has one worker.
+    """
     if len(topology.nodes) != 1:
         return False
     return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0

@@ -267,7 +267,9 @@ def _run(
         observers.serve(runner, events)
         run_dir.link_latest()
         report_log_directory(run_dir, plan.job_id, sink)
-        for note in slurm_job.notes() if slurm_job is not None else _notes_without_slurm(options):
+        for note in (
+            slurm_job.notes() if slurm_job is not None else _notices_about_slurm_options(options)
+        ):
             sink.say(note, level="warning")
         if opening.detached is not None and nodes is not None and slurm_job is None:
             from distlaunch.launch.detach import credential_warnings
@@ -325,7 +327,7 @@ def _slurm_job(
     )
 
 
-def _notes_without_slurm(options: TrainOptions) -> Iterator[str]:
+def _notices_about_slurm_options(options: TrainOptions) -> Iterator[str]:
     if options.requeue:
         yield f"{options.named('requeue')} has no effect: this is not a Slurm job"
 

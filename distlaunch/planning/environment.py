@@ -1,4 +1,7 @@
-"""The environment that workers inherit, and the variables that the user adds."""
+"""Select the environment that workers inherit, read --env and --env-file, and check lengths.
+
+No I/O: the texts of the files are facts.
+"""
 
 from __future__ import annotations
 

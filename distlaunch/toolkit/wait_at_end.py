@@ -63,10 +63,12 @@ def cancel_call_before_end(finish: Callable[[], None]) -> None:
 
 
 def end_process_group() -> None:
-    """Destroy all process groups if all workers call this in time.
+    """Destroy all process groups when all workers have called this. Waits up to ``END_S``.
 
-    Destroying waits for pending collectives. Without it, gloo's threads (DDP keeps some) abort a
-    Python that exits while they hold a tensor.
+    The functions of ``call_before_end`` are called first. If a worker does not call in time, the
+    groups remain, and later calls do not wait. ``destroy_process_group`` waits for pending
+    collectives. Otherwise gloo's threads, some of which belong to DDP, may hold a tensor while
+    Python exits, and then abort the process.
     """
     global _incomplete_group  # noqa: PLW0603 - one group a process, as in torch
     while _calls_before_end:

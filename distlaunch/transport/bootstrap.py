@@ -130,7 +130,7 @@ class BootstrapConnection(Connection, Protocol):
         """Put bytes back, for the next ``receive``. ``fileno`` becomes readable."""
 
     def stderr_tail(self) -> bytes:
-        """Return the last bytes of stderr."""
+        """Return the last 16 KiB of stderr."""
 
     def clear_stderr(self) -> None:
         """Drop the stderr that has arrived up to now."""

@@ -51,7 +51,7 @@ class MungeCommand:
         return key.decode("ascii", "replace")
 
     def works(self) -> bool:
-        """Return whether the commands exist and the daemon answers."""
+        """Return whether the commands exist and the daemon answers. Blocks while ``munge`` runs."""
         if any(
             shutil.which(name, path=self._environ.get("PATH")) is None
             for name in ("munge", "unmunge")

@@ -30,7 +30,10 @@ class Connector(Protocol):
     """Opens connections to the agents of other machines."""
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Open the connection to a node's agent."""
+        """Start an agent on a node and return the connection to it.
+
+        Blocks for at most ``within_s`` seconds. Raises ConnectError. Several threads may call this.
+        """
 
 
 def opener(

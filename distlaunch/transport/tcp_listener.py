@@ -1,10 +1,10 @@
 """The listener on the rendezvous port, to which launchers and agents connect, and possibly
 strangers.
 
-A stranger costs one of a limited number of connections, a few kilobytes and a few seconds. At the
-limit, the listener takes the stage of the handshake with the most connections, and closes the one
-that was idle for longest. Launchers and agents send their first message at once, so they are in
-another stage than a flood of strangers.
+The number of connections that have not finished the handshake is limited. Each may use a few
+kilobytes, for a few seconds. At the limit, the listener selects the stage of the handshake with the
+most connections, and closes the connection of this stage that was idle for longest. Launchers and
+agents send their first message at once, so they are in another stage than a flood of strangers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of hosts that cannot take part, with reasons and hints. No I/O."""
+"""Write the error text for hosts that cannot be reached: a table with reasons, then hints. No I/O."""
 
 from __future__ import annotations
 

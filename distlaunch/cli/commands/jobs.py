@@ -150,7 +150,7 @@ def _logs(request: _Request) -> int:
     follow = values["follow"]
     if follow:
         _print_other_logs(job, values["attempt"], ranks)
-    for line in _lines(job, ranks, values, keep):
+    for line in _selected_lines(job, ranks, values, keep):
         if request.is_json:
             record = {"rank": line.rank, "text": line.text.decode(errors="replace")}
             _write(json.dumps(record).encode(), flush=follow)
@@ -179,7 +179,7 @@ def _print_other_logs(job: Job, attempt: int | None, ranks: frozenset[int] | Non
         print_notice(other_logs_line(logs, job))
 
 
-def _lines(
+def _selected_lines(
     job: Job,
     ranks: frozenset[int] | None,
     values: Mapping[str, Any],

@@ -191,12 +191,16 @@ class AttemptStart:
             ),
         ]
 
-    def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
-        """Continue without nodes that cannot take part, each with the reason."""
-        hosts = name_hosts(self.host(node) for node, _ in astray)
-        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {printable_short(astray[0][1])}"
+    def continue_without(self, unusable: Sequence[tuple[int, str]], now: float) -> list[Action]:
+        """Drop nodes, each with the reason, and warn the user. Return the actions.
+
+        The caller has checked that the job can spare the nodes.
+        """
+        hosts = name_hosts(self.host(node) for node, _ in unusable)
+        nodes = "node" if len(unusable) == 1 else "nodes"
+        text = f"{nodes} {hosts} left out: {printable_short(unusable[0][1])}"
         actions: list[Action] = [ShowMessage(text=text, level="warning")]
-        for node, why in astray:
+        for node, why in unusable:
             actions += self.lost(Lost(node=node, why=why), None, now, reconnect=True)
         return actions
 
@@ -277,8 +281,8 @@ class AttemptStart:
         preparation = self._preparation
         if preparation is None:
             return []
-        astray = preparation.astray(self.can_spare)
-        return self.leave_out(astray, now) if astray else preparation.choose_master()
+        unusable = preparation.unconnected(self.can_spare)
+        return self.continue_without(unusable, now) if unusable else preparation.choose_master()
 
 
 class Preparation:
@@ -348,7 +352,7 @@ class Preparation:
     def late(self, owing: Iterable[int]) -> JobError | None:
         """Record that these nodes are late. Return the error if the job cannot continue.
 
-        Nodes that were to connect to rank 0's node count as unable to reach it.
+        Nodes that had to connect to rank 0's node are recorded as unable to reach it.
         """
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
@@ -361,18 +365,18 @@ class Preparation:
             exit_code=EXIT_UNAVAILABLE, message=text + name_hosts(map(self._nodes.host, late))
         )
 
-    def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """Return the nodes that cannot reach rank 0's node, each with the reason, if the job can
-        continue without them.
+    def unconnected(self, can_spare: Callable[[int], bool]) -> list[tuple[int, str]]:
+        """Return the nodes that cannot reach rank 0's node, each with the reason.
 
-        ``may_leave`` returns whether it can continue without a number of nodes.
+        Return an empty list if the job cannot continue without them. ``can_spare`` returns whether
+        the job can continue without a number of nodes.
         """
         lost = [
             (self._nodes.numbers[rank], answer.problem or "it has no way to rank 0's node")
             for rank, answer in self._reached.items()
             if not answer.routes
         ]
-        return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
+        return lost if len(lost) < len(self._reached) and can_spare(len(lost)) else []
 
     def choose_master(self) -> MasterChoice | JobError:
         """Return the master address after all nodes have tried to connect, or an error if none was

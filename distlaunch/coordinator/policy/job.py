@@ -412,7 +412,7 @@ class JobPolicy:
             return []
         if message.problem is not None:
             if attempt_start is not None and attempt_start.can_spare(1):
-                return attempt_start.leave_out(
+                return attempt_start.continue_without(
                     [(node, message.problem)], now
                 ) + self._repeat_node_setup(now)
             problem = (

@@ -1,6 +1,7 @@
-"""Decide which signals reported by launchers, agents and spawners count. No clock, no I/O.
+"""Decide which reports of a signal the job acts on, and which only repeat it. No clock, no I/O.
 
-One signal of a scheduler or user may be reported by several of these processes.
+Launchers, agents and spawners report signals. Several of them may report one signal of a scheduler
+or user.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.core.model.record import replace
 
 ECHO_S = 30.0
-"""If a signal arrives later than this after the last one that counted, it is a new one. A scheduler
-may need this time to signal all processes."""
+"""A report that arrives later than this after the last one that was acted on is a new signal. A
+scheduler may need this time to signal all processes."""
 HOLD_S = 0.1
 """How long to wait after the first report of a signal for further reports, which show whether the
 workers received it, too."""
@@ -24,8 +25,8 @@ MERGE_S = 0.1
 """Signals closer together than this are considered one. A terminal signals a whole process group,
 and a wrapper passes Ctrl-C on."""
 SECOND_S = 1.0
-"""A second stop signal within this many seconds of the first is ignored. Notebooks send INT twice
-within 0.5 s, and uv repeats a Ctrl-C after 0.2 s."""
+"""A second stop signal within this many seconds of the first is ignored. The third one is not.
+Notebooks send INT twice within 0.5 s, and uv repeats a Ctrl-C after 0.2 s."""
 
 
 class StopSignal(Enum):
@@ -53,7 +54,9 @@ class StopSignalCounter:
     def classify(self, now: float) -> StopSignal:
         """Return the meaning of a signal received at ``now``.
 
-        The third signal always counts, even within ``SECOND_S``.
+        A signal less than ``MERGE_S`` after the latest one is ``MERGED`` with it. Merged signals
+        aside, the second signal is ``EARLY`` within ``SECOND_S`` of the first, and the third is
+        ``AGAIN`` even then.
         """
         if not self._seen:
             self._seen, self._first, self._last = 1, now, now
@@ -73,14 +76,14 @@ class _Count:
 
     def __init__(self) -> None:
         self.acted = 0
-        """How often a report of the signal has counted."""
+        """How many reports of the signal were acted on."""
         self.at = 0.0
-        """When a report last counted. Without meaning while ``acted`` is 0."""
+        """When a report was last acted on. Without meaning while ``acted`` is 0."""
         self.senders: dict[tuple[int | None, bool], int] = {}
         """How often each process has reported the signal, by ``Signalled.sender``."""
 
     def at_time(self, now: float) -> _Count:
-        """Reset the count if the last signal that counted is too long ago."""
+        """Reset the numbers if the last report that was acted on is ``ECHO_S`` ago. Return self."""
         if self.acted and now - self.at >= ECHO_S:
             self.acted, self.senders = 0, {}
         return self
@@ -91,16 +94,16 @@ class _Count:
         return self.senders[sender]
 
     def act(self, now: float) -> None:
-        """Record that a report counted at ``now``."""
+        """Record that a report is acted on at ``now``."""
         self.acted, self.at = self.acted + 1, now
 
 
 class Signals:
-    """Counts a signal once, even if several launchers, agents and spawners report it.
+    """Selects one report of each signal, if several launchers, agents and spawners report it.
 
-    The sender may have signalled all of these processes, or only one. Therefore the n-th report of
-    one process counts unless the n-th report of another process has counted. A signal with ``kill``
-    always counts.
+    The user or scheduler may have signalled all of these processes, or only one. Therefore the n-th
+    report of one process is ignored if the job has acted on the n-th report of another process. A
+    report with ``kill`` is never ignored.
 
     ``holds``: the scheduler may signal the workers as well. The first report of a signal is then
     held for a moment. If meanwhile an agent reports that its workers have the signal, or a second
@@ -116,7 +119,7 @@ class Signals:
         clock)."""
 
     def on_signal(self, event: Signalled, now: float) -> Signalled | None:
-        """Return the event if it counts now; otherwise None."""
+        """Return the event if the job must act on it now; None if it is held or ignored."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
         if not event.kill and count.senders.get(event.sender, 0) < count.acted:
             count.add(event.sender)
@@ -139,7 +142,7 @@ class Signals:
         return event
 
     def deadline(self) -> float | None:
-        """Return when ``due`` returns the next event."""
+        """Return when ``due`` returns the next event, on the job's clock; None if none is held."""
         return min((until for until, _ in self._held.values()), default=None)
 
     def due(self, now: float) -> list[Signalled]:

@@ -52,8 +52,8 @@ class Keyboard:
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
 
     @property
-    def is_there(self) -> bool:
-        """Return whether the worker gets a terminal."""
+    def has_terminal(self) -> bool:
+        """Return whether the only worker runs on a pseudo terminal."""
         return self._terminal is not None
 
     def size(self) -> tuple[int, int] | None:

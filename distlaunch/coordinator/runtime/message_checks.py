@@ -105,7 +105,8 @@ class NodeMessageCheck:
         self._granted += size
 
     def check(self, message: object) -> bool:
-        """Return whether a message counts. A late message does not.
+        """Return whether to handle a message. A late one, which is about an earlier attempt or about a
+        rank whose output has ended, must be ignored.
 
         Raises ProtocolError for a message that no agent of this release sends.
         """

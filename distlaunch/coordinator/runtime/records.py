@@ -44,7 +44,10 @@ class EventLog:
         self._observers: list[Callable[[Mapping[str, object]], None]] = []
 
     def add_observer(self, observe: Callable[[Mapping[str, object]], None]) -> None:
-        """Call ``observe`` with each event from now on. It must not wait and must not raise."""
+        """Call ``observe`` with each event from now on, in the thread that writes the event.
+
+        ``observe`` must not block and must not raise.
+        """
         self._observers.append(observe)
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
@@ -165,7 +168,7 @@ class OutputFiles:
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function that is called when the console has room again."""
+        """Set the function to call, from any thread, each time ``has_room`` changes to True."""
         self._sink.on_room(wake)
 
 

@@ -1,8 +1,8 @@
 """Create the run directory of a job.
 
 The directory is private (0700). An existing directory is never overwritten: a new one gets the
-suffix ``-2``, ``-3`` and so on. In the default log directory, all but the newest 50 runs are
-deleted.
+suffix ``-2``, ``-3`` and so on. In the default log directory, runs older than the newest 50 are
+deleted, unless they may still be active (``RunDir.prune``).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class RunDir:
             os.replace(fresh, os.path.join(self.path, name))
 
     def prune(self) -> None:
-        """Delete all runs except the newest 50 in the default log directory.
+        """Delete runs older than the newest 50 in the default log directory.
 
         Only files with distlaunch's names are deleted, and directories that are then empty. The
         time of a run is that of its last event. Runs that may still be active are not deleted, nor

@@ -440,7 +440,7 @@ class Runner:
                 self._events.write(action.type, action.fields)
             case a.ReportFailure():
                 self._say_unread()
-                self._reporter.failed(action, terminal=self._keyboard.is_there)
+                self._reporter.failed(action, terminal=self._keyboard.has_terminal)
             case a.ReportHang():
                 self._say_unread()
                 self._reporter.hung(action)

@@ -1,4 +1,4 @@
-"""Write the steps that workers report to one file of the run directory.
+"""Write the heartbeats of workers (step, loss, samples) to one file of the run directory.
 
 The main loop collects the newest report of each rank, and hands a block of them to ``DiskWork`` at
 most once per period. When the file reaches its limit, neighbouring blocks are merged and the period

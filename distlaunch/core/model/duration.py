@@ -1,4 +1,4 @@
-"""Read durations as users write them. All options with a time use this module."""
+"""Convert durations that users write, such as ``30s`` or ``1h30m``, to seconds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Fork helper processes that a debugger does not follow.
 
-debugpy replaces ``os.fork``: the child connects to the debugger and waits for the client. Only
-workers should do so, once, when they are started with exec.
+debugpy replaces ``os.fork`` so that the child connects to the debugger and waits for its client. A
+helper must not connect. A worker connects once, when it is started with exec.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How the log file of a rank is kept below ``--log-max-size``. Standard library only.
+"""Keep the log file of a rank below ``--log-max-size``. Standard library only.
 
-When a file has reached its limit, its first half stays, its last part stays, and a notice between
-them says how many bytes are left out. Places in the index of times are counted as if nothing were
-left out.
+When a file has reached its limit, bytes in its middle are removed. The first half and the last part
+remain, with a notice between them that gives the number of removed bytes. The index of times (time
+-> offset) uses the offsets that the bytes would have without the removal.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def option_names() -> OptionNames:
 
 
 def name_of(field: str) -> str:
-    """Return the name of the option with this field in the command that this process runs."""
+    """Return the option whose value is in ``field``, as the command of this process spells it."""
     return _names.name(field)
 
 

@@ -145,8 +145,9 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         """Return the plan as data for users and files, without values of inherited and user-set
         variables.
 
-        A worker's ``env`` holds its own variables, with ``expand`` also the shared ones; of a
-        variable in ``env_starts``, only its own end. Secrets are masked.
+        A worker's ``env`` contains its own variables, with ``expand`` also the shared ones. If a
+        variable is in ``env_starts``, ``env`` contains only the part after that beginning. Secrets
+        are masked.
         """
         return {**self._head(), "nodes": list(self._node_records(expand=expand))}
 

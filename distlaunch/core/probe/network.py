@@ -74,8 +74,8 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
 
 
 def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
-    """Return a datagram's entries (interface index, address, prefix length), and whether it is the
-    last one.
+    """Return a datagram's entries (interface index, address, prefix length), and whether the
+    datagram is the last one of the kernel's answer.
 
     Omits addresses that other machines cannot use.
     """

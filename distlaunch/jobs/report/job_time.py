@@ -1,6 +1,6 @@
-"""Divide the time of a job by its use: steps that counted, lost steps, start, recovery. No I/O.
+"""Split the time of a job into spans, each with its use (``TimeUse``). No I/O.
 
-Times are seconds since 1970. The steps are those of one rank of each attempt.
+Times are seconds since 1970. Of each attempt, the steps of one rank are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TimeUse(Enum):
     """What a part of a job's time was used for. The values are those of ``--format json``."""
 
     STEPS = "steps"
-    """Steps that counted: no later attempt has done them again."""
+    """Steps that no later attempt has done again."""
     LOST = "lost"
     """Steps after the checkpoint from which the job continued, or would have to continue."""
     START = "start"

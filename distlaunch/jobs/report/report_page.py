@@ -209,7 +209,10 @@ class _Page:
             self.table(table)
 
     def table(self, table: Table | None, *, keys: Sequence[str] = (), empty: str = "") -> None:
-        """Add a table. ``keys``: a style of a coloured mark for each row."""
+        """Add a table. If it is None, add the paragraph ``empty`` instead.
+
+        ``keys``: for each row, the style of a coloured mark in the first cell.
+        """
         if table is None:
             if empty:
                 self.paragraph(empty)

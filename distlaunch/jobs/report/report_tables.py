@@ -74,11 +74,11 @@ def figures(report: JobReport) -> list[tuple[str, str]]:
         ("last step", _known(report.last_step)),
         ("step time", _seconds(report.step_s)),
         ("lost steps", _known(division.lost_steps)),
-        ("nodes lost", str(_losses(report))),
+        ("nodes lost", str(_node_losses(report))),
     ]
 
 
-def _losses(report: JobReport) -> int:
+def _node_losses(report: JobReport) -> int:
     return sum(each.kind is AttemptOutcome.NODE_LOST for each in report.failures)
 
 
@@ -191,7 +191,7 @@ def comparison_table(first: JobReport, second: JobReport) -> Table:
         _compared("Step time", first.step_s, second.step_s, _seconds),
         _compared("Workers", first.world_size, second.world_size, number),
         _compared("Restarts", first.restarts, second.restarts, number),
-        _compared("Nodes lost", _losses(first), _losses(second), number),
+        _compared("Nodes lost", _node_losses(first), _node_losses(second), number),
         _compared("Last step", first.last_step, second.last_step, number),
         _compared("Lost steps", first.division.lost_steps, second.division.lost_steps, number),
         _compared("Last loss", _last_loss(first), _last_loss(second), number),

@@ -1,8 +1,9 @@
-"""Batch systems. No I/O.
+"""Read the hosts of a job from the variables of PBS, LSF, SGE, Flux or AWS Batch. No I/O.
 
-A launcher in a script of PBS, LSF or SGE starts the whole job. Flux numbers its tasks, and AWS
-Batch the nodes of a multi-node job, each with a launcher. Slots are the unit that the site counts,
-mostly cores, or GPUs if they are listed.
+A launcher in a script of PBS, LSF or SGE starts the whole job. Flux starts one launcher per task
+and numbers the tasks. AWS Batch starts one launcher per node of a multi-node job and numbers the
+nodes. A slot is the unit in which the site grants resources: usually a core, or a GPU if the system
+lists GPUs.
 
 Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid
 Engine's of qsub (PE_HOSTFILE), flux-environment(7), the user guide of AWS Batch.

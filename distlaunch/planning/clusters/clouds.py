@@ -124,7 +124,8 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
     """Return the allocation with one launcher per worker if Azure ML started several processes per
     node.
 
-    Azure ML has then set torch's variables for each process.
+    In this case Azure ML also sets WORLD_SIZE, RANK and LOCAL_RANK for each process. Raises
+    ConfigError if they contradict the numbers of nodes.
     """
     world, rank, local = (number(environ, each) for each in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if world is None or rank is None:

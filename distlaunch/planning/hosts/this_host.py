@@ -1,7 +1,7 @@
-"""Decides whether the name of a host means this machine. No I/O.
+"""Decide whether the name of a host means this machine. No I/O.
 
-On this machine the launcher starts the agent itself; on others it uses a transport, also for a
-single host: ``--hosts b:8`` on machine ``a`` is a job on b.
+On this machine the launcher starts the agent itself. On any other host it uses a transport, even if
+that host is the only one: ``--hosts b:8`` on machine ``a`` starts a job on ``b``.
 """
 
 from __future__ import annotations

@@ -275,7 +275,10 @@ def _sized(kind: Any) -> Any:
 
 
 def _is_one_of(value: Any, *texts: str) -> bool:
-    """Compare without a hash: Python crashes on the hash of deeply nested tuples."""
+    """Return whether a value is a string that equals one of ``texts``.
+
+    The value is not hashed, because Python crashes on the hash of deeply nested tuples.
+    """
     return type(value) is str and value in texts
 
 
@@ -352,7 +355,7 @@ def _record(kind: type) -> Name:
 # --- numpy -----------------------------------------------------------------------------------------------------------
 
 
-def _numpy() -> Any:
+def _import_numpy() -> Any:
     try:
         import numpy as np
     except ImportError as error:
@@ -377,7 +380,7 @@ def _numpy_dtype(unpickler: Unpickler, code: Any, *flags: Any) -> Pending:
             raise MalformedError("a pickle has a type of numpy's that has parts")
         if not _is_one_of(state[1], "<", ">", "|", "="):
             raise MalformedError("a pickle has a type of numpy's without an order of bytes")
-        plain = _numpy().dtype(code)
+        plain = _import_numpy().dtype(code)
         ordered = plain.newbyteorder(state[1])
         return plain if ordered.isnative else ordered
 
@@ -392,7 +395,7 @@ def _numpy_array(unpickler: Unpickler, kind: Any, *arguments: Any) -> Pending:
 
 
 def _build_array(unpickler: Unpickler, state: Any) -> Any:
-    numpy = _numpy()
+    numpy = _import_numpy()
     _, shape, dtype, by_columns, data = state
     if not isinstance(dtype, numpy.dtype) or not _is_plain(dtype) or type(data) is not bytes:
         raise MalformedError(
@@ -408,7 +411,7 @@ def _build_array(unpickler: Unpickler, state: Any) -> Any:
 
 
 def _numpy_scalar(unpickler: Unpickler, dtype: Any, data: Any) -> Any:
-    numpy = _numpy()
+    numpy = _import_numpy()
     if not isinstance(dtype, numpy.dtype) or not _is_plain(dtype) or type(data) is not bytes:
         raise MalformedError("a pickle has a number of numpy's that is none")
     if len(data) != dtype.itemsize:

@@ -1,4 +1,7 @@
-"""What each entry of a checkpoint holds, by its path in torch's metadata."""
+"""Classify the entries of a checkpoint by their paths in torch's metadata.
+
+The classes are: model, optimizer state of one parameter, setting of a parameter group, part, other.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ TIED = OtherEntry(name="tied", is_whole=True)
 
 
 def entry_at(path: tuple[Any, ...]) -> Entry:
-    """Return what the entry at a path holds."""
+    """Return the class of the entry at a path, with the names that the path contains."""
     match path:
         case ("model", str(name), *more):
             return ModelEntry(name=name, is_whole=not more)

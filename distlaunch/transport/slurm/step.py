@@ -85,8 +85,10 @@ class StepSettings(Record):
 
 
 def step_argv(settings: StepSettings, hosts: Sequence[str], *, again: bool) -> list[str]:
-    """Return the srun command up to the program. ``again``: an earlier step on these nodes may
-    still exist."""
+    """Return srun and its options, without the program that srun starts.
+
+    ``again``: an earlier step on these nodes may still exist, so the steps may overlap.
+    """
     count = len(hosts)
     argv = [
         "srun",

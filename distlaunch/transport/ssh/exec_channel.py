@@ -156,7 +156,7 @@ class ChannelConnection:
         self._buffer.release()
 
     def clear_stderr(self) -> None:
-        """Drop the stderr up to now."""
+        """Discard the stderr that was received up to now."""
         self._buffer.stderr.clear()
 
     def end(self) -> ConnectionEnd:

@@ -256,14 +256,15 @@ def parse_private_key(data: bytes) -> tuple[bytes | None, bytes | None]:
         return None, None
     if not body.startswith(_FORMAT):
         return None, None
-    cipher, rest = _string(body[len(_FORMAT) :])
+    cipher, rest = _split_string(body[len(_FORMAT) :])
     for _ in range(2):  # skip the key derivation's name and options
-        _, rest = _string(rest)
-    public, _ = _string(rest[4:])  # skip the number of keys, which is 1
+        _, rest = _split_string(rest)
+    public, _ = _split_string(rest[4:])  # skip the number of keys, which is 1
     return (None if cipher == b"none" else cipher), public or None
 
 
-def _string(data: bytes) -> tuple[bytes, bytes]:
+def _split_string(data: bytes) -> tuple[bytes, bytes]:
+    """Return the string with a 4-byte length at the beginning of ``data``, and the rest."""
     end = 4 + int.from_bytes(data[:4], "big")
     return data[4:end], data[end:]
 

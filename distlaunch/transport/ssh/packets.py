@@ -61,7 +61,10 @@ class Packets(Packetizer):
         return line.decode(errors="replace").rstrip("\r\n")
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:  # noqa: FBT001, FBT002 - paramiko's
-        """Return exactly ``n`` bytes. Raises EOFError if the stream ends earlier."""
+        """Return exactly ``n`` bytes. Raises EOFError if the stream ends earlier.
+
+        paramiko passes ``check_rekey``, which has no effect here.
+        """
         end = self._at + n
         if end <= len(self._ahead):
             data = self._ahead[self._at : end]

@@ -81,7 +81,7 @@ class _Settings(Record):
 def translate(
     given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None
 ) -> Translation:
-    """Translate a parsed command line, which takes precedence over the configuration.
+    """Translate a parsed command line and the configuration. The command line takes precedence.
 
     Raises UsageError or ConfigError for options that distlaunch does not support.
     """

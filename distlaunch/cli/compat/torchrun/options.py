@@ -1,8 +1,8 @@
 """The option table of ``distlaunch torchrun``.
 
-The options are those of torchrun 2.13, --log-line-prefix-template of 2.14, and those of
-``torch.distributed.launch``. An option whose ``effect`` is ``accepted`` has none; a notice says so
-once.
+The table has the options of torchrun 2.13 and of ``torch.distributed.launch``, and
+--log-line-prefix-template, which torchrun has since 2.14. An option whose ``effect`` is
+``accepted`` changes nothing; one notice names all of these options that the user gave.
 """
 
 from __future__ import annotations

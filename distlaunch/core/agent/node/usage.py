@@ -1,7 +1,8 @@
 """Read what this node and its workers use: processors, memory, GPUs, network, disks.
 
-The figures are counters of ``/proc`` and ``/sys``, and the answer of the NVIDIA driver. They are
-read in a thread, only when the coordinator asks.
+Times, bytes of disks and bytes of interfaces are counters since the start of the process or
+machine, so two readings give a rate. Memory and the figures of the NVIDIA driver are present
+values. A thread reads them when the coordinator asks.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _PROGRESS_PIPE_BYTES = 16 << 10
 
 
 class OutputSink(Protocol):
-    """Receiver of the output. All methods run in the pump's thread and must not block."""
+    """Receiver of the output. The pump's thread calls the methods, which must not block."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Accept a chunk."""
@@ -55,7 +55,7 @@ class OutputSink(Protocol):
         """Return whether more output may be read."""
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when there is room again."""
+        """Set the function to call, from any thread, each time ``has_room`` changes to True."""
 
 
 class PumpFailed(Record):
@@ -111,7 +111,7 @@ class Pump(threading.Thread):
         pipes: all pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which the
         kernel makes pipes very small.
         """
-        self._order(
+        self._enqueue(
             lambda: self._activity.begin(
                 attempt, watching=watching, output_period_s=output_period_s
             )
@@ -130,29 +130,29 @@ class Pump(threading.Thread):
         if self._pipe_bytes > _LEAST_PIPE_BYTES:
             with suppress(OSError):  # a terminal, or the user's limit for pipe buffers is reached
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, self._pipe_bytes)
-        self._order(lambda: self._add(rank, number, descriptor, tail_of))
+        self._enqueue(lambda: self._add(rank, number, descriptor, tail_of))
 
     def add_progress(self, rank: int, descriptor: int) -> None:
         """Start to read a worker's progress, whose descriptor the pump then owns."""
         os.set_blocking(descriptor, False)
         with suppress(OSError):  # smaller than the default, to leave the user's buffers to output
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
-        self._order(lambda: self._activity.add(rank, descriptor))
+        self._enqueue(lambda: self._activity.add(rank, descriptor))
 
     def drain(self, ended: WorkerExit, error_file: str | None = None) -> None:
         """Read all output and the error file of an exited worker, even without room. Posts
         ``Drained``."""
-        self._order(lambda: self._drain(ended, error_file))
+        self._enqueue(lambda: self._drain(ended, error_file))
 
     def finish(self) -> None:
         """Read all remaining output and close all streams. Posts ``OutputsClosed``."""
-        self._order(self._finish)
+        self._enqueue(self._finish)
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._order(self._end)
+        self._enqueue(self._end)
 
-    def _order(self, order: Callable[[], None]) -> None:
+    def _enqueue(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
         self._wake_thread()
 

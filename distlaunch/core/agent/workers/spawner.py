@@ -361,7 +361,7 @@ class Spawner:
                 os.close(output)
             case w.Signal():
                 self._warm.signal(message)
-                self._signal(message)
+                self._send_signal(message)
             case w.EndLeftovers():
                 self._ends_leftovers = True
                 if message.asked:
@@ -534,7 +534,7 @@ class Spawner:
         self._report(w.Swept(left=left, ended=self._trees.ended, killed=self._trees.killed))
         self._trees = WorkerTrees(self._setup.cookie)
 
-    def _signal(self, order: w.Signal) -> None:
+    def _send_signal(self, order: w.Signal) -> None:
         ranks = set(order.ranks)
         if order.scope == w.SCOPE_TREE:
             self._paused = order.signum == signal.SIGSTOP
@@ -608,8 +608,10 @@ class Spawner:
         # end it.
         unasked = tuple(rank for pid, rank in self._pids.items() if pid not in self._stop_sent)
         ranks = tuple(self._pids.values())
-        self._signal(w.Signal(ranks=unasked, signum=signal.SIGTERM, scope=scope, caught_only=False))
-        self._signal(
+        self._send_signal(
+            w.Signal(ranks=unasked, signum=signal.SIGTERM, scope=scope, caught_only=False)
+        )
+        self._send_signal(
             w.Signal(ranks=ranks, signum=signal.SIGCONT, scope=w.SCOPE_TREE, caught_only=False)
         )
         self._ends_leftovers = True
