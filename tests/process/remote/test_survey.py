@@ -56,29 +56,29 @@ def test_it_may_be_asked_again_and_sees_what_has_changed(agent, work_dir, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("order", "problem", "hinted"),
+    ("order", "problem", "part"),
     [
-        ({"workdir": "/not there"}, "there is no directory /not there", True),
-        ({"workdir": "/etc/passwd"}, "/etc/passwd is no directory", True),
-        ({"workdir": "/etc/passwd/x"}, "there is no directory /etc/passwd/x", True),
+        ({"workdir": "/not there"}, "there is no directory /not there", "directory"),
+        ({"workdir": "/etc/passwd"}, "/etc/passwd is no directory", "directory"),
+        ({"workdir": "/etc/passwd/x"}, "there is no directory /etc/passwd/x", "directory"),
         (
             {"pythons": ("/no/python", "no-such-python")},
             "there is no Python for the workers: no /no/python and no no-such-python",
-            True,
+            "python",
         ),
         (
             {"pythons": (), "program": "no-such-program"},
             "there is no program no-such-program",
-            False,
+            "script",
         ),
-        ({"pythons": (), "program": "./here"}, "there is no program ./here", False),
-        ({"script": "/dev/null"}, "/dev/null is no plain file", False),
+        ({"pythons": (), "program": "./here"}, "there is no program ./here", "script"),
+        ({"script": "/dev/null"}, "/dev/null is no plain file", "script"),
     ],
 )
-def test_an_obstacle_is_reported_as_a_clause(agent, order, problem, hinted):
+def test_an_obstacle_is_reported_as_a_clause(agent, order, problem, part):
     found = agent.survey(**order)
     assert found.problem == problem
-    assert (found.hint is not None) is hinted
+    assert found.problem_part == part
 
 
 @pytest.mark.parametrize(
