@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from distlaunch.jobs.job import Job, parse_events, read_job
@@ -35,6 +35,11 @@ def read_events_but_old_progress(path: str) -> Iterator[dict[str, Any]]:
         yield from parse_events([newest, line] if newest else [line])
         newest = b""
     yield from parse_events([newest])
+
+
+def is_stop_signal(event: Mapping[str, Any]) -> bool:
+    """Return whether the launcher has got a signal that ends the job. SIGUSR1 and SIGUSR2 do not."""
+    return event.get("type") == "signal" and event.get("signal") not in ("SIGUSR1", "SIGUSR2")
 
 
 def follow_events(job: Job) -> Iterator[dict[str, Any]]:

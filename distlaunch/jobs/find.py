@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from distlaunch.coordinator.runtime.run_directory import (
@@ -50,12 +50,19 @@ def run_directories(log_dir: str | None, environ: Mapping[str, str]) -> list[str
     return list(found)
 
 
-def find_job(word: str, log_dir: str | None, environ: Mapping[str, str]) -> Job:
+def find_job(
+    word: str,
+    log_dir: str | None,
+    environ: Mapping[str, str],
+    *,
+    only: Callable[[Job], bool] | None = None,
+) -> Job:
     """Return the job that a word means.
 
-    In this order: the path of a run directory; ``latest``; the name of a run directory that is not
-    a job id; a job id (of several jobs with one --job-id, the newest); the beginning of one job id
-    or name. Raises UsageError if there is none, or several.
+    In this order: the path of a run directory; ``latest``; the name of a run directory; a job id;
+    the beginning of one job id or name. Of several jobs, the newest is meant. With ``only`` the
+    word must mean one job alone, not counting those for which it is false. Raises UsageError if
+    there is none, or several.
     """
     if os.sep in word:
         job = read_job(os.path.realpath(word))
@@ -69,17 +76,41 @@ def find_job(word: str, log_dir: str | None, environ: Mapping[str, str]) -> Job:
     if word == LATEST and jobs:
         return jobs[0]
     for same in (
-        [job for job in jobs if job.job_id == word],
         [job for job in jobs if job.name == word],
+        [job for job in jobs if job.job_id == word],
     ):
         if same:
-            return same[0]
+            return _one_of(same, word, only)
     begun = [
         job for job in jobs if word and (job.job_id.startswith(word) or job.name.startswith(word))
     ]
     if len({job.job_id for job in begun}) == 1:
-        return begun[0]
+        return _one_of(begun, word, only)
     raise _no_job(word, jobs, begun, log_dir)
+
+
+def newer_jobs(job: Job, log_dir: str | None, environ: Mapping[str, str]) -> list[Job]:
+    """Return the jobs that were started after this one with its name as --job-id, the newest first.
+
+    None if the job has another name itself.
+    """
+    if job.name != job.job_id:
+        return []
+    jobs = find_jobs(log_dir, environ)
+    same = [each.path for each in jobs if each.job_id == job.job_id]
+    newer = same[: same.index(job.path)] if job.path in same else []
+    return [each for each in jobs if each.path in newer]
+
+
+def _one_of(jobs: list[Job], word: str, only: Callable[[Job], bool] | None) -> Job:
+    """Return the newest job. Raises UsageError if ``only`` leaves several."""
+    left = jobs if only is None else [job for job in jobs if only(job)] or jobs
+    if only is not None and len(left) > 1:
+        raise UsageError(
+            f"{quoted(word)} means {counted(len(left), 'job')}: {_names(left, in_full=True)}",
+            hint="name one of them by the path of its run directory, or by its name in distlaunch ps",
+        )
+    return left[0]
 
 
 def _no_job(word: str, jobs: list[Job], begun: list[Job], log_dir: str | None) -> UsageError:
@@ -96,8 +127,10 @@ def _no_job(word: str, jobs: list[Job], begun: list[Job], log_dir: str | None) -
         )
     from difflib import get_close_matches
 
-    names = list(dict.fromkeys([job.job_id for job in jobs]))
-    near = get_close_matches(word, names, n=_MOST_NAMED, cutoff=0.5)
+    names = {name.lower(): name for job in reversed(jobs) for name in (job.job_id, job.name)}
+    names[LATEST] = LATEST
+    close = get_close_matches(word.lower(), names, n=_MOST_NAMED, cutoff=0.5)
+    near = [names[each] for each in close]
     listed = ", ".join(map(printable, near)) if near else _names(jobs)
     return UsageError(
         f"there is no job {quoted(word)}{where}; {'near' if near else 'newest'}: {listed}",
@@ -105,8 +138,9 @@ def _no_job(word: str, jobs: list[Job], begun: list[Job], log_dir: str | None) -
     )
 
 
-def _names(jobs: list[Job]) -> str:
-    shown = ", ".join(printable(job.name) for job in jobs[:_MOST_NAMED])
+def _names(jobs: list[Job], *, in_full: bool = False) -> str:
+    named = [job.path if in_full else job.name for job in jobs[:_MOST_NAMED]]
+    shown = ", ".join(map(printable, named))
     more = len(jobs) - _MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 

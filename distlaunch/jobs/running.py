@@ -36,7 +36,7 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
         raise ended_error(job)
     if job.launcher is None and (coordinator := _coordinator(job)) is not None:
         raise ConfigError(
-            f"job {printable(job.job_id)}: the launcher here follows the coordinator, which answers"
+            f"job {printable(job.name)}: the launcher here follows the coordinator, which answers"
             " for all nodes",
             hint=f"use distlaunch {command} on the host of {printable(coordinator)}",
         )
@@ -53,7 +53,7 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
     except ControlError as exc:
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
-        raise NotNowError(f"job {printable(job.job_id)}: {exc.message}") from exc
+        raise NotNowError(f"job {printable(job.name)}: {exc.message}") from exc
 
 
 def _connect(job: Job) -> socket.socket:
@@ -70,7 +70,7 @@ def _connect(job: Job) -> socket.socket:
 
 def ended_error(job: Job) -> JobEndedError:
     """Return the error for a job that does not run any more."""
-    name = printable(job.job_id)
+    name = printable(job.name)
     how = "its launcher was killed" if job.state is State.KILLED else "it does not run any more"
     return JobEndedError(f"job {name}: {how}", hint=f"distlaunch status {name} shows how it ended")
 
@@ -78,7 +78,7 @@ def ended_error(job: Job) -> JobEndedError:
 def _no_answer(job: Job) -> ConfigError:
     pid = "" if job.launcher is None else f" (pid {job.launcher.pid})"
     return ConfigError(
-        f"job {printable(job.job_id)}: its launcher{pid} does not answer",
+        f"job {printable(job.name)}: its launcher{pid} does not answer",
         hint="is it suspended (Ctrl-Z, a debugger)?",
     )
 

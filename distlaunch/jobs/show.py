@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distlaunch.core.model.run_files import SETUP
 from distlaunch.core.model.text import counted, format_ranks, printable
 from distlaunch.jobs.job import Job, State
 from distlaunch.jobs.status import JobStatus
@@ -15,6 +16,7 @@ from distlaunch.jobs.status import JobStatus
 _COLUMNS = ("JOB", "STATE", "AGE", "WORKERS", "STEP", "HOST", "COMMAND")
 _LONGEST_COMMAND = 60
 _SILENT_S = 10.0
+_SHOWN_FAILURES = 5
 _DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
 
 
@@ -44,7 +46,7 @@ def _row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
             step = str(status.progress["step_min"])
     return (
         printable(job.name),
-        _state(job),
+        "stopping" if status is not None and describe_stop(status, now) else _state(job),
         "-" if job.started is None else age(now - job.started),
         workers,
         step,
@@ -62,7 +64,10 @@ def _state(job: Job) -> str:
 
 def command(job: Job) -> str:
     """Return the script of a job and its arguments, cut to one line."""
-    words = [word for word in job.argv[1:] if word != "-u"] or list(job.argv)
+    argv = job.argv
+    if SETUP in argv:
+        argv = argv[argv.index(SETUP) + 2 :] or argv
+    words = [word for word in argv[1:] if word != "-u"] or list(argv)
     text = printable(shlex.join(words))
     return text if len(text) <= _LONGEST_COMMAND else text[: _LONGEST_COMMAND - 3] + "..."
 
@@ -84,8 +89,8 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
     """Return the lines of ``status``. ``now`` is in seconds since 1970."""
     job = status.job
     rows = [
-        ("job", printable(job.job_id)),
-        ("state", _long_state(job, now)),
+        ("job", _name(job)),
+        ("state", _long_state(status, now)),
         ("started", _when(job.started, now)),
         ("command", command(job)),
         ("launcher", _launcher(job)),
@@ -95,7 +100,7 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
         ("step", _step(status, now)),
         ("last sign of life", _last_sign(status, now)),
         ("last event", _when(job.changed, now)),
-        ("failure", printable(status.failure)),
+        *_failures(status),
         ("hang", printable(status.hang)),
         ("report", printable(status.report or "")),
         ("metrics", printable(status.metrics or "")),
@@ -105,8 +110,44 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
     return [f"{name:<{width}}{text}" for name, text in rows if text]
 
 
-def _long_state(job: Job, now: float) -> str:
+def _name(job: Job) -> str:
+    if job.name == job.job_id:
+        return printable(job.name)
+    return f"{printable(job.name)} (job id {printable(job.job_id)})"
+
+
+def _failures(status: JobStatus) -> list[tuple[str, str]]:
+    """Return a row for each of the last failures."""
+    rows = [("failure", printable(each.line())) for each in status.failures[-_SHOWN_FAILURES:]]
+    more = len(status.failures) - len(rows)
+    before = [("failures", f"{more} before these; distlaunch events has them")] if more else []
+    return [*before, *rows]
+
+
+def describe_stop(status: JobStatus, now: float) -> str:
+    """Return since when a job stops and how long it may take; empty if it does not stop.
+
+    ``now`` is in seconds since 1970.
+    """
+    if status.job.state is not State.RUNNING:
+        return ""
+    if status.stop_signal is None:
+        return "stopping" if status.phase == "stopping" else ""
+    text = "stopping"
+    if status.stop_time is not None:
+        text += f" for {age(now - status.stop_time)}"
+    if status.grace_s is not None:
+        text += f", up to {age(status.grace_s)}"
+    return f"{text} ({printable(status.stop_signal)})"
+
+
+def _long_state(status: JobStatus, now: float) -> str:
+    job = status.job
+    if stopping := describe_stop(status, now):
+        return stopping
     match job.state:
+        case State.STOPPED if status.stop_signal is not None:
+            return f"stopped by {printable(status.stop_signal)}, with exit code {job.exit_code}"
         case State.RUNNING if job.started is not None:
             return f"running for {age(now - job.started)}"
         case State.FAILED | State.STOPPED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,8 +13,12 @@ from distlaunch.core.model.run_files import REPORT
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.protocol.control_messages import ControlError
 from distlaunch.jobs.control import ANSWER_S, NoControlError, ask
-from distlaunch.jobs.events import read_events_but_old_progress
+from distlaunch.jobs.events import is_stop_signal, read_events_but_old_progress
 from distlaunch.jobs.job import Job, State
+
+_MOST_FAILURES = 100
+"""The newest failures of a job that are kept."""
+_LONGEST_MESSAGE = 200
 
 
 class WorkerStatus(Record):
@@ -55,6 +60,38 @@ class WorkerStatus(Record):
         }
 
 
+class FailureCause(Record):
+    """Why an attempt failed."""
+
+    attempt: int | None
+    ranks: tuple[int, ...]
+    """Ranks that failed for this reason."""
+    summary: str
+    """How they ended: ``exit code 1``."""
+    exception: str
+    """The exception with its message; empty if it is not known."""
+    frame: str
+    """Where it was raised; empty if that is not known."""
+
+    def line(self) -> str:
+        """Return the cause as one line."""
+        text = f"attempt {self.attempt}: " if self.attempt is not None else ""
+        text += f"{name_ranks(self.ranks)}: " if self.ranks else ""
+        text += self.summary
+        text += f": {self.exception}" if self.exception else ""
+        return f"{text} ({self.frame})" if self.frame else text
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields of ``--format json``."""
+        return {
+            "attempt": self.attempt,
+            "ranks": list(self.ranks),
+            "summary": self.summary,
+            "exception": self.exception or None,
+            "frame": self.frame or None,
+        }
+
+
 class JobStatus(Record):
     """What a job does now. Times are seconds since 1970."""
 
@@ -70,13 +107,19 @@ class JobStatus(Record):
     lost_nodes: int
     progress: Mapping[str, Any] | None
     """The newest event ``progress`` of the attempt."""
-    failure: str
-    """The cause of the newest failure."""
+    failures: tuple[FailureCause, ...]
+    """The causes of the failures, also of those after which the job was restarted."""
     hang: str
     """The summary of the hang that ended the job or an attempt."""
     report: str | None
     metrics: str | None = None
     """URL of the metrics of a job that has not ended; None if they are not served."""
+    stop_signal: str | None = None
+    """The first signal that ended the job, or ends it."""
+    stop_time: float | None = None
+    """When the launcher got it."""
+    grace_s: float | None = None
+    """The time that workers have to stop (--grace); None if the event file does not have it."""
     phase: str | None = None
     """What the launcher does (``policy.job.Phase``); None if it was not asked."""
 
@@ -84,6 +127,13 @@ class JobStatus(Record):
     def running(self) -> int:
         """Return how many workers run, as far as known."""
         return sum(worker.runs for worker in self.workers)
+
+    @property
+    def killed(self) -> int:
+        """Return how many workers were asked to stop and ended by SIGKILL."""
+        return sum(
+            worker.told_to_stop and worker.returncode == -signal.SIGKILL for worker in self.workers
+        )
 
     @property
     def last_sign(self) -> float | None:
@@ -100,6 +150,9 @@ class JobStatus(Record):
             "max_restarts": self.max_restarts,
             "hosts": self.hosts,
             "phase": self.phase,
+            "stop_signal": self.stop_signal,
+            "stop_time": self.stop_time,
+            "grace_s": self.grace_s,
             "workers": [worker.record() for worker in self.workers],
             "last_sign": self.last_sign,
             "lost_nodes": self.lost_nodes,
@@ -109,7 +162,8 @@ class JobStatus(Record):
                 name: self.progress.get(name)
                 for name in ("time", "step_min", "step_max", "steps_per_s", "values")
             },
-            "failure": self.failure or None,
+            "failure": self.failures[-1].line() if self.failures else None,
+            "failures": [failure.record() for failure in self.failures],
             "hang": self.hang or None,
             "report": self.report,
             "metrics": self.metrics,
@@ -119,6 +173,7 @@ class JobStatus(Record):
 def job_record(job: Job) -> dict[str, Any]:
     """Return the fields of a job in ``--format json``."""
     return {
+        "name": job.name,
         "job_id": job.job_id,
         "state": job.state.value,
         "exit_code": job.exit_code,
@@ -205,9 +260,12 @@ def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
         workers=tuple(state.workers[rank] for rank in sorted(state.workers)),
         lost_nodes=state.lost,
         progress=state.progress,
-        failure=state.failure,
+        failures=tuple(state.failures),
         hang=state.hang,
         report=report if os.path.isfile(report) else None,
+        stop_signal=state.stop_signal,
+        stop_time=state.stop_time,
+        grace_s=state.grace_s,
         metrics=None if job.state.has_ended else state.metrics,
     )
 
@@ -221,11 +279,23 @@ class _State:
         self.workers: dict[int, WorkerStatus] = {}
         self.lost = 0
         self.progress: Mapping[str, Any] | None = None
-        self.failure = self.hang = ""
+        self.failures: list[FailureCause] = []
+        self.hang = ""
         self.metrics: str | None = None
+        self.stop_signal: str | None = None
+        self.stop_time: float | None = None
+        self.grace_s: float | None = None
 
     def apply(self, event: Mapping[str, Any]) -> None:
         match event:
+            case {"type": "job_started", "grace_s": float(grace_s) | int(grace_s)}:
+                self.grace_s = grace_s
+            case {"type": "signal", "signal": str(name)} if (
+                self.stop_signal is None and is_stop_signal(event)
+            ):
+                when = event.get("time")
+                self.stop_signal = name
+                self.stop_time = when if isinstance(when, (int, float)) else None
             case {"type": "composed", "hosts": str(hosts)}:
                 self.hosts = hosts
             case {"type": "attempt_started", "attempt": int(attempt)}:
@@ -246,8 +316,8 @@ class _State:
                 most = more.get("of")
                 self.max_restarts = most if isinstance(most, int) else self.max_restarts
             case {"type": "failure", "diagnosis": {"summary": str(summary), **more}}:
-                ranks = more.get("ranks")
-                self.failure = f"attempt {self.attempt}: {_of_ranks(ranks)}{summary}"
+                self.failures.append(_failure(self.attempt, summary, more))
+                del self.failures[:-_MOST_FAILURES]
             case {"type": "hang", "summary": str(summary)}:
                 self.hang = summary
             case {"type": "metrics_served", "url": str(url)}:
@@ -267,7 +337,29 @@ class _State:
             )
 
 
-def _of_ranks(ranks: object) -> str:
-    if not isinstance(ranks, list) or not ranks or not all(isinstance(each, int) for each in ranks):
-        return ""
-    return f"{name_ranks(ranks)}: "
+def _failure(attempt: int | None, summary: str, fields: Mapping[Any, Any]) -> FailureCause:
+    """Return the cause that an event ``failure`` has."""
+    ranks = fields.get("ranks")
+    is_known = isinstance(ranks, list) and all(type(each) is int for each in ranks)
+    kind, message, frame = (
+        value if isinstance(value := fields.get(name), str) else ""
+        for name in ("exception_type", "message", "frame")
+    )
+    is_other = fields.get("awaited") is True  # the exception is that of a rank that waited
+    exception = "" if is_other or not kind else one_line(": ".join(filter(None, (kind, message))))
+    return FailureCause(
+        attempt=attempt,
+        ranks=tuple(ranks) if is_known and ranks else (),
+        summary=summary,
+        exception=exception,
+        frame=frame,
+    )
+
+
+def one_line(text: str) -> str:
+    """Return a text with its lines joined, and its middle left out if it is long."""
+    whole = " ".join(text.split())
+    if len(whole) <= _LONGEST_MESSAGE:
+        return whole
+    half = (_LONGEST_MESSAGE - 5) // 2
+    return f"{whole[:half]} ... {whole[-half:]}"

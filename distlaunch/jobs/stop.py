@@ -15,7 +15,7 @@ from distlaunch.core.model.launcher_process import LauncherProcess
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.control_messages import ControlError
 from distlaunch.jobs.control import NoControlError, ask
-from distlaunch.jobs.events import POLL_S
+from distlaunch.jobs.events import POLL_S, is_stop_signal, read_events_but_old_progress
 from distlaunch.jobs.job import Job, State, read_job
 
 _AGAIN_S = 1.2
@@ -55,7 +55,7 @@ def _read_again(job: Job) -> Job:
     now = read_job(job.path)
     if now is None:
         raise JobGoneError(
-            f"the run directory of job {printable(job.job_id)} is gone: {printable(job.path)}"
+            f"the run directory of job {printable(job.name)} is gone: {printable(job.path)}"
         )
     return now
 
@@ -64,16 +64,19 @@ def stop_job(job: Job, *, now: bool = False, each: Callable[[], None] = lambda: 
     """Ask the launcher of a job to stop it, and wait for the end.
 
     The launcher gets SIGTERM and stops the workers: they get SIGTERM, too, and have the time of
-    --grace. With ``now`` the launcher is asked to kill the workers at once; a launcher that cannot
-    be asked gets more signals, until it kills them. ``each`` is called several times a second.
-    Returns what the run directory shows at the end. Raises ConfigError if the job has ended, or if
-    its launcher cannot be signalled from here.
+    --grace. A job that is stopping already gets no further signal. With ``now`` the launcher is
+    asked to kill the workers at once; a launcher that cannot be asked gets more signals, until it
+    kills them. ``each`` is called several times a second. Returns what the run directory shows at
+    the end. Raises ConfigError if the job has ended, or if its launcher cannot be signalled from
+    here.
     """
     if job.state.has_ended:
-        raise ConfigError(f"job {printable(job.job_id)} has ended already")
+        raise ConfigError(f"job {printable(job.name)} has ended already")
     if job.state is State.UNKNOWN or not job.is_here or job.launcher is None:
         raise elsewhere_error(job, "stop")
     if now and _is_asked_to_kill(job):
+        return wait_for_end(job, each=each)
+    if not now and is_stopping(job):
         return wait_for_end(job, each=each)
     again = _Again(job, job.launcher)
 
@@ -83,6 +86,11 @@ def stop_job(job: Job, *, now: bool = False, each: Callable[[], None] = lambda: 
         each()
 
     return wait_for_end(job, each=each_time)
+
+
+def is_stopping(job: Job) -> bool:
+    """Return whether the launcher has got a signal that ends the job."""
+    return any(map(is_stop_signal, read_events_but_old_progress(job.events)))
 
 
 def _is_asked_to_kill(job: Job) -> bool:
@@ -138,7 +146,7 @@ def _send(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
                 os.kill(process.pid, number)
     except PermissionError as exc:
         raise ConfigError(
-            f"job {printable(job.job_id)}: its launcher (pid {process.pid}) may not be signalled",
+            f"job {printable(job.name)}: its launcher (pid {process.pid}) may not be signalled",
             hint="it belongs to another user",
         ) from exc
     finally:
@@ -168,6 +176,6 @@ def elsewhere_error(job: Job, command: str) -> ConfigError:
     host = printable(job.host) or "another host"
     words = shlex.join([*_way_to(job), "distlaunch", command, job.path])
     return ConfigError(
-        f"the launcher of job {printable(job.job_id)} is on {host}, and this is {os.uname().nodename}",
+        f"the launcher of job {printable(job.name)} is on {host}, and this is {os.uname().nodename}",
         hint=words if job.host else None,
     )

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from distlaunch.backends.base import Backend, Requirement
 from distlaunch.backends.option_files import check_files, configured_backend, read_named_file
 from distlaunch.backends.registry import find_backend
-from distlaunch.coordinator.runtime.run_directory import LATEST, folder_name, log_base, new_job_id
+from distlaunch.coordinator.runtime.run_directory import (
+    LATEST,
+    folder_name,
+    free_path,
+    log_base,
+    new_job_id,
+)
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
@@ -322,7 +328,7 @@ def make_plan(
     known = location if facts.outer is None else None
     job_id = _job_id(options, known, topology)
     base = log_base(options.log_dir, environ) or "a temporary directory"
-    run_dir = job_id and os.path.join(base, job_id)
+    run_dir = job_id and free_path(base, job_id)
     local = location is None or location.allocation.part != "all" or topology.here is not None
     plan = build_plan(
         options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local

@@ -14,6 +14,7 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.run_files import SETUP
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.topology import CpuInventory, Node, Topology
 from distlaunch.core.model.variables import BACKEND_OPTIONS
@@ -330,7 +331,7 @@ def command_line(
     if options.setup is not None:
         script = _SETUP.replace("{SETUP}", str(Opt.SETUP))
         script = script.replace("{PYTHON3}", Opt.PYTHON("python3"))
-        argv = ("bash", "-l", "-c", script, "distlaunch-setup", options.setup, *argv)
+        argv = ("bash", "-l", "-c", script, SETUP, options.setup, *argv)
     return argv
 
 

@@ -188,7 +188,7 @@ def test_a_job_is_found_by_id_beginning_path_and_job_id(distlaunch):
         assert result.returncode == 0, result.stderr
     other = distlaunch.train("--num-procs", "1", PROGRAMS / "prints_and_waits.py", "1")
     names = {
-        "exp": "exp-2",  # the newest of this job id
+        "exp": "exp",  # the name in ps comes before the job id
         "exp-2": "exp-2",
         "ex": "exp-2",
         "latest": other.run_dir.name,
@@ -197,7 +197,100 @@ def test_a_job_is_found_by_id_beginning_path_and_job_id(distlaunch):
         str(other.run_dir): other.run_dir.name,
     }
     for word, name in names.items():
-        assert os.path.basename(ask(distlaunch, "status", word)["run_dir"]) == name, word
+        assert ask(distlaunch, "status", word)["name"] == name, word
+    assert mentions(distlaunch.run(["status", "exp"]).stderr, "exp-2")
+    for command in ("stop", "rm"):
+        refused = distlaunch.run([command, "ex"])
+        assert refused.returncode == 2
+        assert mentions(refused.stderr, f"{other.run_dir.parent}/exp-2")
+    assert distlaunch.run(["rm", "exp"]).returncode == 0
+    assert ask(distlaunch, "status", "exp")["name"] == "exp-2"
+    assert mentions(distlaunch.run(["status", "EXP"]).stderr, "near: exp")
+
+
+def test_a_job_of_a_taken_id_is_called_by_its_directory(distlaunch):
+    put(distlaunch)
+    words = ["--num-procs", "1", "--job-id", "exp", PROGRAMS / "prints_and_waits.py", "1", "3"]
+    assert distlaunch.train(*words).returncode == 3
+    planned = distlaunch.run(["train", "--dry-run", *words])
+    assert mentions(planned.stdout + planned.stderr, "jobs/exp-2")
+    result = distlaunch.train(*words)
+    lines = [
+        line
+        for line in result.stderr.splitlines()
+        if line.lstrip().startswith(("distlaunch: job exp", "job exp"))
+    ]
+    assert len(lines) >= 2
+    assert all("job exp-2" in line for line in lines)
+    assert "exp-2" in distlaunch.run(["status", "latest"]).stdout.splitlines()[0]
+
+
+def test_stop_again_waits_and_ctrl_c_leaves_the_stop_going_on(distlaunch):
+    (distlaunch.work / "ignores.py").write_text(
+        "import os, signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open('ready-' + os.environ['RANK'], 'w').close()\n"
+        "while True:\n"
+        "    signal.pause()\n"
+    )
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", "--job-id", "exp", "--grace", "10min", "ignores.py"]
+    )
+    running.wait_workers(2)
+    running.wait_for(
+        lambda: all((distlaunch.work / f"ready-{rank}").exists() for rank in (0, 1)),
+        "both ranks",
+        timeout=LONG_S,
+    )
+    first = distlaunch.start(["stop", "exp"])
+    first.wait_for(
+        lambda: ask(distlaunch, "status", "exp")["stop_signal"], "a stop", timeout=LONG_S
+    )
+    shown = distlaunch.run(["status", "exp"]).stdout
+    assert mentions(shown, "stopping", "10m", "SIGTERM")
+    assert mentions(distlaunch.run(["ps"]).stdout, "stopping")
+    first.send_signal(signal.SIGINT)
+    result = first.wait(LONG_S)
+    assert (result.returncode, mentions(result.stderr, "distlaunch wait exp")) == (130, True)
+    second = distlaunch.start(["stop", "exp"])
+    second.wait_stderr("already", timeout=LONG_S)
+    third = distlaunch.run(["stop", "exp", "--now"], LONG_S)
+    assert (third.returncode, mentions(third.stderr, "2 workers")) == (0, True)
+    assert second.wait(LONG_S).returncode == 0
+    assert running.wait(LONG_S).returncode == 128 + signal.SIGTERM
+    signals = [
+        event
+        for event in distlaunch.run(["events", "exp"]).stdout.splitlines()
+        if "signal=" in event
+    ]
+    assert len(signals) == 2
+    assert mentions(distlaunch.run(["status", "exp"]).stdout, "stopped by SIGTERM")
+
+
+def test_status_has_the_exception_of_each_failure_and_the_script_after_setup(distlaunch):
+    (distlaunch.work / "fails.py").write_text("raise ValueError('bad sample at step 15')\n")
+    result = distlaunch.train(
+        "--num-procs",
+        "1",
+        "--max-restarts",
+        "1",
+        "--min-uptime",
+        "0",
+        "--setup",
+        "true",
+        "fails.py",
+    )
+    assert result.returncode == 1
+    status = ask(distlaunch, "status", "latest")
+    assert status["failures"]
+    for failure in status["failures"]:
+        assert failure["exception"] == "ValueError: bad sample at step 15"
+        assert failure["frame"].startswith("fails.py:1")
+    text = distlaunch.run(["status", "latest"]).stdout
+    assert text.count("bad sample at step 15") == len(status["failures"])
+    for table in (text, distlaunch.run(["ps", "--all"]).stdout):
+        assert mentions(table, "fails.py")
+        assert "eval" not in table
 
 
 @pytest.mark.parametrize("word", ["nothing", "", "/dev/null", "no/such/directory", "\udc80"])

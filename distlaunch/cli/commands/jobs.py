@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
-from distlaunch.cli.error_output import print_notice
+from distlaunch.cli.error_output import EXIT_INTERRUPTED, print_notice
 from distlaunch.cli.option import convert
 from distlaunch.cli.parser import scan
 from distlaunch.console.prefixes import read_ranks
@@ -21,9 +21,9 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.jobs.events import follow_events, read_events
-from distlaunch.jobs.find import find_job, find_jobs
+from distlaunch.jobs.find import find_job, find_jobs, newer_jobs
 from distlaunch.jobs.job import Job, State, remove_job
-from distlaunch.jobs.show import event_line, jobs_table, status_lines
+from distlaunch.jobs.show import describe_stop, event_line, jobs_table, status_lines
 from distlaunch.jobs.status import job_record, read_status
 from distlaunch.jobs.stop import stop_job, wait_for_end
 from distlaunch.jobs.worker_logs import Line, LogFollower, attempts_of, last_lines, read_lines
@@ -51,10 +51,25 @@ class _Request(Record):
         """Return the first job. Raises UsageError if there is none."""
         return self.jobs()[0]
 
+    def one_job(self, only: Callable[[Job], bool]) -> Job:
+        """Return the job that a word means alone, for a command that changes it.
+
+        Jobs for which ``only`` is false do not count. Raises UsageError if there is none.
+        """
+        return self._find(self.words[0], only)
+
     def jobs(self) -> list[Job]:
         """Return the jobs. Raises UsageError if there is none for a word."""
+        return [self._find(word, None) for word in self.words]
+
+    def _find(self, word: str, only: Callable[[Job], bool] | None) -> Job:
         log_dir = self.values.get("log_dir")
-        return [find_job(word, log_dir, self.environ) for word in self.words]
+        job = find_job(word, log_dir, self.environ, only=only)
+        newer = newer_jobs(job, log_dir, self.environ) if word == job.name else []
+        if newer:
+            names = ", ".join(printable(each.name) for each in newer)
+            print_notice(f"this is job {printable(job.name)}; newer with its --job-id: {names}")
+        return job
 
     @property
     def is_json(self) -> bool:
@@ -189,7 +204,7 @@ def _selected_lines(
     known = attempts_of(job)
     if attempt is not None and attempt not in known and not follow:
         raise UsageError(
-            f"job {printable(job.job_id)} has no output of attempt {attempt}",
+            f"job {printable(job.name)} has no output of attempt {attempt}",
             hint=f"there are attempts {', '.join(map(str, known))}" if known else None,
         )
     follower = LogFollower(job, ranks, attempt=attempt) if follow else None
@@ -295,23 +310,37 @@ def _attach(request: _Request) -> int:
     ended = attach(request.job())
     if ended is None:
         return 0
-    print_notice(f"job {printable(ended.job_id)} has ended: {_how(ended)}")
+    print_notice(f"job {printable(ended.name)} has ended: {_how(ended)}")
     return EXIT_KILLED if ended.exit_code is None else ended.exit_code
 
 
 def _stop(request: _Request) -> int:
-    job = request.job()
-    ended = stop_job(job, now=request.values["now"])
-    print_notice(f"job {printable(job.job_id)} has ended: {_how(ended)}")
+    job = request.one_job(lambda job: not job.state.has_ended)
+    name, now = printable(job.name), request.values["now"]
+    try:
+        if not now and (stopping := describe_stop(read_status(job), time.time())):
+            print_notice(f"job {name} is {stopping} already; --now kills its workers")
+        ended = stop_job(job, now=now)
+    except KeyboardInterrupt:
+        print_notice(
+            f"job {name} goes on stopping; distlaunch wait {name} waits for its end, "
+            f"distlaunch stop {name} --now kills its workers"
+        )
+        return EXIT_INTERRUPTED
+    killed = read_status(ended).killed
+    more = (
+        f"; {counted(killed, 'worker')} {'was' if killed == 1 else 'were'} killed" if killed else ""
+    )
+    print_notice(f"job {name} has ended: {_how(ended)}{more}")
     return 0
 
 
 def _rm(request: _Request) -> int:
-    job = request.job()
+    job = request.one_job(lambda job: job.state.has_ended)
     if not job.state.has_ended:
         raise ConfigError(
-            f"job {printable(job.job_id)} has not ended",
-            hint=f"distlaunch stop {printable(job.job_id)}"
+            f"job {printable(job.name)} has not ended",
+            hint=f"distlaunch stop {printable(job.name)}"
             if job.state is State.RUNNING
             else f"its launcher is on {printable(job.host)}",
         )
@@ -326,7 +355,7 @@ def _rm(request: _Request) -> int:
 def _report_end(job: Job) -> int:
     if job.exit_code is not None:
         return job.exit_code
-    print_notice(f"job {printable(job.job_id)}: {_how(job)}")
+    print_notice(f"job {printable(job.name)}: {_how(job)}")
     return EXIT_KILLED
 
 

@@ -106,7 +106,7 @@ class Reporter:
             return
         text = render_report(
             self._with_environment(self._shown(diagnosis)),
-            job_id=plan.job_id,
+            job_id=plan.name,
             world_size=plan.shown_size,
             attempt=action.attempt,
             restarts=action.restarts,
@@ -191,7 +191,7 @@ class Reporter:
             *killed_lines(action.killed, action.after_grace, action.leftovers),
             f"  stacks and logs: {self.plan.layout.attempt_dir(self.plan.run_dir, action.attempt)}",
             job_line(
-                job_id=self.plan.job_id,
+                job_id=self.plan.name,
                 attempt=action.attempt,
                 restarts=action.restarts,
                 max_restarts=self._max_restarts,

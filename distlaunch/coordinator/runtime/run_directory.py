@@ -538,12 +538,18 @@ def _shared_base(first: str) -> str:
 
 def _make(base: str, name: str) -> str:
     make_private_dirs(base)
-    number = 1
     while True:
-        path = os.path.join(base, name if number == 1 else f"{name}-{number}")
-        try:
+        path = free_path(base, name)
+        with suppress(FileExistsError):
             make_private_dir(path)
-        except FileExistsError:
-            number += 1
-        else:
             return path
+
+
+def free_path(base: str, name: str) -> str:
+    """Return the path of a run directory that does not exist: ``<base>/<name>``, else with ``-2``,
+    ``-3`` and so on appended."""
+    path, number = os.path.join(base, name), 1
+    while os.path.lexists(path):
+        number += 1
+        path = os.path.join(base, f"{name}-{number}")
+    return path

@@ -273,7 +273,7 @@ class Runner:
     def _run(self) -> int:
         plan = self._plan
         if plan.first_shown == 0:  # an outer launcher's other workers show it already
-            self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
+            self._sink.say(f"job {plan.name}: {_what_where(plan)}; logs: {plan.run_dir}")
         if self._policy.settings.node_setup is None:
             self._say_notes(plan)
         self._events.write(
@@ -285,6 +285,7 @@ class Runner:
                 **this_process().fields(),
                 "argv": plan.argv,
                 "cwd": plan.workdir,
+                "grace_s": self._policy.settings.grace_s,
                 **({"launchers": True} if self._launchers else {}),
                 **({"node_logs": self._node_logs} if self._node_logs else {}),
                 **({"log_max_size": plan.layout.log_bytes} if plan.layout.log_bytes else {}),

@@ -6,6 +6,7 @@ Ports and worker counts of other nodes are added when the nodes have reported th
 from __future__ import annotations
 
 import itertools
+import os.path
 from collections.abc import Container, Iterator, Mapping
 from typing import Literal
 
@@ -112,6 +113,13 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     outer: OuterLauncher | None = None
     """Set if another launcher started this one. The plan then has one worker, with rank 0 in the
     plan and ``outer.rank`` in the other launcher's job."""
+
+    @property
+    def name(self) -> str:
+        """Return the id of the job; with a number if a run directory of this id existed before."""
+        folder = os.path.basename(self.run_dir or "")
+        same, _, number = folder.rpartition("-")
+        return folder if same == self.job_id and number.isdecimal() else self.job_id
 
     @property
     def shown_size(self) -> int:

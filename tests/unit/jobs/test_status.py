@@ -170,7 +170,7 @@ def test_status_is_that_of_the_newest_attempt(run_dir):
     assert (status.attempt, status.restarts, status.max_restarts, status.running) == (1, 1, 3, 1)
     assert [worker.pid for worker in status.workers] == [20]
     assert status.progress["step_min"] == 4
-    assert status.failure == "attempt 0: rank 1: killed by signal 9"
+    assert [each.line() for each in status.failures] == ["attempt 0: rank 1: killed by signal 9"]
 
 
 def test_a_process_is_known_only_with_all_its_fields():
