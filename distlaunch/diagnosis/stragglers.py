@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from statistics import median
+from statistics import median, median_low
 
 from distlaunch.core.model.record import Record
 
@@ -39,6 +39,25 @@ class Straggler(Record):
     def words(self) -> str:
         """The reason as text."""
         return f"step time {self.step_s / self.median_s:.2g} x the median"
+
+
+def slowest_rank(step_times: Mapping[int, float]) -> int | None:
+    """Return the rank with the longest steps; None if they are not longer than those of the others
+    by more than reports can show.
+
+    Of two ranks the other one is the measure, of more the median.
+    """
+    if len(step_times) < 2:
+        return None
+    slowest = max(step_times, key=lambda rank: step_times[rank])
+    limit_s = median_low(step_times.values()) * (1 + DEVIATIONS * LEAST_DEVIATION)
+    return slowest if step_times[slowest] > limit_s else None
+
+
+def are_equal(step_times: Mapping[int, float]) -> bool:
+    """Return whether several ranks have equal step times, as ranks that wait for each other in
+    every step have."""
+    return len(step_times) > 1 and slowest_rank(step_times) is None
 
 
 def find_stragglers(step_times: Mapping[int, float]) -> dict[int, Straggler]:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.core.model.record import Record
-from distlaunch.diagnosis.stragglers import Straggler, find_stragglers
+from distlaunch.diagnosis.stragglers import Straggler, are_equal, find_stragglers
 
 
 class RankRow(Record):
@@ -73,6 +73,8 @@ class TopView(Record):
     nodes: tuple[NodeRow, ...]
     unanswered: tuple[str, ...]
     """Hosts of nodes that have not answered in time."""
+    equal_step_times: bool
+    """Whether the running ranks have equal step times, as ranks that wait for each other have."""
 
 
 class RankOrder(Enum):
@@ -107,13 +109,12 @@ def view_of(
         worker["rank"]: worker for found in earlier.values() for worker in found["workers"]
     }
     given = snapshot["workers"]
-    slow = find_stragglers(
-        {
-            each["rank"]: each["step_s"]
-            for each in given
-            if each.get("step_s") is not None and each["state"] == "running"
-        }
-    )
+    step_times = {
+        each["rank"]: each["step_s"]
+        for each in given
+        if each.get("step_s") is not None and each["state"] == "running"
+    }
+    slow = find_stragglers(step_times)
     ranks = tuple(
         _rank_row(each, *workers.get(each["rank"], (None, None)), earlier_workers, slow)
         for each in sorted(given, key=lambda each: each["rank"])
@@ -134,6 +135,7 @@ def view_of(
             for each in snapshot["nodes"]
         ),
         unanswered=unanswered,
+        equal_step_times=are_equal(step_times),
     )
 
 

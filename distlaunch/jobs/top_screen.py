@@ -106,6 +106,13 @@ def _heading(view: TopView, now: float) -> list[Text]:
             "bold",
         )
     ]
+    if view.equal_step_times:
+        lines.append(
+            _plain(
+                "equal step times: the ranks may wait for one; distlaunch stack shows for which",
+                "dim",
+            )
+        )
     if view.unanswered:
         names = ", ".join(view.unanswered[:4])
         more = f" and {len(view.unanswered) - 4} more" if len(view.unanswered) > 4 else ""

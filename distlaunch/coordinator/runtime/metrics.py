@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from distlaunch.coordinator.policy.job import Phase
 from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.stragglers import slowest_rank
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.node_questions import Answers
@@ -95,7 +96,11 @@ METRICS = (
         kind="gauge",
         text="Seconds for a step of the slowest rank.",
     ),
-    Metric(name="distlaunch_slowest_rank", kind="gauge", text="The rank with the slowest steps."),
+    Metric(
+        name="distlaunch_slowest_rank",
+        kind="gauge",
+        text="The rank with the slowest steps, if they differ from those of the others.",
+    ),
     Metric(
         name="distlaunch_loss",
         kind="gauge",
@@ -240,16 +245,15 @@ def _job_values(snapshot: JobSnapshot, version: str) -> dict[str, _Samples]:
 def _progress_values(snapshot: JobSnapshot) -> dict[str, _Samples]:
     workers = snapshot.workers
     steps = [worker.step for worker in workers if worker.step is not None]
-    times = [(worker.step_s, worker) for worker in workers if worker.step_s is not None]
-    slowest_s, slowest = max(times, key=lambda each: each[0], default=(None, None))
+    times = {worker.rank: worker.step_s for worker in workers if worker.step_s is not None}
     losses = (worker.loss for worker in workers if worker.loss is not None)
     samples = [worker.samples for worker in workers if worker.samples is not None]
     return {
         "distlaunch_step": _one(min(steps, default=None)),
         "distlaunch_step_highest": _one(max(steps, default=None)),
-        "distlaunch_step_seconds": _one(median(each for each, _ in times) if times else None),
-        "distlaunch_slowest_step_seconds": _one(slowest_s),
-        "distlaunch_slowest_rank": _one(None if slowest is None else slowest.rank),
+        "distlaunch_step_seconds": _one(median(times.values()) if times else None),
+        "distlaunch_slowest_step_seconds": _one(max(times.values(), default=None)),
+        "distlaunch_slowest_rank": _one(slowest_rank(times)),
         "distlaunch_loss": _one(next(losses, None)),
         "distlaunch_samples": _one(sum(samples) if samples else None),
     }

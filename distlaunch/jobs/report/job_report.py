@@ -14,6 +14,7 @@ from typing import Any
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import SERIES, plan_path
 from distlaunch.core.model.step_series import split_blocks, unpack_block
+from distlaunch.diagnosis.stragglers import are_equal
 from distlaunch.jobs.events import read_events
 from distlaunch.jobs.job import Job, State
 from distlaunch.jobs.report.job_time import (
@@ -152,6 +153,8 @@ class JobReport(Record):
     losses: tuple[Curve, ...]
     slow: tuple[SlowRank, ...]
     """Of the newest attempt that has reported steps."""
+    has_equal_steps: bool
+    """Whether the ranks of that attempt have equal mean step times."""
     missing: tuple[Missing, ...]
 
     @property
@@ -225,6 +228,7 @@ def build_report(job: Job, now: float | None = None) -> JobReport:
         step_times=tuple(step_time_curves(series, begin, end)),
         losses=losses,
         slow=() if newest is None else tuple(slow_ranks(series, newest)),
+        has_equal_steps=are_equal({rank: step_s for rank, (step_s, _) in times.items()}),
         missing=tuple(missing),
     )
 
@@ -625,6 +629,7 @@ def report_record(report: JobReport) -> dict[str, Any]:
             }
             for each in report.slow
         ],
+        "equal_step_times": report.has_equal_steps,
         "missing": [each.value for each in report.missing],
     }
 

@@ -31,6 +31,7 @@ from distlaunch.jobs.report.report_tables import (
     missing_texts,
     nodes_table,
     slow_ranks_table,
+    slow_ranks_text,
     time_table,
     time_uses,
 )
@@ -92,11 +93,10 @@ def page_of(report: JobReport) -> str:
     if report.step_times:
         page.heading("Slow ranks")
         page.paragraph(
-            "Ranks whose mean step time is above the median of all ranks by more than three times "
-            "the median deviation, in the newest attempt.",
+            "Ranks whose mean step time is far above the median of all ranks, in the newest attempt.",
             "soft",
         )
-        page.table(slow_ranks_table(report), empty="There are none.")
+        page.table(slow_ranks_table(report), empty=slow_ranks_text(report))
     page.titled_table("Checkpoints", checkpoints_table(report))
     page.titled_table("Nodes", nodes_table(report))
     return page.text()

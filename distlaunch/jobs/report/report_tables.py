@@ -137,6 +137,18 @@ def failures_table(report: JobReport) -> Table | None:
     return _table(heads, rows, right={0, 1}) if rows else None
 
 
+def slow_ranks_text(report: JobReport) -> str:
+    """Return a sentence about the slow ranks if there are none; empty if there are some."""
+    if report.slow:
+        return ""
+    if report.has_equal_steps:
+        return (
+            "All ranks have equal step times, as in a training whose ranks wait for each other in "
+            "every step. While a job runs, distlaunch stack shows for which rank the others wait."
+        )
+    return "There are none."
+
+
 def slow_ranks_table(report: JobReport) -> Table | None:
     """Return the slow ranks; None if there are none."""
     rows = [

@@ -17,6 +17,7 @@ from distlaunch.jobs.report.report_tables import (
     missing_texts,
     nodes_table,
     slow_ranks_table,
+    slow_ranks_text,
     time_table,
 )
 
@@ -40,6 +41,8 @@ def markdown_of(report: JobReport) -> str:
     ):
         if table is not None:
             lines += [f"## {title}", "", *_rows(table), ""]
+        elif title == "Slow ranks" and report.has_equal_steps:
+            lines += [f"## {title}", "", _escaped(slow_ranks_text(report)), ""]
     return "\n".join(lines)
 
 

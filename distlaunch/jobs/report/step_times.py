@@ -11,6 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.stragglers import find_stragglers
 
 Sample = tuple[float, float, float | None]
 """Time, step, loss."""
@@ -21,7 +22,6 @@ POINTS = 120
 _LEAST_S = 2.0
 """Shortest time over which a step time is measured: reports come with a delay of up to 1 s."""
 _LEAST_STEPS = 20
-_DEVIATIONS = 3.0
 _LEAST_DELAY_S = 2.0
 """How far behind the median a slow rank must have fallen: reports come with a delay of up to 1 s."""
 _LOW = 0.1
@@ -151,19 +151,17 @@ def mean_step_times(series: RankSeries, attempt: int) -> dict[int, tuple[float, 
 
 
 def slow_ranks(series: RankSeries, attempt: int) -> list[SlowRank]:
-    """Return the ranks of an attempt whose mean step time is above the median of the ranks by more
-    than three times the median deviation, the slowest first.
+    """Return the stragglers of an attempt by their mean step times, the slowest first.
 
     They must also have fallen behind by more than the precision of the reports.
     """
     times = mean_step_times(series, attempt)
-    if len(times) < 2:
-        return []
-    middle = median(step_s for step_s, _ in times.values())
-    deviation = median(abs(step_s - middle) for step_s, _ in times.values())
+    found = find_stragglers({rank: step_s for rank, (step_s, _) in times.items()})
     slow = [
-        SlowRank(attempt=attempt, rank=rank, step_s=step_s, median_s=middle, steps=steps)
-        for rank, (step_s, steps) in times.items()
-        if step_s - middle > _DEVIATIONS * deviation and (step_s - middle) * steps > _LEAST_DELAY_S
+        SlowRank(
+            attempt=attempt, rank=rank, step_s=each.step_s, median_s=each.median_s, steps=steps
+        )
+        for rank, each in found.items()
+        if (each.step_s - each.median_s) * (steps := times[rank][1]) > _LEAST_DELAY_S
     ]
     return sorted(slow, key=lambda each: -each.step_s)

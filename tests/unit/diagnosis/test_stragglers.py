@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.diagnosis.stragglers import StragglerReason, find_stragglers
+from distlaunch.diagnosis.stragglers import (
+    StragglerReason,
+    are_equal,
+    find_stragglers,
+    slowest_rank,
+)
 
 
 def of(*step_times: float) -> list[int]:
@@ -36,6 +41,28 @@ def test_ranks_that_are_as_slow_as_the_others_are_none(step_times):
 
 def test_ranks_with_equal_step_times_do_not_hide_one():
     assert of(*[0.5] * 511, 0.6) == [511]
+
+
+@pytest.mark.parametrize(
+    ("step_times", "rank"),
+    [
+        ((1.0, 1.2), 1),
+        ((1.0, 2.0, 3.0, 4.0), 3),
+        ((1.0, 2.0, 2.0), None),  # one that is fast is no slow one
+        ((0.0, 0.0), None),
+    ],
+)
+def test_the_slowest_rank_differs_from_the_others(step_times, rank):
+    found = dict(enumerate(step_times))
+    assert slowest_rank(found) == rank
+    assert are_equal(found) == (rank is None)
+
+
+def test_ranks_that_wait_for_each_other_have_no_slowest_one():
+    assert are_equal({0: 0.501, 1: 0.5, 2: 0.52, 3: 0.499})
+    assert not are_equal({0: 1.0})
+    assert slowest_rank({0: 1.0}) is None
+    assert slowest_rank({}) is None
 
 
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e6), max_size=50))

@@ -195,6 +195,14 @@ def test_the_record_has_the_same_figures(run_dir):
     ]
 
 
+def test_ranks_with_equal_step_times_are_said_to_wait_for_each_other(run_dir):
+    report = whole_job(run_dir)
+    assert report.slow == ()
+    assert report_record(report)["equal_step_times"]
+    for text in (page_of(report), markdown_of(report)):
+        assert "distlaunch stack" in text
+
+
 def test_a_page_of_a_thousand_ranks_is_below_two_megabytes(run_dir):
     ranks = 1000
     run_dir.start(ranks)

@@ -71,6 +71,14 @@ def test_a_difference_that_reports_cannot_show_is_not_slow():
     assert slow_ranks(series, 0) == []
 
 
+def test_the_rule_is_that_of_stragglers_which_needs_three_ranks():
+    two = {(0, rank): samples(0.5 + rank) for rank in range(2)}
+    assert slow_ranks(two, 0) == []
+    assert [each.rank for each in slow_ranks({**two, (0, 2): samples(0.5)}, 0)] == [1]
+    near = {(0, rank): samples(0.5, 1000) for rank in range(8)} | {(0, 8): samples(0.52, 1000)}
+    assert slow_ranks(near, 0) == [], "4 % above the median"
+
+
 def test_few_steps_or_one_rank_alone_are_not_judged():
     few = {(0, rank): samples(0.5 if rank else 3.0, 9) for rank in range(4)}
     assert slow_ranks(few, 0) == []

@@ -56,6 +56,13 @@ def test_only_running_ranks_are_stragglers():
     assert [row.rank for row in view_of(given, None).ranks if row.straggler] == [2]
 
 
+def test_equal_step_times_of_the_running_ranks_are_known():
+    given = snapshot(4, 1)
+    assert not view_of(given, None).equal_step_times
+    given["workers"][2]["state"] = "ended"
+    assert view_of(given, None).equal_step_times
+
+
 @pytest.mark.parametrize(
     ("order", "first"),
     [

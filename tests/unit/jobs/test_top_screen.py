@@ -169,6 +169,13 @@ def test_stacks_and_help_take_the_place_of_the_ranks():
     assert mentions(text, "quit")
 
 
+def test_a_line_says_that_step_times_are_equal_and_names_stack():
+    for is_equal in (True, False):
+        view = replace(make_view(4, 1), equal_step_times=is_equal)
+        lines = draw(view, ScreenState(), width=120, height=24, now=NOW)
+        assert mentions("\n".join(line.plain for line in lines), "distlaunch stack") == is_equal
+
+
 def test_names_of_hosts_cannot_control_the_terminal():
     view = make_view(4, 1)
     view = replace(

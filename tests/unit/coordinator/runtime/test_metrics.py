@@ -166,6 +166,16 @@ def test_values_that_are_not_known_are_left_out():
     assert found["distlaunch_nodes",] == 0
 
 
+def test_ranks_with_equal_step_times_have_no_slowest_one():
+    taken = snapshot()
+    workers = tuple(
+        replace(each, step_s=0.25 + (0.002 if each.rank == 1 else 0)) for each in taken.workers
+    )
+    found = samples(replace(taken, workers=workers))
+    assert ("distlaunch_slowest_rank",) not in found
+    assert found["distlaunch_slowest_step_seconds",] == 0.252
+
+
 @pytest.mark.parametrize("ranks", [MOST_RANKS, 1024])
 def test_the_number_of_series_is_bounded(ranks):
     found = samples(snapshot(ranks, nodes=ranks // 8))
