@@ -12,6 +12,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.collectives import group_orders
 from distlaunch.diagnosis.hang import describe_places
+from distlaunch.jobs.control import ANSWER_S
 from distlaunch.jobs.job import Job
 from distlaunch.jobs.running import ask_running
 
@@ -38,7 +39,7 @@ def read_stacks(
     ``native``: with native frames, where py-spy is installed. ``command`` is the user's command.
     Raises ConfigError if the job cannot be asked, and UsageError for a rank that does not run.
     """
-    snapshot = ask_running(job, command, "snapshot", timeout_s=_ANSWER_S)
+    snapshot = ask_running(job, command, "snapshot", timeout_s=ANSWER_S)
     timeout_s = _NATIVE_ANSWER_S if native else _ANSWER_S
     answers = ask_running(job, command, "stacks", timeout_s=timeout_s, native=native)
     return report_of(job.job_id, snapshot, answers, ranks, native=native)

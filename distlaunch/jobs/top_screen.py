@@ -20,8 +20,11 @@ _NODE_LINES = 6
 """Lines for nodes, with their heading, if the screen is full of ranks."""
 _SEVERAL_NODE_SHARE = 3
 """Nodes get at most this fraction of the screen."""
+_DROPPED = ("GPUMEM", "MEM", "STATE", "NODE", "SIGN", "LOSS", "GPU%", "CPU%", "STEP")
+"""Columns that a narrow screen does not have. The first ones are dropped first."""
 _HELP = (
-    ("q", "quit"),
+    ("q", "quit; leave the stacks or this help"),
+    ("Ctrl-C", "quit"),
     ("s", "sort by the next column: slowest, rank, cpu, memory, gpu, silent"),
     ("n", "show the ranks of the next node only; after the last node, of all"),
     ("a", "show the ranks of all nodes"),
@@ -123,6 +126,8 @@ def _heading(view: TopView, now: float) -> list[Text]:
 def _bottom(view: TopView, state: ScreenState, width: int) -> list[Text]:
     if state.notice:
         return [_plain(state.notice, "yellow")]
+    if state.shows_help or state.text:
+        return [_plain("q back  Ctrl-C quit".ljust(width), "reverse")]
     host = next((node.host for node in view.nodes if node.number == state.node), "all")
     keys = f"q quit  s sort: {state.order.value}  n node: {host}  Enter stacks  ? help"
     return [_plain(keys.ljust(width), "reverse")]
@@ -168,7 +173,7 @@ def _reason_lines(rows: Sequence[RankRow], room: int | None) -> list[Text]:
 def _rank_lines(
     view: TopView, rows: Sequence[RankRow], state: ScreenState, width: int, room: int | None
 ) -> list[Text]:
-    columns = _columns(view, width)
+    columns = _fitting(_columns(view, width), rows, width)
     first, last = 0, len(rows)
     if room is not None and len(rows) > room - 1:
         count = max(1, room - 2)  # one line says how many are not shown
@@ -190,6 +195,19 @@ def _rank_lines(
         shown = f"{first + 1} to {last} of {counted(len(rows), 'rank')}"
         lines.append(_plain(shown, "dim"))
     return lines
+
+
+def _fitting(columns: Sequence[_Column], rows: Sequence[RankRow], width: int) -> Sequence[_Column]:
+    """Return the columns that have room, without the least important ones."""
+    sizes = {
+        column.name: max([len(column.name), column.least, *(len(column.cell(row)) for row in rows)])
+        for column in columns
+    }
+    for name in _DROPPED:
+        if sum(sizes.values()) + len(sizes) - 1 <= width:
+            break
+        sizes.pop(name, None)
+    return [column for column in columns if column.name in sizes]
 
 
 def _joined(texts: Sequence[str], widths: Sequence[int], columns: Sequence[_Column]) -> str:

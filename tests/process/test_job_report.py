@@ -117,6 +117,23 @@ def test_two_jobs_are_compared_and_a_third_is_refused(distlaunch, resumed):
     assert distlaunch.run(["report"]).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [("a.md", "# exp"), ("a.json", "{"), ("a.html", "<!doctype html>"), ("a", "<!")],
+)
+def test_the_suffix_of_the_file_says_the_format(distlaunch, resumed, name, begin):
+    assert distlaunch.run(["report", "exp", "-o", name]).returncode == 0
+    assert (distlaunch.work / name).read_text().startswith(begin)
+
+
+def test_a_file_named_as_another_format_is_refused(distlaunch, resumed):
+    refused = distlaunch.run(["report", "exp", "-o", "a.md", "--format", "html"])
+    assert refused.returncode == 2
+    assert mentions(refused.stderr, "--format", "a.md", "md")
+    assert not (distlaunch.work / "a.md").exists()
+    assert distlaunch.run(["report", "exp", "-o", "a.txt", "--format", "md"]).returncode == 0
+
+
 def _brightness(colour: str) -> int:
     return sum(map(int, re.findall(r"\d+", colour)[:3]))
 

@@ -37,6 +37,14 @@ _JOBS = {"ps": (0, 0), "report": (1, 2)}
 _COUNTS = ("no JOB", "one JOB", "two JOBs")
 
 
+_REPORT_FORMATS = {
+    ".html": "html",
+    ".htm": "html",
+    ".md": "md",
+    ".markdown": "md",
+    ".json": "json",
+}
+"""Formats of ``report`` by the suffix of its file."""
 _PS_ANSWER_S = 0.2
 """How long each launcher may take for its answer to ``ps``."""
 
@@ -277,7 +285,8 @@ def _report(request: _Request) -> int:
     from distlaunch.jobs.report.job_report import build_report, report_record
     from distlaunch.jobs.report.write_report import write_file
 
-    form, output = request.values["format"], request.values["output"]
+    output = request.values["output"]
+    form = _report_format(request.values["format"], output)
     reports = [build_report(job) for job in request.jobs()]
     if form == "json":
         records = [report_record(report) for report in reports]
@@ -298,6 +307,18 @@ def _report(request: _Request) -> int:
     write_file(output, text)
     print_notice(f"wrote {printable(output)}")
     return 0
+
+
+def _report_format(given: str | None, output: str | None) -> str:
+    """Return the format of a report. Raises UsageError if the file is named as another format."""
+    suffix = os.path.splitext(output or "")[1].lower()
+    named = _REPORT_FORMATS.get(suffix)
+    if given is not None and named not in (None, given):
+        raise UsageError(
+            f"--format {given} does not fit --output {quoted(output or '')}: {suffix} is {named}",
+            hint="leave out --format, or name the file otherwise",
+        )
+    return given or named or "html"
 
 
 def _wait(request: _Request) -> int:

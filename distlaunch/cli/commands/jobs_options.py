@@ -93,7 +93,7 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
             "--format",
             "choice",
             "Format of the report.",
-            default="html",
+            unset="as the suffix of --output says, else html",
             choices=("html", "md", "json"),
         ),
         _row(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distlaunch.cli.error_output import print_notice
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import plain, replace
+from distlaunch.jobs.control import ANSWER_S
 from distlaunch.jobs.job import Job
 from distlaunch.jobs.running import JobEndedError, NotNowError, ask_running
 from distlaunch.jobs.top import RankOrder, TopView, view_of
@@ -45,7 +46,7 @@ _KEYS = {
     b"\r": "stacks",
     b"\n": "stacks",
     b"q": "quit",
-    b"\x03": "quit",
+    b"\x03": "interrupt",
     b"\x04": "quit",
     b"s": "sort",
     b"n": "node",
@@ -86,17 +87,18 @@ class _Readings:
 
     def read(self) -> TopView:
         """Ask the launcher. Raises ConfigError."""
-        snapshot = self._ask("snapshot")
+        # A suspended launcher is noticed early; later it may be busy for some seconds.
+        snapshot = self._ask("snapshot", ANSWER_S if self.view is None else _ANSWER_S)
         usage = None
         with suppress(NotNowError):  # between two attempts no worker runs
-            usage = self._ask("usage")
+            usage = self._ask("usage", _ANSWER_S)
         if usage != self._usage:  # the launcher answers several shells with one reading
             self._before, self._usage = self._usage, usage
         self.view = view_of(snapshot, self._usage, self._before)
         return self.view
 
-    def _ask(self, kind: str) -> Any:
-        return ask_running(self._job, "top", kind, timeout_s=_ANSWER_S)
+    def _ask(self, kind: str, timeout_s: float) -> Any:
+        return ask_running(self._job, "top", kind, timeout_s=timeout_s)
 
     def stacks(self, rank: int) -> str:
         """Return the stacks of a rank as text. Raises ConfigError."""
@@ -223,11 +225,11 @@ class _Screen:
 
     def _on_key(self, key: str) -> None:
         state, view = self._state, self._readings.view
-        if view is None or key == "":
-            return
         is_covered = bool(self._text) or state.shows_help
-        if key == "quit" and not is_covered:
+        if key == "interrupt" or (key == "quit" and not is_covered):
             self._is_over = True
+        elif view is None or key == "":
+            return
         elif is_covered:
             self._text = ""
             self._state = replace(state, shows_help=False, notice="")

@@ -100,6 +100,7 @@ class FailureReport(Record):
     """What ended an attempt, or a node that was lost. Texts are as workers wrote them."""
 
     time: float
+    """When the first worker failed, the hang was detected, or the node was lost."""
     attempt: int | None
     kind: AttemptOutcome
     ranks: tuple[int, ...]
@@ -423,16 +424,23 @@ def _workers(attempt: _Attempt, end: float) -> Iterable[WorkerTime]:
 
 
 def _failures(events: Iterable[Mapping[str, Any]]) -> Iterable[FailureReport]:
+    """Yield the failures. The event of a failure comes when all workers have ended, so the first
+    worker that ended wrongly tells the time."""
+    first_exits: dict[int | None, float] = {}
     for event in events:
         attempt = _whole(event.get("attempt"))
         match event:
+            case {"type": "worker_exited", "returncode": int(code)} if (
+                code and event.get("told_to_stop") is not True
+            ):
+                first_exits.setdefault(attempt, event["time"])
             case {"type": "failure", "diagnosis": dict(found)}:
                 raised = ": ".join(
                     filter(None, (_text(found.get("exception_type")), _text(found.get("message"))))
                 )
                 summary = _text(found.get("summary"))
                 yield FailureReport(
-                    time=event["time"],
+                    time=first_exits.get(attempt, event["time"]),
                     attempt=attempt,
                     kind=AttemptOutcome.FAILED,
                     ranks=_ranks(found.get("ranks")),

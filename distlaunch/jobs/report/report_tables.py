@@ -14,6 +14,8 @@ from distlaunch.jobs.report.report_charts import OUTCOME_NAMES, USE_NAMES, durat
 _MOST_ROWS = 50
 _LONGEST_TEXT = 600
 _KIB = 1024.0
+_LEAST_AFTER_S = 0.1
+_USES_OF_STEPS = (TimeUse.STEPS, TimeUse.LOST, TimeUse.RECOVERY, TimeUse.END)
 
 
 class Table(Record):
@@ -30,7 +32,7 @@ class Table(Record):
 _MISSING_TEXTS = {
     Missing.EVENTS: "events.jsonl cannot be read, so times and failures are missing.",
     Missing.PROGRESS: "No worker reported steps, so goodput, step times and losses are missing. "
-    "`distlaunch help progress` says how to report them.",
+    "distlaunch help progress says how to report them.",
     Missing.SERIES: "steps.bin is missing, so step times and losses of the ranks are missing. The "
     "steps are those of events.jsonl, one every 10 s.",
     Missing.LOSS: "No worker reported a loss.",
@@ -104,7 +106,7 @@ def attempts_table(report: JobReport) -> Table:
         (
             str(each.number),
             OUTCOME_NAMES[each.outcome],
-            duration(each.begin - report.begin),
+            _after(each.begin - report.begin),
             duration(each.end - each.begin),
             _known(each.first_step),
             _known(each.last_step),
@@ -126,7 +128,7 @@ def failures_table(report: JobReport) -> Table | None:
         log = each.log_path and f"\nlog: {each.log_path}"
         rows.append(
             (
-                duration(each.time - report.begin),
+                _after(each.time - report.begin),
                 "" if each.attempt is None else str(each.attempt),
                 OUTCOME_NAMES[each.kind],
                 "\n".join(filter(None, (who, each.host))),
@@ -201,19 +203,14 @@ def comparison_table(first: JobReport, second: JobReport) -> Table:
         _compared("Goodput", first.division.goodput, second.division.goodput, _percent),
         _compared("Total time", first.end - first.begin, second.end - second.begin, duration),
         _compared("Step time", first.step_s, second.step_s, _seconds),
-        _compared("Workers", first.world_size, second.world_size, number),
-        _compared("Restarts", first.restarts, second.restarts, number),
-        _compared("Nodes lost", _node_losses(first), _node_losses(second), number),
-        _compared("Last step", first.last_step, second.last_step, number),
-        _compared("Lost steps", first.division.lost_steps, second.division.lost_steps, number),
+        _compared_counts("Workers", first.world_size, second.world_size),
+        _compared_counts("Restarts", first.restarts, second.restarts),
+        _compared_counts("Nodes lost", _node_losses(first), _node_losses(second)),
+        _compared_counts("Last step", first.last_step, second.last_step),
+        _compared_counts("Lost steps", first.division.lost_steps, second.division.lost_steps),
         _compared("Last loss", _last_loss(first), _last_loss(second), number),
         *(
-            _compared(
-                f"Time: {USE_NAMES[use]}",
-                first.division.total(use),
-                second.division.total(use),
-                duration,
-            )
+            _compared_times(use, first, second)
             for use in TimeUse
             if first.division.total(use) or second.division.total(use)
         ),
@@ -225,10 +222,39 @@ def comparison_table(first: JobReport, second: JobReport) -> Table:
 def _compared(
     name: str, first: float | None, second: float | None, word: Callable[[float], str]
 ) -> tuple[str, ...]:
+    """Return a row of two values, and the difference in percent; where one of them is zero, the
+    difference itself."""
     texts = ["not known" if each is None else word(each) for each in (first, second)]
-    if first is None or second is None or not first:
+    if first is None or second is None:
         return (name, *texts, "")
+    if first == second:
+        return (name, *texts, "+0.0%")
+    if not first or not second:
+        return (name, *texts, f"+{word(second)}" if second else f"-{word(first)}")
     return (name, *texts, f"{second / first - 1:+.1%}")
+
+
+def _compared_counts(name: str, first: float | None, second: float | None) -> tuple[str, ...]:
+    if first is None or second is None:
+        return (name, _known(first), _known(second), "")
+    less = round(second) - round(first)
+    sign = "+" if less > 0 else "-" if less < 0 else ""
+    return (name, _known(first), _known(second), f"{sign}{number(abs(less))}")
+
+
+def _compared_times(use: TimeUse, first: JobReport, second: JobReport) -> tuple[str, ...]:
+    """Return a row of the times of a use. Those of a job without steps do not compare with those of
+    a job with steps."""
+    name = f"Time: {USE_NAMES[use]}"
+    seconds = [report.division.total(use) for report in (first, second)]
+    silent = [Missing.PROGRESS in report.missing for report in (first, second)]
+    if use is TimeUse.WAITING or silent[0] == silent[1]:
+        return _compared(name, seconds[0], seconds[1], duration)
+    texts = [
+        "not known" if is_silent and use in _USES_OF_STEPS and not found else duration(found)
+        for found, is_silent in zip(seconds, silent, strict=True)
+    ]
+    return (name, *texts, "")
 
 
 def _last_loss(report: JobReport) -> float | None:
@@ -249,6 +275,11 @@ def _table(
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} …"
+
+
+def _after(seconds: float) -> str:
+    """Return a time since the start. A report needs no fractions of a second at the very start."""
+    return "0 s" if seconds < _LEAST_AFTER_S else duration(seconds)
 
 
 def _percent(share: float | None) -> str:

@@ -30,19 +30,20 @@ def markdown_of(report: JobReport) -> str:
     lines = [f"# {_escaped(report.job.name)}", "", _escaped(headline(report)), ""]
     for text in missing_texts(report):
         lines += [_escaped(text), ""]
-    for title, table in (
-        ("Figures", key_figures),
-        ("Time", time_table(report)),
-        ("Attempts", attempts_table(report)),
-        ("Failures", failures_table(report)),
-        ("Slow ranks", slow_ranks_table(report)),
-        ("Checkpoints", checkpoints_table(report)),
-        ("Nodes", nodes_table(report)),
+    no_slow_ranks = slow_ranks_text(report) if report.has_equal_steps else ""
+    for title, table, empty in (
+        ("Figures", key_figures, ""),
+        ("Time", time_table(report), ""),
+        ("Attempts", attempts_table(report), ""),
+        ("Failures", failures_table(report), ""),
+        ("Slow ranks", slow_ranks_table(report), no_slow_ranks),
+        ("Checkpoints", checkpoints_table(report), ""),
+        ("Nodes", nodes_table(report), ""),
     ):
         if table is not None:
             lines += [f"## {title}", "", *_rows(table), ""]
-        elif title == "Slow ranks" and report.has_equal_steps:
-            lines += [f"## {title}", "", _escaped(slow_ranks_text(report)), ""]
+        elif empty:
+            lines += [f"## {title}", "", _escaped(empty), ""]
     return "\n".join(lines)
 
 

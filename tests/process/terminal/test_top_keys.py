@@ -73,6 +73,15 @@ def test_keys_sort_show_stacks_and_help_and_quit(distlaunch, screen, top, job):
     assert job.wait(LONG_S).returncode == 0
 
 
+def test_ctrl_c_quits_from_a_stack_too(screen, top, job):
+    wait_drawn(screen, lambda rows: ranks_of(rows) != [], "the ranks")
+    screen.type("\r")
+    wait_drawn(screen, lambda rows: any("steps.py" in row for row in rows), "a stack")
+    screen.type("\x03")
+    assert screen.read_until_end(top).returncode == 0
+    assert screen.modes() == screen.modes_before
+
+
 def test_another_size_of_the_terminal_is_used(screen, top, job):
     wait_drawn(screen, lambda rows: any("REASON" in row for row in rows), "the wide screen")
     screen.resize(12, 70)

@@ -15,6 +15,7 @@ from distlaunch.jobs.job import read_job
 from distlaunch.jobs.report.job_report import JobReport, Missing, build_report, report_record
 from distlaunch.jobs.report.report_charts import duration, number
 from distlaunch.jobs.report.report_page import comparison_page, page_of
+from distlaunch.jobs.report.report_tables import comparison_table
 from distlaunch.jobs.report.report_text import comparison_markdown, markdown_of
 
 HOSTILE = "</td><script>alert(1)</script>&\"'\x1b[31m\x00\u202e|`"
@@ -242,6 +243,40 @@ def test_a_job_without_progress_has_its_times_and_says_what_is_missing(run_dir):
     page.check()
     assert "distlaunch help progress" in page.text
     assert "distlaunch help progress" in markdown_of(report)
+
+
+def test_counts_differ_by_numbers_and_a_job_without_steps_has_no_percentages_of_steps(
+    run_dir, tmp_path
+):
+    steps = whole_job(run_dir)
+    silent = Written(tmp_path / "silent")
+    silent.start(8)
+    silent.attempt(1, 0, 8)
+    without = silent.end(60, 0)
+    for first, second in ((steps, without), (without, steps)):
+        rows = {row[0]: row[1:] for row in comparison_table(first, second).rows}
+        assert rows["Workers"] == ("8", "8", "0")
+        assert rows["Restarts"][2] in ("+1", "-1")
+        assert not any("100.0%" in cell for row in rows.values() for cell in row)
+        assert "not known" in rows["Time: Steps that counted"]
+    same = {row[0]: row[3] for row in comparison_table(steps, steps).rows}
+    assert same["Restarts"] == same["Nodes lost"] == "0"
+    assert set(same.values()) == {"0", "+0.0%"}
+
+
+def test_a_failure_has_the_time_of_the_first_worker_that_ended_wrongly(run_dir):
+    report = whole_job(run_dir)
+    assert report.failures[0].time == TIME + 50, "not that of the event, which comes later"
+    assert report.failures[0].time == report.attempts[0].end
+
+
+def test_markdown_has_no_marks_of_its_own_and_no_fractions_at_the_start(run_dir):
+    run_dir.start(2)
+    run_dir.attempt(0.004, 0, 2)
+    text = markdown_of(run_dir.end(60, 0))
+    assert "`" not in text
+    [attempt] = [line for line in text.splitlines() if line.startswith("| 0 |")]
+    assert [cell.strip() for cell in attempt.split("|")][3] == "0 s"
 
 
 def test_without_the_file_of_steps_those_of_the_events_count(run_dir):

@@ -176,6 +176,24 @@ def test_a_line_says_that_step_times_are_equal_and_names_stack():
         assert mentions("\n".join(line.plain for line in lines), "distlaunch stack") == is_equal
 
 
+@pytest.mark.parametrize("width", [30, 40, 60])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_narrow_screen_drops_columns_and_keeps_the_step_times(width, nodes):
+    lines = draw(make_view(4, nodes), ScreenState(), width=width, height=30, now=NOW)
+    text = [line.plain for line in lines]
+    heading = next(line for line in text if "RANK " in line and "STEP-TIME" in line)
+    rows = text[text.index(heading) + 1 :][:4]
+    assert not any(row.endswith("…") for row in rows)
+    assert mentions(rows[0], "652 ms")
+    assert "MEM" not in heading
+
+
+def test_stacks_and_help_say_how_to_leave_them():
+    for state in (ScreenState(text="train.py:7 in step"), ScreenState(shows_help=True)):
+        last = draw(make_view(4, 1), state, width=80, height=24, now=NOW)[-1].plain
+        assert mentions(last, "back", "Ctrl-C")
+
+
 def test_names_of_hosts_cannot_control_the_terminal():
     view = make_view(4, 1)
     view = replace(
