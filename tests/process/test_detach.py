@@ -305,6 +305,21 @@ def test_ctrl_c_and_s_stop_the_job(distlaunch, detached, terminal):
     assert "SIGTERM" in terminal.seen.decode()
 
 
+def test_another_answer_is_asked_for_again(distlaunch, detached, terminal):
+    job = detached()
+    job.wait_printed()
+    attached = attach_on(terminal, distlaunch, job)
+    terminal.type("\x03")
+    asked = terminal.wait_text("detach or stop?")
+    terminal.type("yes\n")
+    terminal.wait_text("not understood", after=asked)
+    terminal.type("detach\n")
+    assert terminal.read_until_end(attached).returncode == 0
+    assert is_alive(job.launcher)
+    job.go()
+    assert job.wait() == 0
+
+
 def test_ctrl_c_twice_detaches(distlaunch, detached, terminal):
     job = detached()
     job.wait_printed()

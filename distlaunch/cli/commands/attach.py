@@ -21,6 +21,16 @@ _LINES = 24
 """Lines that are shown first if stdout is no terminal."""
 
 
+_Answer = Literal["detach", "stop", "stay"]
+_ANSWERS: dict[str, _Answer] = {
+    "": "stay",
+    "d": "detach",
+    "detach": "detach",
+    "s": "stop",
+    "stop": "stop",
+}
+
+
 def attach(job: Job) -> Job | None:
     """Show the console of a job until the job has ended, and return the ended job.
 
@@ -76,19 +86,25 @@ def _screen_lines() -> int:
         return _LINES
 
 
-def _ask(name: str, *, is_stopping: bool) -> Literal["detach", "stop", "stay"]:
+def _ask(name: str, *, is_stopping: bool) -> _Answer:
     """Ask the user what Ctrl-C means. Without a terminal, and after another Ctrl-C, it detaches."""
     if not os.isatty(0):
         return "detach"
     stop = "kill its workers now" if is_stopping else "stop"
-    question = f"\ndistlaunch: job {name}: detach or {stop}? [d/s, Enter stays attached] "
-    os.write(STDERR, question.encode(errors="backslashreplace"))
-    try:
-        line = sys.stdin.readline()
-    except (KeyboardInterrupt, OSError):
-        line = ""
-    if not line:
-        os.write(STDERR, b"\n")
-        return "detach"
-    answers: dict[str, Literal["detach", "stop", "stay"]] = {"d": "detach", "s": "stop"}
-    return answers.get(line.strip()[:1].lower(), "stay")
+    question = (
+        f"\ndistlaunch: job {name}: detach or {stop}? Type d or s, then Enter. Enter alone stays "
+        "attached, Ctrl-C detaches: "
+    )
+    while True:
+        os.write(STDERR, question.encode(errors="backslashreplace"))
+        try:
+            line = sys.stdin.readline()
+        except (KeyboardInterrupt, OSError):
+            line = ""
+        if not line:
+            os.write(STDERR, b"\n")
+            return "detach"
+        answer = _ANSWERS.get(line.strip().lower())
+        if answer is not None:
+            return answer
+        question = "distlaunch: not understood. Type d or s, then Enter: "

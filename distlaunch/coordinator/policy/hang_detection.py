@@ -504,9 +504,9 @@ class HangDetector:
         if not self._postponed_notice_shown:
             self._postponed_notice_shown = True
             text = (
-                f"no sign of life for {_seconds(self.silent_s)} s, but {activity.words}: the job "
-                "goes on;"
-                f" after {most_s:g} s without one it is ended ({Opt.HANG_TIMEOUT})"
+                f"no worker has shown a sign of life for {_seconds(self.silent_s)} s, but "
+                f"{activity.words}. The job goes on. It ends if the silence lasts {most_s:g} s "
+                f"({Opt.HANG_TIMEOUT})"
             )
             actions.append(ShowMessage(text=text, level="warning"))
         return actions
