@@ -26,7 +26,9 @@ from distlaunch.diagnosis.exception_text import is_decoration, lines_below, mess
 from distlaunch.diagnosis.inner_cause import (
     WROTE,
     before,
+    crash_of_child,
     device_assertion,
+    error_of_loader,
     is_report_of_a_child,
     is_report_of_another_end,
     limit_of_library,
@@ -44,7 +46,6 @@ from distlaunch.diagnosis.native import (
     DUMP_BEGINS,
     NativeMessage,
     describe_signal,
-    find_crash,
     find_native_message,
     signal_name,
 )
@@ -373,15 +374,12 @@ def _with_inner_cause(
         text = "\n".join((evidence.text, *words))
         excerpt = (*words[:-1], *evidence.excerpt)[-_EXCERPT:]
         evidence = replace(evidence, original=words[-1], excerpt=excerpt, text=text)
-    if main is not None and is_report_of_another_end(chain[-1]):
-        crash = find_native_message(lines[: main.start])
-        if crash is not None and crash.frame is not None:
-            text = "\n".join((evidence.text, *crash.lines))
-            dump = find_crash(lines[: main.start])
-            told = f"{crash.text}, in a child process"
-            if dump is not None and dump.message not in crash.message:
-                told = f"{dump.message}: {told}"
-            evidence = replace(evidence, original=told, child_crashed=True, text=text)
+    if main is not None and (crash := crash_of_child(chain, lines[: main.start])) is not None:
+        text = "\n".join((evidence.text, *crash[1]))
+        evidence = replace(evidence, original=crash[0], child_crashed=True, text=text)
+    if (told := error_of_loader(chain, lines)) is not None:
+        text = f"{evidence.text}\n{told}"
+        evidence = replace(evidence, original=told, standing=Standing.CAUSE, text=text)
     if "device-side assert" in evidence.text and (asserted := device_assertion(lines)):
         evidence = replace(evidence, original=asserted)
     return evidence

@@ -124,6 +124,14 @@ def _in_worker_of_loader(failure: Failure) -> bool:
     return failure.evidence.loader_may_be_gone and failure.evidence.end.returncode == 1
 
 
+def _child_crashed(failure: Failure) -> bool:
+    return failure.evidence.child_crashed
+
+
+def _no_child_crashed(failure: Failure) -> bool:
+    return not failure.evidence.child_crashed
+
+
 def _ended_with(*codes: int) -> Callable[[Failure], bool]:
     return lambda failure: failure.evidence.end.returncode in codes
 
@@ -606,6 +614,25 @@ _MEMORY: tuple[HintRow, ...] = (
         ),
         marks=("oom when allocating tensor",),
         pattern=r"device:CPU|allocator (?:cpu|mklcpu)",
+    ),
+    HintRow(
+        kind=K.HOST_MEMORY,
+        hint=(
+            "host memory (not GPU memory) could not be had in a process of the pool: start fewer "
+            "processes, or give each smaller batches; see `free -h` and `ulimit -v`"
+        ),
+        marks=("memory allocation of ", "cannot allocate memory", "std::bad_alloc"),
+        pattern=r"memory allocation of \d+ bytes failed|cannot allocate memory|std::bad_alloc",
+        when=_child_crashed,
+    ),
+    HintRow(
+        kind=K.HOST_MEMORY,
+        hint=(
+            "host memory (not GPU memory) could not be had: see `free -h`, `ulimit -v`; every rank "
+            "loads its own copy"
+        ),
+        marks=("memory allocation of ",),
+        pattern=r"memory allocation of \d+ bytes failed",
     ),
     HintRow(
         kind=K.HOST_MEMORY,
@@ -1405,6 +1432,15 @@ _PROCESSES: tuple[HintRow, ...] = (
             "kill; without the pool, a crash of the rank itself is reported with its line"
         ),
         types=("BrokenProcessPool", "TerminatedWorkerError"),
+        when=_no_child_crashed,
+    ),
+    HintRow(
+        kind=K.CRASH,
+        hint=(
+            "native code crashed in a child process, in the call that is named: make that call in "
+            "one process alone, under gdb or with another version of its library"
+        ),
+        when=_child_crashed,
     ),
     HintRow(
         kind=K.LOADER,

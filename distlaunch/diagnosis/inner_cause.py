@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from distlaunch.core.model.record import replace
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain
 from distlaunch.diagnosis.exception_text import text_of
 from distlaunch.diagnosis.last_lines import PROBLEM, is_logged_below_error, last_lines
+from distlaunch.diagnosis.native import find_crash, find_native_message, words_before_crash
 from distlaunch.diagnosis.tracebacks import Raised, Traceback
 
 _OF_LAUNCHERS = ("ChildFailedError", "ProcessExitedException", "SignalException")
@@ -51,6 +53,11 @@ _SHOWN_NEAR = 3
 _SHOWN_CHARS = 300
 _NEAR = 60
 """Largest number of lines between a child's output and the exception that reports its end."""
+_LOADER_ERROR = re.compile(
+    # torch 1.0 to 2.13: "ERROR: Unexpected bus error encountered in worker. This might be caused by
+    # insufficient shared memory (shm)."
+    r"^ERROR: Unexpected [\w ]+ encountered in worker\."
+)
 _DEVICE_ASSERT = re.compile(
     # torch 1.0 to 2.13: "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex:
     # block: [12,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
@@ -155,6 +162,42 @@ def _exception_in(lines: Sequence[str]) -> str | None:
             f"{text} ({file}:{number} in {function})" if function else f"{text} ({file}:{number})"
         )
     return None
+
+
+def crash_of_child(
+    chain: Sequence[Raised], lines: Sequence[str]
+) -> tuple[str, tuple[str, ...]] | None:
+    """Return how a child process has crashed in native code, in one line, and the lines about it.
+
+    ``lines`` are those before the ``chain``, which reports the end of the process.
+    """
+    if not any(map(is_report_of_another_end, (chain[0], chain[-1]))):
+        return None
+    crash, dump = find_native_message(lines), find_crash(lines)
+    if crash is None or crash.frame is None:
+        crash = find_native_message(lines[-_NEAR:])
+    if crash is None:
+        return None
+    told = f"{crash.text}, in a child process"
+    if dump is None:
+        return told, crash.lines
+    if dump.message not in crash.message:
+        place = f" ({crash.frame})" if crash.frame else ""
+        told = f"{replace(crash, frame=None).text}: {dump.message}{place}, in a child process"
+    elif crash.message == dump.message and (words := words_before_crash(lines)) is not None:
+        return f"{words}: {told}", (words, *crash.lines)
+    return told, crash.lines
+
+
+def error_of_loader(chain: Sequence[Raised], lines: Sequence[str]) -> str | None:
+    """Return the last line in which a data loader's worker has written that a signal ended it.
+
+    torch's worker writes it in its signal handler. The parent may get no more than a closed
+    connection.
+    """
+    if not any(map(is_report_of_another_end, chain)):
+        return None
+    return next((line for line in reversed(lines) if _LOADER_ERROR.search(line)), None)
 
 
 def limit_of_library(lines: Sequence[str]) -> str | None:

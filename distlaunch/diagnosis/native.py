@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from distlaunch.core.model.record import Record, replace
+from distlaunch.diagnosis.last_lines import PROBLEM, is_logged_below_error, last_lines
 from distlaunch.diagnosis.tracebacks import Frame
 
 _MEANING = {
@@ -37,12 +38,16 @@ _FATAL = (
     "*** stack smashing detected ***",
     "*** buffer overflow detected ***",
     "thread '",
+    "memory allocation of ",
+    "pure virtual method called",
+    "libc++abi: ",
 )
 _TERMINATE = re.compile(
     r"terminate called (?:after throwing an instance of '(.+)'|without an active exception)"
 )
 _ASSERT = re.compile(r"(?:.+: )?(\S+):(\d+): .+: Assertion [`'](.+)' failed\.?")
 _CHECK = re.compile(r"F(?:\d{4} \d\d:|\d{8} ).*\] (.+)")
+_WORDS_WITHIN = 3
 _C_STACK = "Current thread's C stack trace (most recent call first):"
 _C_FRAME = re.compile(
     # CPython 3.14: '  Binary file "/v/lib/libtorch_cpu.so", at _ZN2at6nativeE+0x42 [0x795fb73eb520]'
@@ -109,6 +114,16 @@ def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
     return found
 
 
+def words_before_crash(lines: Sequence[str]) -> str | None:
+    """Return what a process has written just before faulthandler's last dump, if it names a
+    problem."""
+    at = next((n for n in reversed(range(len(lines))) if lines[n].startswith(DUMP_BEGINS)), 0)
+    above = last_lines(lines[max(0, at - _WORDS_WITHIN) : at], 1)
+    if above and PROBLEM.search(above[0]) and not is_logged_below_error(above[0]):
+        return above[0].strip()
+    return None
+
+
 def find_crash(lines: Sequence[str]) -> NativeMessage | None:
     """Return the last dump of faulthandler about a crash, perhaps of a process that forked from the
     worker."""
@@ -128,7 +143,9 @@ def _message_at(lines: Sequence[str], at: int) -> NativeMessage | None:
     if match := _CHECK.match(line):
         return NativeMessage(type=None, message=match[1], lines=(line,))
     if line.startswith(_FATAL) and (not line.startswith("thread '") or "panicked at" in line):
-        return NativeMessage(type=None, message=line, lines=tuple(lines[at : at + 3]))
+        # Rust 1.73 and newer: "thread 'main' panicked at src/lib.rs:4:5:", and the text below
+        text = " ".join(lines[at : at + 2]) if line.endswith(":") else line
+        return NativeMessage(type=None, message=text, lines=tuple(lines[at : at + 3]))
     return None
 
 

@@ -153,6 +153,7 @@ def test_rows_of_different_kinds_match_one_text_only_where_the_later_is_more_gen
         (kind.EXTENSION, kind.VARIABLE),
         (kind.GPU_DRIVER, kind.BINARY),
         (kind.GPU_MEMORY, kind.NCCL),
+        (kind.HOST_MEMORY, kind.CRASH),
         (kind.INDEX, kind.GPU_KERNEL),
         (kind.INTERFACE, kind.NCCL),
         (kind.NCCL, kind.SAME_GPU),

@@ -203,14 +203,80 @@ BROKEN_POOL = RAISED.replace(
 def test_a_crash_of_a_pools_process_is_told_with_its_line(end_of):
     found = diagnose([end_of(0, CRASH + BROKEN_POOL)], world_size=2)
     assert mentions(found.cause.original or "", "Segmentation fault", "train.py:9 in tokenize")
-    assert found.hint is None
+    assert found.hint_kind == "crashes-of-native-code"
 
 
 def test_the_message_before_an_abort_of_a_pools_process_is_told_with_its_line(end_of):
     panic = "thread '<unnamed>' panicked at src/models/bpe.rs:41: index out of bounds\n"
     aborted = CRASH.replace("Segmentation fault", "Aborted")
     found = diagnose([end_of(0, panic + aborted + BROKEN_POOL)], world_size=2)
-    assert mentions(found.cause.original or "", "Aborted", "bpe.rs:41", "train.py:9 in tokenize")
+    assert mentions(found.cause.original or "", "bpe.rs:41", "Aborted", "train.py:9 in tokenize")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "kind"),
+    [
+        (
+            "memory allocation of 8589934592 bytes failed\n",
+            "memory allocation of 8589934592 bytes failed",
+            "host-memory",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+            "std::bad_alloc",
+            "host-memory",
+        ),
+        ("free(): invalid pointer\n", "free(): invalid pointer", "crashes-of-native-code"),
+        (
+            "thread '<unnamed>' panicked at src/bpe.rs:41:9:\nindex out of bounds: the len is 3\n",
+            "index out of bounds: the len is 3",
+            "crashes-of-native-code",
+        ),
+        ("mylib: cannot open the table\n", "mylib: cannot open", "crashes-of-native-code"),
+    ],
+)
+def test_last_words_of_a_pools_process_are_told_before_its_abort(end_of, words, shown, kind):
+    log = words + CRASH.replace("Segmentation fault", "Aborted") + BROKEN_POOL
+    found = diagnose([end_of(0, log)], world_size=2)
+    original = found.cause.original or ""
+    assert original.index(shown) < original.index("Aborted") < original.index("train.py:9")
+    assert found.hint_kind == kind
+
+
+def test_last_words_of_a_pools_process_count_without_a_dump(end_of):
+    log = "memory allocation of 64 bytes failed\n" + BROKEN_POOL
+    found = diagnose([end_of(0, log)], world_size=2)
+    assert (found.cause.original or "").startswith("memory allocation of 64 bytes failed")
+    assert found.hint_kind == "host-memory"
+
+
+RESET = """\
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 20, in <module>
+    for batch in loader:
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 378, in _recv
+    chunk = read(handle, remaining)
+ConnectionResetError: [Errno 104] Connection reset by peer
+"""
+BUS = (
+    "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
+    "shared memory (shm).\n"
+)
+
+
+@pytest.mark.parametrize(
+    "log", [BUS + RESET, BUS + "step 4\n" + RESET.replace("ConnectionReset", "EOF")]
+)
+def test_bus_error_of_a_loaders_worker_is_the_original_cause(end_of, log):
+    found = diagnose([end_of(0, log)], world_size=2)
+    assert found.cause.original == BUS.strip()
+    assert (found.cause_seen, found.hint_kind) == (True, "shared-memory")
+
+
+def test_reset_connection_of_a_loader_wins_over_a_later_failure(end_of):
+    later = end_of(1, RAISED, ended_s=5.3)
+    found = diagnose([end_of(0, BUS + RESET, ended_s=5.0), later], world_size=2)
+    assert found.cause.ranks == (0,)
 
 
 def test_a_broken_pool_without_a_crash_keeps_its_hint(end_of):
