@@ -310,10 +310,10 @@ def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: 
         within = (
             os.path.join(workdir, options.script) if os.sep in options.script else options.script
         )
-        return _program(options.script, facts, workdir) if local else within
+        return _program_path(options.script, facts, workdir) if local else within
     if options.module or not local or facts.script_file is not None:
         return options.script
-    return _script(options.script, facts, workdir)
+    return _script_path(options.script, facts, workdir)
 
 
 def command_line(
@@ -410,7 +410,7 @@ def _terminal_variables(
     """
     if columns is None:
         return {}
-    return {"COLUMNS": str(_room(topology, columns, in_front))}
+    return {"COLUMNS": str(_remaining_columns(topology, columns, in_front))}
 
 
 def _bar_variables(
@@ -423,7 +423,7 @@ def _bar_variables(
     """
     if columns is None:
         return {}
-    room = _room(topology, columns, in_front)
+    room = _remaining_columns(topology, columns, in_front)
     return {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TQDM_NCOLS": str(room - 1)}
 
 
@@ -653,7 +653,7 @@ def _not_a(kind: str, wanted: str) -> str:
     return words.get(kind, f"is a {kind}, a {wanted} is needed")
 
 
-def _program(name: str, facts: Facts, workdir: str) -> str:
+def _program_path(name: str, facts: Facts, workdir: str) -> str:
     found = facts.programs.get(name)
     if found is not None:
         return name if os.sep not in name else found
@@ -667,7 +667,7 @@ def _program(name: str, facts: Facts, workdir: str) -> str:
     raise ConfigError(f"{printable(name)}: no such command on PATH")
 
 
-def _script(script: str, facts: Facts, workdir: str) -> str:
+def _script_path(script: str, facts: Facts, workdir: str) -> str:
     paths = script_paths(script, facts.cwd, workdir)
     kinds = [facts.paths[path] for path in paths]
     for path, kind in zip(paths, kinds, strict=True):
@@ -692,7 +692,7 @@ def _script(script: str, facts: Facts, workdir: str) -> str:
     raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
 
 
-def _room(topology: Topology, columns: int, in_front: int | None) -> int:
+def _remaining_columns(topology: Topology, columns: int, in_front: int | None) -> int:
     if in_front is None:
         in_front = len(f"[{(topology.world_size or 1) - 1}] ")
     return max(_LEAST_COLUMNS, columns - in_front)

@@ -66,7 +66,9 @@ def build_topology(
     request = WorkerRequest(allocation=allocation, options=options, bounds=bounds)
     known = {} if here is None else {here: facts}
     slots = _Slots(request, known, here)
-    chosen = _filtered([slots.numbered(index) for index in range(len(allocation.hosts))], options)
+    chosen = _filtered_hosts(
+        [slots.numbered(index) for index in range(len(allocation.hosts))], options
+    )
     chosen = [each for each in chosen if present is None or each.index < present]
     kept, spares = _first_nodes(chosen, request, here)
     notes = [*plain_notes(allocation.notes)]
@@ -118,7 +120,7 @@ def surveyed_topology(
     request = WorkerRequest(allocation=allocation, options=options, bounds=bounds)
     slots = _Slots(request, known, here, surveyed=True)
     numbered = [slots.numbered(index) for index in range(len(allocation.hosts))]
-    chosen = {each.index: each for each in _filtered(numbered, options)}
+    chosen = {each.index: each for each in _filtered_hosts(numbered, options)}
     notes: list[Note] = []
     warnings: list[str] = []
     planned = _assign_workers(
@@ -146,7 +148,9 @@ def filtered_hosts(
         {} if here is None else {here: facts},
         here,
     )
-    chosen = _filtered([slots.numbered(index) for index in range(len(allocation.hosts))], options)
+    chosen = _filtered_hosts(
+        [slots.numbered(index) for index in range(len(allocation.hosts))], options
+    )
     return tuple(each.index for each in chosen)
 
 
@@ -222,7 +226,7 @@ class _DeviceAssigner:
         if self._failed:
             kinds = list(self._failed.items())
             said = [
-                f"{_names(candidates)}: {message}"
+                f"{_host_names(candidates)}: {message}"
                 for (message, _), candidates in kinds[:_MOST_KINDS]
             ]
             if (rest := sum(len(candidates) for _, candidates in kinds[_MOST_KINDS:])) > 0:
@@ -231,9 +235,9 @@ class _DeviceAssigner:
         if len(self._devices) > 1 and self._surveyed:
             without, having = self._devices["cpu"], self._devices["cuda"]
             raise ConfigError(
-                f"{_names(without)} {'has' if len(without) == 1 else 'have'} no GPU that can be "
+                f"{_host_names(without)} {'has' if len(without) == 1 else 'have'} no GPU that can be "
                 "used, and"
-                f" {_names(having)} {'has' if len(having) == 1 else 'have'} some",
+                f" {_host_names(having)} {'has' if len(having) == 1 else 'have'} some",
                 hint=f"{Opt.EXCLUDE} leaves hosts out; {use_cpus(several=True)}",
             )
 
@@ -249,7 +253,7 @@ class _DeviceAssigner:
         if self.device == "cpu" and not on_cpus(self._options):
             advice = advice_on_cpu_workers(several=self._several)
             return [f"no GPU was found: workers run on the CPU{advice}"]
-        return [f"{_names(candidates)}: {note}" for note, candidates in self._notes.items()]
+        return [f"{_host_names(candidates)}: {note}" for note, candidates in self._notes.items()]
 
     def _found(self, candidate: PlannedHost, count: int | None) -> Topology:
         facts, chosen = self._known[candidate.chosen.index], candidate.chosen
@@ -424,7 +428,7 @@ class _Slots:
         )
 
 
-def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
+def _filtered_hosts(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
     if options.include is None and options.exclude is None:
         slots = {
             host.slots: None if host.slots is None else tuple(range(host.slots)) for host in hosts
@@ -650,7 +654,7 @@ class _Builder:
         return master
 
 
-def _names(candidates: Sequence[PlannedHost]) -> str:
+def _host_names(candidates: Sequence[PlannedHost]) -> str:
     return names_of([candidate.host for candidate in candidates])
 
 

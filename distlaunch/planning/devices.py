@@ -217,9 +217,11 @@ def _picked(
             if chosen is None and limit is None:
                 raise _no_such_gpu(entry, requested, inventory, on_cpus)
             if chosen is None:
-                raise _outside(entry, entries, requested, visible, str(limit), on_cpus)
+                raise _not_allowed_error(entry, entries, requested, visible, str(limit), on_cpus)
             if device.key in picked:
-                raise ConfigError(f"{Opt.GPUS(requested)}: {_name(device, entry)} is named twice")
+                raise ConfigError(
+                    f"{Opt.GPUS(requested)}: {_device_name(device, entry)} is named twice"
+                )
             picked[device.key] = chosen
     chosen_ones = list(picked.values())
     if limit is None and any(kind_of(entry) != "index" for entry in entries):
@@ -227,7 +229,7 @@ def _picked(
     return chosen_ones
 
 
-def _name(device: Device, entry: str) -> str:
+def _device_name(device: Device, entry: str) -> str:
     return f"GPU {device.gpu.index}" if device.gpu and not device.mig else entry
 
 
@@ -265,7 +267,7 @@ def _no_such_gpu(
     return NotTheseGpusError(message, hint=f"it has {describe_gpus(inventory, uuids=by_uuid)}")
 
 
-def _outside(
+def _not_allowed_error(
     entry: str, entries: list[str], requested: str, visible: list[Device], limit: str, on_cpus: str
 ) -> ConfigError:
     message = f"{Opt.GPUS(requested)}: GPU {entry} is not among the GPUs that {limit} allows"

@@ -44,7 +44,10 @@ class Explanation(Record):
 
     def lines(self) -> list[str]:
         """Return the text, one line for each value and for each variable that is not used."""
-        return [*_lines(self.values), *(f"{'not used':<{_LABEL}} {each}" for each in self.lost)]
+        return [
+            *_origin_lines(self.values),
+            *(f"{'not used':<{_LABEL}} {each}" for each in self.lost),
+        ]
 
     def record(self) -> dict[str, object]:
         """Return the data for JSON."""
@@ -70,10 +73,12 @@ def explain(
     lost: tuple[str, ...],
 ) -> Explanation:
     """Return the source of each value of the plan."""
-    return Explanation(values=tuple(_values(options, facts, topology, plan, location)), lost=lost)
+    return Explanation(
+        values=tuple(_all_origins(options, facts, topology, plan, location)), lost=lost
+    )
 
 
-def _lines(values: tuple[Origin, ...]) -> Iterator[str]:
+def _origin_lines(values: tuple[Origin, ...]) -> Iterator[str]:
     for each in values:
         shown = each.shown if len(each.shown) <= _LONGEST else f"{each.shown[: _LONGEST - 3]}..."
         yield f"{each.value:<{_LABEL}} {shown}  ({each.source})"
@@ -81,7 +86,7 @@ def _lines(values: tuple[Origin, ...]) -> Iterator[str]:
             yield f"{'':<{_LABEL}} not {other}"
 
 
-def _values(
+def _all_origins(
     options: TrainOptions,
     facts: Facts,
     topology: Topology,
@@ -92,40 +97,40 @@ def _values(
         yield from _outer_values(facts.outer, facts, plan)
         return
     allocation = None if location is None else location.allocation
-    yield _source(options, location)
+    yield _source_origin(options, location)
     if location is None or allocation is None:
-        yield _value("hosts", facts.hostname, "this machine")
+        yield _origin("hosts", facts.hostname, "this machine")
     else:
         yield from (origin for origin in allocation.origins if origin.value not in _BELOW)
         shown = (
             "none of the hosts" if location.here is None else allocation.hosts[location.here].name
         )
-        yield _value("this machine", shown, location.by)
+        yield _origin("this machine", shown, location.by)
         if all(origin.value != "part" for origin in allocation.origins):
-            yield _value("part", _PARTS[allocation.part], allocation.source)
+            yield _origin("part", _PARTS[allocation.part], allocation.source)
     for field in _OPTIONS:
         if (source := options.who_set(field)) is not None:
-            yield _value(field.replace("_", "-"), _shown(getattr(options, field)), source)
-    yield _value("in the plan", _describe_nodes(topology), _source_of_nodes(options, allocation))
+            yield _origin(field.replace("_", "-"), _option_text(getattr(options, field)), source)
+    yield _origin("in the plan", _describe_nodes(topology), _source_of_nodes(options, allocation))
     yield _workers(options, topology, allocation)
     yield from _devices(options, topology)
-    yield _master(options, topology, allocation)
-    yield _port(options, topology, allocation)
+    yield _master_origin(options, topology, allocation)
+    yield _port_origin(options, topology, allocation)
     if options.job_id is None:
         told = allocation is not None and plan.job_id == allocation.job_id
-        yield _value(
+        yield _origin(
             "job-id", plan.job_id, allocation.source if told and allocation else "made for this job"
         )
 
 
 def _outer_values(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
     started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
-    yield _value("source", outer.launcher, started)
-    yield _value("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
+    yield _origin("source", outer.launcher, started)
+    yield _origin("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
     for value, name in (("master", "MASTER_ADDR"), ("master port", "MASTER_PORT")):
         if name in facts.environ:
-            yield _value(value, facts.environ[name], name)
-    yield _value("job-id", plan.job_id, "made for this launcher's files")
+            yield _origin(value, facts.environ[name], name)
+    yield _origin("job-id", plan.job_id, "made for this launcher's files")
 
 
 _BELOW: tuple[ValueName, ...] = ("master address", "master port")
@@ -133,17 +138,17 @@ _BELOW: tuple[ValueName, ...] = ("master address", "master port")
 _SLOTS: tuple[ValueName, ...] = ("slots", "slots of this node")
 
 
-def _value(value: str, shown: str, source: str, *instead_of: str) -> Origin:
+def _origin(value: str, shown: str, source: str, *instead_of: str) -> Origin:
     return Origin(
         value=value, shown=printable(shown), source=printable(source), instead_of=instead_of
     )
 
 
-def _shown(value: object) -> str:
+def _option_text(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _source(options: TrainOptions, location: Location | None) -> Origin:
+def _source_origin(options: TrainOptions, location: Location | None) -> Origin:
     chosen = options.who_set("source")
     if location is None or (
         location.allocation.source == "local" and not options.who_set("include", "exclude")
@@ -153,9 +158,9 @@ def _source(options: TrainOptions, location: Location | None) -> Origin:
             if chosen
             else "no option and no system names other nodes"
         )
-        return _value("source", "local", why)
+        return _origin("source", "local", why)
     by = location.who if location.allocation.by_user else chosen or "found in the environment"
-    return _value("source", location.allocation.source, by)
+    return _origin("source", location.allocation.source, by)
 
 
 def _describe_nodes(topology: Topology) -> str:
@@ -196,14 +201,14 @@ def _workers(options: TrainOptions, topology: Topology, allocation: Allocation |
     )
     if by is not None:
         lost = tuple(f"{each.shown} from {each.source}: {by} comes first" for each in told)
-        return _value("workers", shown, by, *lost)
+        return _origin("workers", shown, by, *lost)
     if told:
-        return _value("workers", shown, ", ".join(dict.fromkeys(each.source for each in told)))
+        return _origin("workers", shown, ", ".join(dict.fromkeys(each.source for each in told)))
     if allocation is not None and any(host.slots for host in allocation.hosts):
-        return _value("workers", shown, allocation.source)
+        return _origin("workers", shown, allocation.source)
     if world is None:
-        return _value("workers", shown, "only the nodes know")
-    return _value(
+        return _origin("workers", shown, "only the nodes know")
+    return _origin(
         "workers",
         shown,
         "the GPUs here" if topology.device == "cuda" else "no GPU here: one on the CPU",
@@ -216,31 +221,39 @@ def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
         return
     node = topology.nodes[topology.here]
     by = node.devices_from or options.who_set(*_TOTALS, *_EACH, "device") or "CPU workers"
-    yield _value("devices here", ",".join(node.devices or ()) or "none", by)
+    yield _origin("devices here", ",".join(node.devices or ()) or "none", by)
 
 
-def _master(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
+def _master_origin(
+    options: TrainOptions, topology: Topology, allocation: Allocation | None
+) -> Origin:
     master = planned_master(options, topology, allocation)
     address = "not known yet" if master.address is None else master.address
     system = _origin_in_source(allocation, "master address")
     match master.address_origin:
         case MasterOrigin.OPTION:
             by = options.named("master_addr")
-            return _value("master", address, by, *_lost(system, by))
+            return _origin("master", address, by, *_overridden_origins(system, by))
         case MasterOrigin.ONE_NODE:
-            return _value("master", address, "all workers are on one node")
+            return _origin("master", address, "all workers are on one node")
         case MasterOrigin.SYSTEM if system is not None:
-            return _value("master", address, system.source, *system.instead_of)
+            return _origin("master", address, system.source, *system.instead_of)
         case _:
-            return _value("master", address, f"the first of {counted(len(topology.nodes), 'node')}")
+            return _origin(
+                "master", address, f"the first of {counted(len(topology.nodes), 'node')}"
+            )
 
 
-def _port(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
+def _port_origin(
+    options: TrainOptions, topology: Topology, allocation: Allocation | None
+) -> Origin:
     master, system = planned_master(options, topology), _origin_in_source(allocation, "master port")
     if (by := options.who_set("master_port")) is not None:
-        return _value("master port", str(options.master_port), by, *_lost(system, by))
+        return _origin(
+            "master port", str(options.master_port), by, *_overridden_origins(system, by)
+        )
     if master.port is None:
-        return _value("master port", "not known yet", "a free one, held at the start")
+        return _origin("master port", "not known yet", "a free one, held at the start")
     by = (
         system.source
         if system is not None
@@ -248,7 +261,7 @@ def _port(options: TrainOptions, topology: Topology, allocation: Allocation | No
         if allocation is not None
         else "free"
     )
-    return _value(
+    return _origin(
         "master port", str(master.port), by, *(system.instead_of if system is not None else ())
     )
 
@@ -264,5 +277,5 @@ def _origin_in_source(allocation: Allocation | None, value: ValueName) -> Origin
     )
 
 
-def _lost(origin: Origin | None, by: str) -> tuple[str, ...]:
+def _overridden_origins(origin: Origin | None, by: str) -> tuple[str, ...]:
     return () if origin is None else (f"{origin.shown} from {origin.source}: {by} comes first",)

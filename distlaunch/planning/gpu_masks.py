@@ -86,12 +86,14 @@ class Catalog(Record):
             # still take it.
             owner = self.named.get(uuid[4:].partition("/")[0], [])
             return (
-                [replace(unknown_device(entry), gpu=owner[0].gpu)] if owner else self._unsure(entry)
+                [replace(unknown_device(entry), gpu=owner[0].gpu)]
+                if owner
+                else self._unknown_unless_certain(entry)
             )
         names = [name for name in self.named if name.startswith(uuid)]
-        return self.named[names[0]] if len(names) == 1 else self._unsure(entry)
+        return self.named[names[0]] if len(names) == 1 else self._unknown_unless_certain(entry)
 
-    def _unsure(self, entry: str) -> list[Device]:
+    def _unknown_unless_certain(self, entry: str) -> list[Device]:
         return [] if self.certain else [unknown_device(entry)]
 
 

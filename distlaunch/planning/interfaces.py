@@ -74,7 +74,7 @@ def addresses(
     def rank(each: Interface) -> tuple[object, ...]:
         return (
             each.address != host,
-            _kind(each.name),
+            _rank_of_kind(each.name),
             order.get(each.address, len(order)),
             ":" in each.address,
         )
@@ -187,7 +187,7 @@ def _own_name(surveyed: Surveyed) -> str | None:
     return next((each for each in surveyed.named if each in own or is_loopback(each)), None)
 
 
-def _kind(name: str) -> int:
+def _rank_of_kind(name: str) -> int:
     return 2 if name.startswith(_BRIDGES) else 1 if name.startswith(_TUNNELS) else 0
 
 

@@ -220,7 +220,10 @@ class JoinedPlanner:
     def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
         """Return how the options of launcher ``number`` contradict the coordinator's, if they
         do."""
-        me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
+        me, who = (
+            printable(self._facts.hostname),
+            f"{self._launcher_label(number)} ({printable(host)})",
+        )
         what = "launchers" if self._by_worker else "nodes"
         own = self.launcher_info(clock=0.0, wall=0.0, attempt=-1, restarts=0)
         if (differs := difference(info, own, who=who, me=f"{me} (rank 0)", what=what)) is not None:
@@ -248,9 +251,9 @@ class JoinedPlanner:
             return None
         off = f"{abs(apart) / 60:.0f} min" if abs(apart) < 99 * 3600 else "more than 99 h"
         off += " ahead of" if apart > 0 else " behind"
-        return f"the clock of {self._label(number)} ({printable(host)}) is {off} this machine's"
+        return f"the clock of {self._launcher_label(number)} ({printable(host)}) is {off} this machine's"
 
-    def _label(self, number: int) -> str:
+    def _launcher_label(self, number: int) -> str:
         return f"rank {number}" if self._by_worker else f"node {number}"
 
     @property

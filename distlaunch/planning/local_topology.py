@@ -145,7 +145,7 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
     """
     picked = options.gpus is not None
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
-    count, notes = _count(options, facts, selection)
+    count, notes = _worker_count(options, facts, selection)
     isolated = options.isolate_gpus or (selection.mig and options.needs_gpus)
     shares = (isolated or picked) and bool(selection.ids)
     if isolated and selection.ids:
@@ -318,7 +318,7 @@ def _gpu_workers(
     return Topology(nodes=(node,), device="cuda", notes=plain_notes(selection.notes))
 
 
-def _count(
+def _worker_count(
     options: TorchrunOptions, facts: Facts, selection: DeviceSelection
 ) -> tuple[int, tuple[str, ...]]:
     match options.workers:

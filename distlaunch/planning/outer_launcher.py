@@ -105,7 +105,7 @@ def outer_launcher(
     a worker's script starts a launcher, the script's process is between them, so this launcher is
     no worker.
     """
-    launcher = _nearest(environ, ancestors)
+    launcher = _nearest_launcher(environ, ancestors)
     if launcher is None or (launcher in _MARKERS and _MARKERS[launcher] not in environ):
         return None
     numbers = [
@@ -126,7 +126,7 @@ def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
     return False
 
 
-def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str | None:
+def _nearest_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str | None:
     through_spawn = False
     for each in ancestors:
         if each.name == SPAWNER:

@@ -103,7 +103,7 @@ def count_workers(candidates: Sequence[PlannedHost], request: WorkerRequest) -> 
     elif per_node is not None:
         counts = _total_and_each(total, per_node, candidates, request)
     elif request.bounds is not None or len(candidates) == 1:
-        counts = _shares(total, candidates, request)
+        counts = _shares_of_total(total, candidates, request)
     else:
         counts = _spread_or_pack(total, candidates, request)
     if request.allocation.part == "worker":
@@ -265,7 +265,9 @@ def _total_and_each(
     return [*each, *[0] * (len(candidates) - nodes)]
 
 
-def _shares(total: int, candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
+def _shares_of_total(
+    total: int, candidates: Sequence[PlannedHost], request: WorkerRequest
+) -> Counts:
     size, bounds = request.total_option(total), request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
         raise ConfigError(

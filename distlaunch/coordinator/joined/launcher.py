@@ -193,7 +193,7 @@ class JoinedRunner:
             self._refuse(exc)
             raise
         while True:
-            self._apply()
+            self._send_launcher_info()
             while not self._is_over():
                 self._run_once()
             if self._exit_code is None:
@@ -258,7 +258,7 @@ class JoinedRunner:
         self._message_check.joined()
         self._coordinator.open(connection)
 
-    def _apply(self) -> None:
+    def _send_launcher_info(self) -> None:
         attempt, restarts = self._message_check.attempt, self._restart_rule.count
         self._send(
             self._planner.launcher_info(

@@ -504,7 +504,7 @@ class HangDetector:
         if not self._postponed_notice_shown:
             self._postponed_notice_shown = True
             text = (
-                f"no worker has shown a sign of life for {_seconds(self.silent_s)} s, but "
+                f"no worker has shown a sign of life for {_format_seconds(self.silent_s)} s, but "
                 f"{activity.words}. The job goes on. It ends if the silence lasts {most_s:g} s "
                 f"({Opt.HANG_TIMEOUT})"
             )
@@ -525,7 +525,7 @@ class HangDetector:
             else "no worker has written or reported anything"
         )
         text = (
-            f"{what} for {_seconds(self.silent_s)} s: "
+            f"{what} for {_format_seconds(self.silent_s)} s: "
             f"{hang.summary}{working}."
             f" The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"
         )
@@ -553,7 +553,7 @@ class HangDetector:
     def _report_places(self, progress: Progress) -> list[Action]:
         hang = self.diagnose(progress)
         text = (
-            f"where the workers stood, {_seconds(self.silent_s)} s after the last sign of "
+            f"where the workers stood, {_format_seconds(self.silent_s)} s after the last sign of "
             f"life:\n{hang.places.rstrip()}"
         )
         return [
@@ -584,5 +584,5 @@ class HangDetector:
         )
 
 
-def _seconds(span_s: float) -> str:
+def _format_seconds(span_s: float) -> str:
     return f"{span_s:.0f}" if span_s >= 10 else f"{span_s:.1f}"

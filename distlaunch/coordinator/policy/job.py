@@ -216,7 +216,9 @@ class JobPolicy:
                 return self._on_known(event, now)
             case JobRefused():
                 hints = (event.hint,) if event.hint else ()
-                return self._refuse(JobError(exit_code=EXIT_USAGE, message=event.text, hints=hints))
+                return self._end_with_error(
+                    JobError(exit_code=EXIT_USAGE, message=event.text, hints=hints)
+                )
             case Joined() | Unreachable() | Lost() | Discovered():
                 return (
                     []
@@ -299,7 +301,11 @@ class JobPolicy:
         if now < attempt_start.deadline():
             return []
         refusal = attempt_start.late(self._run.owing)
-        return self._choose_master(attempt_start, now) if refusal is None else self._refuse(refusal)
+        return (
+            self._choose_master(attempt_start, now)
+            if refusal is None
+            else self._end_with_error(refusal)
+        )
 
     def _tick_running(self, now: float) -> list[Action]:
         if self._run.notice_at is not None and now >= self._run.notice_at:
@@ -374,14 +380,14 @@ class JobPolicy:
         if isinstance(found, tuple):
             nodes, notices = found
             return [*actions, *notices, *self._prepare(nodes, now)]
-        return actions + self._refuse(found)
+        return actions + self._end_with_error(found)
 
     def _repeat_node_setup(self, now: float) -> list[Action]:
         """Set up the nodes again: the previous attempt ended before any worker was started."""
         self.attempt += 1
         return self._begin_attempt(now, fresh=False)
 
-    def _refuse(self, error: JobError) -> list[Action]:
+    def _end_with_error(self, error: JobError) -> list[Action]:
         return [error, *self._end(error.exit_code)]
 
     # --- an attempt is prepared and started
@@ -424,7 +430,9 @@ class JobPolicy:
             if hint is None and self.settings.master_port:
                 hint = f"leave {Opt.MASTER_PORT} out: each job then gets a free port of its own"
             hints = (hint,) if hint else ()
-            return self._refuse(JobError(exit_code=EXIT_USAGE, message=problem, hints=hints))
+            return self._end_with_error(
+                JobError(exit_code=EXIT_USAGE, message=problem, hints=hints)
+            )
         if message.port is not None and node == run.nodes.numbers[0]:
             self._port = message.port
         run.ports[node] = message.ports
@@ -438,7 +446,7 @@ class JobPolicy:
             return warned + self._start(None)
         run.owing = set(run.nodes.numbers[1:])
         asked = attempt_start.reach(self._port or 0, now)
-        return warned + (asked if isinstance(asked, list) else self._refuse(asked))
+        return warned + (asked if isinstance(asked, list) else self._end_with_error(asked))
 
     def _on_reached(
         self, attempt_start: AttemptStart, node: int, message: m.Reached, now: float
@@ -456,7 +464,9 @@ class JobPolicy:
         found = attempt_start.choose_master(now)
         if isinstance(found, list):
             return found + self._repeat_node_setup(now)
-        return self._start(found) if isinstance(found, MasterChoice) else self._refuse(found)
+        return (
+            self._start(found) if isinstance(found, MasterChoice) else self._end_with_error(found)
+        )
 
     def _start(self, master: MasterChoice | None) -> list[Action]:
         run = self._run
@@ -662,7 +672,7 @@ class JobPolicy:
         reconnect = self.stop_signal is None and self._fault is None
         actions = attempt_start.lost(event, about, now, reconnect=reconnect)
         if event.final and self.phase in ("connecting", "preparing", "waiting"):
-            return actions + self._refuse(attempt_start.refuse(event))
+            return actions + self._end_with_error(attempt_start.refuse(event))
         if not actions or not took_part:
             return self._continue_node_setup(attempt_start, actions, now)
         if self.phase == "preparing":
@@ -902,7 +912,7 @@ class JobPolicy:
             return self._end_stopped(stop_signal)
         if replaced and not run.left:
             return self._go_on_without(now)
-        decision = self._decide(verdict.outcome, now)
+        decision = self._decide_on_restart(verdict.outcome, now)
         if isinstance(decision, Restart):
             return self._restart(verdict, decision, now)
         report = verdict.report(decision=decision, restarts=self.restarts)
@@ -914,7 +924,7 @@ class JobPolicy:
         first = self._run.first_failure
         return first is not None and first <= self._stop_signal_at
 
-    def _decide(self, outcome: Outcome, now: float) -> RestartDecision:
+    def _decide_on_restart(self, outcome: Outcome, now: float) -> RestartDecision:
         if self.stop_signal is not None:
             return Final(reason=FinalReason.STOPPED)
         if (

@@ -162,19 +162,19 @@ class Progress:
         steps = [values[STEP] for values in self.latest.values() if STEP in values]
         lowest = min(steps, default=None)
         if lowest is not None:
-            self._sample(lowest, now)
+            self._add_sample(lowest, now)
         rank = min(self.latest)
         self.summary = Summary(
             ranks=len(self.latest),
             step_min=lowest,
             step_max=max(steps, default=None),
-            steps_per_s=self._rate(),
+            steps_per_s=self._step_rate(),
             rank=rank,
             values=self.latest[rank],
         )
         return self.summary
 
-    def _sample(self, lowest: float, now: float) -> None:
+    def _add_sample(self, lowest: float, now: float) -> None:
         if (
             self._samples and lowest < self._samples[-1][1]
         ):  # a new epoch, or a worker that has only begun to report
@@ -183,7 +183,7 @@ class Progress:
         while len(self._samples) > 2 and self._samples[1][0] <= now - _RATE_S:
             self._samples.popleft()
 
-    def _rate(self) -> float | None:
+    def _step_rate(self) -> float | None:
         if len(self._samples) < 2:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]

@@ -62,7 +62,7 @@ def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Seque
 def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:
     """Return the diagnosis with a line about the lost nodes."""
     ranks = [rank for loss in losses for rank in loss.ranks]
-    line = f"{_ranks(ranks)}: lost with {_nodes(losses)} ({losses[0].why})"
+    line = f"{_name_ranks(ranks)}: lost with {_name_nodes(losses)} ({losses[0].why})"
     return replace(diagnosis, others=(*diagnosis.others, line))
 
 
@@ -159,22 +159,22 @@ def _crash_hint(*, may_have_bounds: bool) -> str:
 def who_left(losses: Sequence[Loss]) -> str:
     """Return the lost nodes with the reasons: ``node n3 (ranks 4-5) left: no word for 10 s``."""
     if len(losses) > _SHOWN:
-        return f"{_nodes(losses)} left: {losses[0].why}"
+        return f"{_name_nodes(losses)} left: {losses[0].why}"
     reasons: dict[str, list[str]] = {}
     for loss in losses:
-        reasons.setdefault(loss.why, []).append(f"{loss.host} ({_ranks(loss.ranks)})")
+        reasons.setdefault(loss.why, []).append(f"{loss.host} ({_name_ranks(loss.ranks)})")
     return "; ".join(
         f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(nodes)} left: {why}"
         for why, nodes in reasons.items()
     )
 
 
-def _nodes(losses: Sequence[Loss]) -> str:
+def _name_nodes(losses: Sequence[Loss]) -> str:
     if len(losses) == 1:
         return f"node {losses[0].host}"
     return f"{counted(len(losses), 'node')} ({name_hosts(loss.host for loss in losses)})"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     named = name_ranks(ranks)
     return named if len(named) <= _RANKS_SHOWN else counted(len(set(ranks)), "rank")

@@ -81,10 +81,10 @@ def _named(found: ByHost, *, many_hosts: bool, how: str = "") -> str:
         )
     noun = "process" if number == 1 else "processes"
     return (
-        f"{number:,} {noun} left by {by}{_on(hosts, many_hosts=many_hosts)}{how}: "
+        f"{number:,} {noun} left by {by}{_on_hosts(hosts, many_hosts=many_hosts)}{how}: "
         f"{', '.join(names)}"
     )
 
 
-def _on(hosts: list[str], *, many_hosts: bool) -> str:
+def _on_hosts(hosts: list[str], *, many_hosts: bool) -> str:
     return f" on {name_hosts(hosts)}" if many_hosts and hosts else ""

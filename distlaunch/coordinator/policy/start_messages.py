@@ -95,7 +95,7 @@ def start_of(
         argv=node.argv or plan.argv,
         env={**env, **node.env} if node.env else env,
         cwd=plan.workdir,
-        workers=tuple(map(_spec, workers)),
+        workers=tuple(map(_worker_spec, workers)),
         uses_gpus=bool(node.devices),
         signal_group=plan.signal_group,
         terminal=streams.terminal is not None,
@@ -135,7 +135,7 @@ def _output_period_s(plan: LaunchPlan) -> float:
     return max(1.0, plan.hang_notice_s * _PERIOD_SHARE)
 
 
-def _spec(worker: WorkerPlan) -> m.WorkerSpec:
+def _worker_spec(worker: WorkerPlan) -> m.WorkerSpec:
     return m.WorkerSpec(
         rank=worker.rank,
         local_rank=worker.local_rank,

@@ -49,7 +49,7 @@ class LocalTransport:
             channel=channel,
             watcher=pid,
             sink=sink,
-            send=self._from,
+            send=self._receive_from_agent,
             clock=clock,
         )
 
@@ -75,7 +75,7 @@ class LocalTransport:
         """Return whether messages to the spawner wait to be sent."""
         return any(wanted & select.POLLOUT for wanted in self.descriptors().values())
 
-    def _from(self, message: m.FromAgent) -> None:
+    def _receive_from_agent(self, message: m.FromAgent) -> None:
         self._received.extend(self._from_agent.feed(encode(message)))
 
     def descriptors(self) -> dict[int, int]:

@@ -169,9 +169,9 @@ class NodeBudget(Budget):
             case m.Prepare():
                 self._ports = max(self._ports, message.ports)
             case m.Start():
-                self._start(len(message.workers))
+                self._allow_workers(len(message.workers))
             case p.StartWorkers():
-                self._start(len(message.local_ranks))
+                self._allow_workers(len(message.local_ranks))
             case m.CollectStacks():
                 self._stacks += 1
             case m.StdinData():
@@ -180,7 +180,7 @@ class NodeBudget(Budget):
                 pass
         self.allow(2)
 
-    def _start(self, workers: int) -> None:
+    def _allow_workers(self, workers: int) -> None:
         self._workers = max(self._workers, workers)
         self.allow(_PER_WORKER * workers + _PER_START)
 

@@ -79,12 +79,14 @@ class NodeMessageCheck:
             if isinstance(message, m.Prepare):
                 self._ports = message.ports
         elif isinstance(message, m.Start):
-            self._begin(message.attempt, (spec.rank for spec in message.workers))
+            self._begin_attempt(message.attempt, (spec.rank for spec in message.workers))
         elif isinstance(message, p.StartWorkers):
             first = sum(message.slots[: message.node_rank])
-            self._begin(message.attempt, (first + local_rank for local_rank in message.local_ranks))
+            self._begin_attempt(
+                message.attempt, (first + local_rank for local_rank in message.local_ranks)
+            )
 
-    def _begin(self, attempt: int, ranks: Iterable[int]) -> None:
+    def _begin_attempt(self, attempt: int, ranks: Iterable[int]) -> None:
         self._attempt = self._prepared_attempt = attempt
         self._ranks = frozenset(ranks)
         self._ranks_with_open_output = set(self._ranks)

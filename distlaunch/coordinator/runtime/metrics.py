@@ -212,7 +212,7 @@ def metrics_text(
 _Samples = Iterable[tuple[Labels, float | None]]
 
 
-def _one(value: float | None) -> _Samples:
+def _single_sample(value: float | None) -> _Samples:
     return (({}, value),)
 
 
@@ -225,20 +225,20 @@ def _job_values(snapshot: JobSnapshot, version: str) -> dict[str, _Samples]:
     }
     return {
         "distlaunch_job_info": ((info, 1),),
-        "distlaunch_job_start_time_seconds": _one(snapshot.started),
+        "distlaunch_job_start_time_seconds": _single_sample(snapshot.started),
         "distlaunch_job_phase": [
             ({"phase": phase}, int(phase == snapshot.phase)) for phase in get_args(Phase)
         ],
-        "distlaunch_workers": _one(snapshot.world_size),
-        "distlaunch_workers_up": _one(snapshot.workers_up),
-        "distlaunch_nodes": _one(len(snapshot.nodes)),
-        "distlaunch_nodes_up": _one(sum(node.state == "up" for node in snapshot.nodes)),
-        "distlaunch_attempt": _one(snapshot.attempt),
-        "distlaunch_restarts_total": _one(snapshot.restarts),
-        "distlaunch_restarts_allowed": _one(snapshot.max_restarts),
-        "distlaunch_node_losses_total": _one(snapshot.node_losses),
-        "distlaunch_worker_failures_total": _one(snapshot.failures),
-        "distlaunch_output_bytes_total": _one(snapshot.output_bytes),
+        "distlaunch_workers": _single_sample(snapshot.world_size),
+        "distlaunch_workers_up": _single_sample(snapshot.workers_up),
+        "distlaunch_nodes": _single_sample(len(snapshot.nodes)),
+        "distlaunch_nodes_up": _single_sample(sum(node.state == "up" for node in snapshot.nodes)),
+        "distlaunch_attempt": _single_sample(snapshot.attempt),
+        "distlaunch_restarts_total": _single_sample(snapshot.restarts),
+        "distlaunch_restarts_allowed": _single_sample(snapshot.max_restarts),
+        "distlaunch_node_losses_total": _single_sample(snapshot.node_losses),
+        "distlaunch_worker_failures_total": _single_sample(snapshot.failures),
+        "distlaunch_output_bytes_total": _single_sample(snapshot.output_bytes),
     }
 
 
@@ -249,13 +249,13 @@ def _progress_values(snapshot: JobSnapshot) -> dict[str, _Samples]:
     losses = (worker.loss for worker in workers if worker.loss is not None)
     samples = [worker.samples for worker in workers if worker.samples is not None]
     return {
-        "distlaunch_step": _one(min(steps, default=None)),
-        "distlaunch_step_highest": _one(max(steps, default=None)),
-        "distlaunch_step_seconds": _one(median(times.values()) if times else None),
-        "distlaunch_slowest_step_seconds": _one(max(times.values(), default=None)),
-        "distlaunch_slowest_rank": _one(slowest_rank(times)),
-        "distlaunch_loss": _one(next(losses, None)),
-        "distlaunch_samples": _one(sum(samples) if samples else None),
+        "distlaunch_step": _single_sample(min(steps, default=None)),
+        "distlaunch_step_highest": _single_sample(max(steps, default=None)),
+        "distlaunch_step_seconds": _single_sample(median(times.values()) if times else None),
+        "distlaunch_slowest_step_seconds": _single_sample(max(times.values(), default=None)),
+        "distlaunch_slowest_rank": _single_sample(slowest_rank(times)),
+        "distlaunch_loss": _single_sample(next(losses, None)),
+        "distlaunch_samples": _single_sample(sum(samples) if samples else None),
     }
 
 
@@ -300,19 +300,19 @@ def _usage_values(nodes: Answers | None, *, with_ranks: bool) -> dict[str, _Samp
 
 def _launcher_values(usage: LauncherUsage | None) -> dict[str, _Samples]:
     return {
-        "process_cpu_seconds_total": _one(None if usage is None else usage.cpu_s),
-        "process_resident_memory_bytes": _one(None if usage is None else usage.memory_bytes),
-        "process_start_time_seconds": _one(None if usage is None else usage.started),
+        "process_cpu_seconds_total": _single_sample(None if usage is None else usage.cpu_s),
+        "process_resident_memory_bytes": _single_sample(None if usage is None else usage.memory_bytes),
+        "process_start_time_seconds": _single_sample(None if usage is None else usage.started),
     }
 
 
 def _label_text(labels: Labels) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(_pairs(labels)) + "}"
+    return "{" + ",".join(_label_pairs(labels)) + "}"
 
 
-def _pairs(labels: Labels) -> Iterator[str]:
+def _label_pairs(labels: Labels) -> Iterator[str]:
     for name, value in labels.items():
         text = str(value).encode("utf-8", "replace").decode().translate(_ESCAPED)
         yield f'{name}="{text}"'

@@ -60,14 +60,14 @@ def open_listener(where: str, *, who: str | None = None) -> socket.socket:
     try:
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as exc:
-        raise _unusable(who, host, port, exc) from exc
+        raise _listen_error(who, host, port, exc) from exc
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
-        raise _unusable(who, host, port, exc) from exc
+        raise _listen_error(who, host, port, exc) from exc
     listener.settimeout(0)
     return listener
 
@@ -77,21 +77,21 @@ def _host_and_port(where: str, who: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise _wrong(where, who)
+        raise _address_error(where, who)
     is_port = number.isascii() and number.isdecimal() and len(number) <= 5
     if not is_port or int(number) > 65535 or (colon and not host):
-        raise _wrong(where, who)
+        raise _address_error(where, who)
     return host or "127.0.0.1", int(number)
 
 
-def _wrong(where: str, who: str) -> ConfigError:
+def _address_error(where: str, who: str) -> ConfigError:
     return ConfigError(
         f"{who} {quoted(where)}: expected PORT or ADDRESS:PORT, with a port from 0 to 65535",
         hint="9400 serves this machine alone, 0.0.0.0:9400 other machines, too; port 0 is a free one",
     )
 
 
-def _unusable(who: str, host: str, port: int, exc: OSError) -> ConfigError:
+def _listen_error(who: str, host: str, port: int, exc: OSError) -> ConfigError:
     at = host_and_port(host, port)
     if exc.errno == errno.EADDRINUSE:
         return ConfigError(

@@ -189,11 +189,11 @@ class _Question:
 
 def _node_answer(node: int, host: str, answer: Answer, first: int) -> NodeAnswer:
     if isinstance(answer, m.Usage):
-        usage = replace(answer, workers=_shown(answer.workers, first))
+        usage = replace(answer, workers=_with_shown_ranks(answer.workers, first))
         return NodeAnswer(node=node, host=host, usage=usage)
-    return NodeAnswer(node=node, host=host, stacks=_shown(answer.stacks, first))
+    return NodeAnswer(node=node, host=host, stacks=_with_shown_ranks(answer.stacks, first))
 
 
-def _shown(parts: Iterable[Any], first: int) -> tuple[Any, ...]:
+def _with_shown_ranks(parts: Iterable[Any], first: int) -> tuple[Any, ...]:
     """Return the parts with the ranks by which people know them."""
     return tuple(replace(part, rank=part.rank + first) if first else part for part in parts)

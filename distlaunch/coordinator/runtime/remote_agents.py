@@ -95,7 +95,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         self._opened: deque[tuple[NodeConnection[m.FromRemote], Connection | ConnectFailure]] = (
             deque()
         )
-        self._output_thread = output_thread(self._grant)
+        self._output_thread = output_thread(self._grant_credit)
         self._feeder = feeder
         self._find = find
         self._end_opening = end_opening
@@ -150,7 +150,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         )
         node_connection.writer = SendThread(
             node_connection,
-            self._opener(node_connection, delay_s),
+            self._make_opener(node_connection, delay_s),
             name=f"to {self.targets[node].host}",
         )
         try:
@@ -223,7 +223,7 @@ class RemoteAgents(Connections[m.FromRemote]):
             self._events.append(
                 a.LauncherFailed(text=f"the output thread failed\n{self._output_thread.fault}")
             )
-        self._feed()
+        self._send_stdin()
         self._tick()
         self._end_late_starts()
         return self._pop_events()
@@ -252,7 +252,7 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     # --- opening
 
-    def _opener(
+    def _make_opener(
         self, node_connection: NodeConnection[m.FromRemote], delay_s: float
     ) -> Callable[[], Connection | None]:
         target = self.targets[node_connection.node]
@@ -409,12 +409,12 @@ class RemoteAgents(Connections[m.FromRemote]):
         if self._feeder is not None:
             self._feeder.lost(node_connection.node)
 
-    def _grant(self, node: int, size: int) -> None:
+    def _grant_credit(self, node: int, size: int) -> None:
         if (message_check := self._message_checks.get(node)) is not None:
             message_check.grant(size)
         self._send_to(node, m.Credit(size=size))
 
-    def _feed(self) -> None:
+    def _send_stdin(self) -> None:
         if self._feeder is not None:
             for node, message in self._feeder.ready():
                 self.send(node, message)

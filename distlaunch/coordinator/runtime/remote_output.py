@@ -62,7 +62,7 @@ class OutputThread(threading.Thread, DiskWork):
         self._over = False
         self.fault: str | None = None
         """The traceback of the internal error that ended the thread; None if no error did."""
-        files.on_room(self._nudge)
+        files.on_room(self._wake_thread)
 
     # --- the main loop's
 
@@ -70,24 +70,24 @@ class OutputThread(threading.Thread, DiskWork):
         """Queue output of a node."""
         if isinstance(message, m.RankEnded):
             rank = message.rank
-            self._add(lambda now: self._rank_ended(node, rank, now))
+            self._enqueue(lambda now: self._rank_ended(node, rank, now))
         else:
-            self._add(lambda now: self._output(node, message, now))
+            self._enqueue(lambda now: self._write_output(node, message, now))
 
     def drop(self, node: int, size: int) -> None:
         """Drop ``size`` bytes of output that arrived too late. The node may send as many others."""
-        self._add(lambda _: self._paid(node, size))
+        self._enqueue(lambda _: self._paid(node, size))
 
     def begin_attempt(self, attempt: int) -> None:
         """Write output that is queued from now on to this attempt's directory."""
-        self._add(lambda _: self._files.begin_attempt(attempt))
+        self._enqueue(lambda _: self._files.begin_attempt(attempt))
 
     def forget(self, node: int) -> None:
         """End the output of a node whose connection has ended.
 
         A new connection starts with the full credit.
         """
-        self._add(lambda now: self._forget(node, now))
+        self._enqueue(lambda now: self._forget_node(node, now))
 
     def do(self, work: Callable[[], object]) -> None:
         """Queue work for this thread. If the thread has ended, run the work at once."""
@@ -127,12 +127,12 @@ class OutputThread(threading.Thread, DiskWork):
 
     # --- from other threads
 
-    def _nudge(self) -> None:
+    def _wake_thread(self) -> None:
         with self._changed:
             self._nudged = True
             self._changed.notify()
 
-    def _add(self, work: Callable[[float], object]) -> None:
+    def _enqueue(self, work: Callable[[float], object]) -> None:
         with self._changed:
             self._work.append(work)
             self._changed.notify()
@@ -166,7 +166,7 @@ class OutputThread(threading.Thread, DiskWork):
             each(now)
         return not ending
 
-    def _forget(self, node: int, now: float) -> None:
+    def _forget_node(self, node: int, now: float) -> None:
         self._taken.pop(node, None)
         for rank in sorted(self._open.pop(node, ())):
             self._files.rank_ended(rank, now)
@@ -175,7 +175,7 @@ class OutputThread(threading.Thread, DiskWork):
         self._open.get(node, set()).discard(rank)
         self._files.rank_ended(rank, now)
 
-    def _output(self, node: int, message: m.Output, now: float) -> None:
+    def _write_output(self, node: int, message: m.Output, now: float) -> None:
         self._open.setdefault(node, set()).add(message.rank)
         self._files.output(message.rank, message.stream, message.data, now)
         self._paid(node, len(message.data))

@@ -99,7 +99,7 @@ class Reporter:
             fields["while_stopping"] = True
         self._events.write("failure", fields)
         if not action.final:
-            self._again(
+            self._warn_about_restart(
                 action,
                 f"failed: {one_line(self._shown(diagnosis), many_hosts=len(plan.nodes) > 1)}",
             )
@@ -181,7 +181,7 @@ class Reporter:
     def hung(self, action: a.ReportHang) -> None:
         """Report an attempt that hung. The policy has written its ``hang`` event before."""
         if not action.final:
-            self._again(action, "hung")
+            self._warn_about_restart(action, "hung")
             return
         from distlaunch.diagnosis.report import job_line, killed_lines
 
@@ -207,7 +207,7 @@ class Reporter:
     def keep_stacks(self, action: a.WriteStacks) -> None:
         """Write the stacks of each worker to a file. If the disk is full, files are missing."""
         layout, run_dir = self.plan.layout, self.plan.run_dir
-        self._disk_work.do(lambda: _keep(action, layout, run_dir))
+        self._disk_work.do(lambda: _write_stacks(action, layout, run_dir))
 
     def keep_error(self, message: WorkerExit) -> None:
         """Write the error file of a worker if its node does not share the run directory."""
@@ -217,7 +217,7 @@ class Reporter:
         text = message.error_file
         self._disk_work.do(lambda: _keep_error(path, text))
 
-    def _again(self, action: a.ReportFailure | a.ReportHang, what: str) -> None:
+    def _warn_about_restart(self, action: a.ReportFailure | a.ReportHang, what: str) -> None:
         text = (
             f"attempt {action.attempt} {what}; restart {action.restarts + 1} of "
             f"{self._max_restarts}"
@@ -279,7 +279,7 @@ def _final_reason(decision: RestartDecision) -> str | None:
     return decision.reason.name.lower() if isinstance(decision, Final) else None
 
 
-def _keep(action: a.WriteStacks, layout: Layout, run_dir: str) -> None:
+def _write_stacks(action: a.WriteStacks, layout: Layout, run_dir: str) -> None:
     for stack in action.stacks:
         state = f"state {stack.state}" if stack.state else "gone"
         head = (

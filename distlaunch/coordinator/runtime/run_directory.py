@@ -245,11 +245,11 @@ def runs_in(base: str) -> list[os.DirEntry[str]]:
 def _last_event(run: os.DirEntry[str]) -> float:
     """Return when the last event of a run was written. For a run without events, return when its
     directory changed."""
-    times = [_modified(events) for events in event_files(run.path)]
+    times = [_modified_at(events) for events in event_files(run.path)]
     return max(times, default=0.0) or run.stat(follow_symlinks=False).st_mtime
 
 
-def _modified(path: str) -> float:
+def _modified_at(path: str) -> float:
     try:
         return os.stat(path, follow_symlinks=False).st_mtime
     except OSError:
@@ -265,7 +265,7 @@ def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
     if not any(map(_is_open_elsewhere, events)):
         return False
     paths = (os.path.join(folder, name) for folder, _, names in os.walk(run) for name in names)
-    return max(map(_modified, paths), default=0.0) > time.time() - _SILENT_S
+    return max(map(_modified_at, paths), default=0.0) > time.time() - _SILENT_S
 
 
 def _is_open_elsewhere(events: str) -> bool:
@@ -364,7 +364,7 @@ def make_run_dir(
                 os.makedirs(
                     os.path.dirname(base), exist_ok=True
                 )  # with the umask, because other users may have to enter it
-            path = _make(base, name)
+            path = _make_directory(base, name)
             if log_dir is None:
                 _keep_others_out(base)
             with _removed_if_it_fails(path):
@@ -388,7 +388,7 @@ def make_run_dir(
         base = temporary_base(temporary)
         try:
             base = _shared_base(base)
-            path = _make(base, name)
+            path = _make_directory(base, name)
             with _removed_if_it_fails(path):
                 return RunDir(
                     path,
@@ -536,7 +536,7 @@ def _shared_base(first: str) -> str:
     return base
 
 
-def _make(base: str, name: str) -> str:
+def _make_directory(base: str, name: str) -> str:
     make_private_dirs(base)
     while True:
         path = free_path(base, name)

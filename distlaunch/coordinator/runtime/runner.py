@@ -260,7 +260,7 @@ class Runner:
 
     def _on_stop_request(self, fields: Mapping[str, object]) -> object:
         """Stop the job as SIGTERM does; with the field ``now``, kill the workers at once."""
-        self._feed(a.Signalled(signum=signal.SIGTERM, kill=fields.get("now") is True))
+        self._handle_event(a.Signalled(signum=signal.SIGTERM, kill=fields.get("now") is True))
         return {}
 
     def run(self) -> int:
@@ -293,13 +293,13 @@ class Runner:
         )
         self._transport.start()
         self._keyboard.start()
-        self._feed(a.Begin())
+        self._handle_event(a.Begin())
         while (code := self._exit_code) is None:
             # Signals and deadlines are handled even if the nodes send many messages.
             is_busy = self._receive()
             deadline = self._policy.deadline()
             if not self._is_over() and deadline is not None and self._clock() >= deadline:
-                self._feed(a.Tick())
+                self._handle_event(a.Tick())
                 is_busy = True
             self._write_series()
             if self._questions is not None:
@@ -328,7 +328,7 @@ class Runner:
                 self._reporter.keep_error(event.message)
             if self._is_answer(event):
                 continue
-            self._feed(event)
+            self._handle_event(event)
             if isinstance(event, a.FromNode) and isinstance(event.message, m.Alive):
                 self._keep_series(event.message)
             if time.monotonic() >= until:
@@ -405,10 +405,10 @@ class Runner:
             elif descriptor == self.calls.fileno():
                 self.calls.run()
 
-    def _feed(self, event: a.Event) -> None:
+    def _handle_event(self, event: a.Event) -> None:
         before = self._shown()
         for action in self._policy.step(event, self._clock()):
-            self._act(action)
+            self._execute_action(action)
         if before != self._shown():
             self._show_status()
             if self._on_started is not None and self._policy.phase == "running":
@@ -420,7 +420,7 @@ class Runner:
         policy = self._policy
         return policy.phase, policy.up, policy.ended, policy.progress.heartbeat_at
 
-    def _act(self, action: a.Action) -> None:
+    def _execute_action(self, action: a.Action) -> None:
         match action:
             case a.SendToNode():
                 self._transport.send(action.node, action.message)
@@ -505,7 +505,7 @@ class Runner:
             try:
                 self._plan = self._reporter.plan = plan = with_cluster(plan, cluster, self._backend)
             except ConfigError as exc:
-                self._feed(a.JobRefused(text=exc.message, hint=exc.hint))
+                self._handle_event(a.JobRefused(text=exc.message, hint=exc.hint))
                 return
         self._say_notes(plan)
         self._disk_work.do(lambda: self._write_plan(plan))
@@ -576,14 +576,14 @@ class Runner:
             self._keyboard.start()
             self._keyboard.resize()
         elif signum != signal.SIGCHLD:  # SIGCHLD only wakes the loop
-            self._feed(a.Signalled(signum=signum))
+            self._handle_event(a.Signalled(signum=signum))
 
     def _on_keys(self) -> None:
         event = self._keyboard.read(has_reader=self._policy.up > self._policy.ended)
         if event is not None and not (
             event.signum == signal.SIGHUP and self._signals.ignores(signal.SIGHUP)
         ):
-            self._feed(event)
+            self._handle_event(event)
 
     def _pause(self) -> None:
         """Suspend the workers, then the launcher. Resume both when the launcher is continued."""

@@ -111,14 +111,14 @@ def take_snapshot(
             )
             for node in attempt.nodes.numbers
         ),
-        workers=tuple(_workers(policy, attempt, first_shown=plan.first_shown, now=now)),
+        workers=tuple(_worker_snapshots(policy, attempt, first_shown=plan.first_shown, now=now)),
         node_losses=policy.node_losses,
         failures=policy.failed_workers,
         output_bytes=output_bytes,
     )
 
 
-def _workers(
+def _worker_snapshots(
     policy: JobPolicy, attempt: Attempt, *, first_shown: int, now: float
 ) -> list[WorkerSnapshot]:
     progress, ended = policy.progress, attempt.returncodes()

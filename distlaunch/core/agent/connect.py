@@ -172,7 +172,7 @@ class _Connector:
                 raise self._timeout_error()
             if not self._endpoints:
                 if self._addresses.settled.is_set():
-                    self._report()
+                    self._report_progress()
                     self._pause(_pause_s(tries, time.monotonic() - self._started_at))
                     tries += 1
                 continue
@@ -292,7 +292,7 @@ class _Connector:
         )
         self._next_at = now
         if all(each.why for each in self._endpoints.values()):
-            self._report()
+            self._report_progress()
 
     def _raise_if_refused(self) -> None:
         """Raise RejectedError if a listener has refused for good and no other address can
@@ -381,14 +381,14 @@ class _Connector:
             else self._addresses.problem
         )
 
-    def _report(self) -> None:
+    def _report_progress(self) -> None:
         self._reported_at = time.monotonic()
         if self._progress is not None:
             self._progress(self._reported_at - self._started_at, self._why)
 
     def _report_if_due(self) -> None:
         if time.monotonic() - self._reported_at >= TICK_S:
-            self._report()
+            self._report_progress()
 
     def _address_text(self, port: int | None = None) -> str:
         host = f"[{self._host}]" if ":" in self._host and ", " not in self._host else self._host

@@ -214,7 +214,9 @@ class ListenerHandshake:
         )
 
     def _other_release(self, release: str, host: str = "") -> str:
-        theirs = f"distlaunch {_shown(release)}" if release else "another release of distlaunch"
+        theirs = (
+            f"distlaunch {_printable_name(release)}" if release else "another release of distlaunch"
+        )
         who = _host(host) if host else "the caller"
         return (
             f"the listening launcher is distlaunch {self._job_identity.release}, {who} is {theirs}"
@@ -289,7 +291,7 @@ class CallerHandshake:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
             theirs = (
-                f"distlaunch {_shown(exc.release)}"
+                f"distlaunch {_printable_name(exc.release)}"
                 if exc.release
                 else "another release of distlaunch"
             )
@@ -504,8 +506,8 @@ def _job(key: str) -> str:
 
 
 def _host(name: str) -> str:
-    return _shown(name) or "a host without a name"
+    return _printable_name(name) or "a host without a name"
 
 
-def _shown(text: str) -> str:
+def _printable_name(text: str) -> str:
     return printable(text[:80])

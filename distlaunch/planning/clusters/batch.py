@@ -98,7 +98,7 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
         slots[node] = slots.get(node, 0) + 1
     gpus = text(environ, "PBS_GPUFILE")
     if gpus is None or texts.get(gpus) is None or not (texts[gpus] or "").strip():
-        return _counted(environ, "pbs", "PBS_NODEFILE", slots)
+        return _allocation_of_slots(environ, "pbs", "PBS_NODEFILE", slots)
     devices: dict[str, list[str]] = {node: [] for node in slots}
     for where, line in lines_of(texts, gpus, "PBS_GPUFILE"):
         node, dash, index = line.rpartition("-gpu")
@@ -178,7 +178,7 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
             )
         for node, count in zip(words[::2], words[1::2], strict=True):
             host_name(node, shown(environ, source))
-            slots[node] = slots.get(node, 0) + _slots(count, shown(environ, source))
+            slots[node] = slots.get(node, 0) + _parse_slots(count, shown(environ, source))
     elif nodes := host_list(environ, "LSB_HOSTS"):
         source = "LSB_HOSTS"
         for node in nodes:
@@ -194,7 +194,7 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
     if others and one_of_a_kind and slots[first] == 1 and all(slots[other] > 1 for other in others):
         del slots[first]
         notes = (f"{first} runs this script and no workers: it is the launch host of {source}",)
-    return _counted(environ, "lsf", source, slots, notes)
+    return _allocation_of_slots(environ, "lsf", source, slots, notes)
 
 
 def _sge(environ: Environ, texts: Texts) -> Allocation | None:
@@ -211,13 +211,13 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
                 f"{where}: {quoted(line)}: expected HOST SLOTS QUEUE PROCESSORS", hint=ignore_hint()
             )
         node = host_name(words[0], where)
-        slots[node] = slots.get(node, 0) + _slots(words[1], where)
+        slots[node] = slots.get(node, 0) + _parse_slots(words[1], where)
     hosts = number(environ, "NHOSTS", least=1)
     if hosts is not None and hosts != len(slots):
         raise contradiction_error(
             environ, "NHOSTS", "PE_HOSTFILE", f"the file names {counted(len(slots), 'host')}"
         )
-    return _counted(environ, "sge", "PE_HOSTFILE", slots)
+    return _allocation_of_slots(environ, "sge", "PE_HOSTFILE", slots)
 
 
 def _aws_batch(environ: Environ) -> Allocation | None:
@@ -272,7 +272,7 @@ def _nodes_of_aws_batch(main: int, count: int, address: str) -> tuple[Host, ...]
     )
 
 
-def _slots(word: str, where: str) -> int:
+def _parse_slots(word: str, where: str) -> int:
     if not (
         word.isascii() and word.isdecimal() and len(word) < 9 and 1 <= int(word) <= _MOST_SLOTS
     ):
@@ -283,7 +283,7 @@ def _slots(word: str, where: str) -> int:
     return int(word)
 
 
-def _counted(
+def _allocation_of_slots(
     environ: Environ, system: str, source: str, slots: dict[str, int], notes: tuple[str, ...] = ()
 ) -> Allocation:
     if len(slots) > MOST_HOSTS:

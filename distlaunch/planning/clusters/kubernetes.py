@@ -86,7 +86,9 @@ def _is_numbered_by_name(environ: Environ) -> bool:
     """Return whether this pod has a completion index, or a number at the end of its name."""
     if text(environ, "JOB_COMPLETION_INDEX") is not None:
         return True
-    return "KUBERNETES_SERVICE_HOST" in environ and _ordinal(text(environ, "HOSTNAME")) is not None
+    return (
+        "KUBERNETES_SERVICE_HOST" in environ and _pod_ordinal(text(environ, "HOSTNAME")) is not None
+    )
 
 
 def _hostfile(environ: Environ) -> tuple[str, str]:
@@ -534,12 +536,12 @@ def _rank_by_name(
         return rank
     if not indexed:
         # The name of a Deployment's pod may end in digits by chance; a StatefulSet has a Service.
-        return _ordinal(pod) if full is not None else None
+        return _pod_ordinal(pod) if full is not None else None
     index = number(environ, "JOB_COMPLETION_INDEX")
-    ordinal = _ordinal(pod)
+    ordinal = _pod_ordinal(pod)
     if pod is not None and full is not None and ordinal is not None and ordinal == index:
         jobset = full.removeprefix(f"{pod}.").partition(".")[0]
-        job = _ordinal(pod.rpartition("-")[0])
+        job = _pod_ordinal(pod.rpartition("-")[0])
         if pod.startswith(f"{jobset}-") and job:
             raise ConfigError(
                 f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; "
@@ -549,7 +551,7 @@ def _rank_by_name(
     return index
 
 
-def _ordinal(pod: str | None) -> int | None:
+def _pod_ordinal(pod: str | None) -> int | None:
     digits = (pod or "").rpartition("-")[2]
     return (
         int(digits)
@@ -561,7 +563,7 @@ def _ordinal(pod: str | None) -> int | None:
 def _naming(pod: str | None, full: str | None, rank: int) -> _Naming | None:
     """Return a function that derives the name of the pod with an index from this pod's name, if it
     ends in ``rank``."""
-    if pod is None or _ordinal(pod) != rank:
+    if pod is None or _pod_ordinal(pod) != rank:
         return None
     stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)
     host_name(f"{stem}{domain}", "HOSTNAME")

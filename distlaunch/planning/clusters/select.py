@@ -101,7 +101,7 @@ def files(environ: Mapping[str, str], *, wanted: str = "auto") -> tuple[str, ...
     """
     paths: dict[str, None] = {}
     for name, module in _candidates(environ, wanted):
-        paths.update(dict.fromkeys(_load(module).files(environ, name)))
+        paths.update(dict.fromkeys(_import_system(module).files(environ, name)))
     return tuple(paths)
 
 
@@ -132,16 +132,17 @@ def select(
         if winner is not None and module != "mpi":
             lost.append(f"{_marker_of(environ, name)}: {name} comes after {winner.source}")
             continue
-        found = _read(environ, texts, name, module, lost, incomplete, forced=wanted == name)
+        found = _read_system(environ, texts, name, module, lost, incomplete, forced=wanted == name)
         if winner is None:
             winner = found
         elif found is not None:
             lost.append(_check_same_process(environ, winner, found))
     if winner is None and wanted not in {"auto", "flags"}:
         raise ConfigError(
-            f"{Opt.SOURCE(wanted)} does not apply: {_why_not(environ, wanted)}", hint=_hint(environ)
+            f"{Opt.SOURCE(wanted)} does not apply: {_why_not(environ, wanted)}",
+            hint=_variables_hint(environ),
         )
-    lost += _leftovers(environ, winner)
+    lost += _unused_variables(environ, winner)
     if winner is not None and winner.part != "all":
         return winner, tuple(lost), ()
     alone = num_nodes == "1" or node_rank is not None  # the user says which one this is
@@ -168,7 +169,7 @@ def unused_systems(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
     """Return the variables that are not used because the user named the hosts, each with
     ``why``."""
     there = [f"{_marker_of(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
-    return (*there, *_leftovers(environ, None))
+    return (*there, *_unused_variables(environ, None))
 
 
 def _with_options(
@@ -194,13 +195,13 @@ def _candidates(environ: Mapping[str, str], wanted: str) -> list[tuple[str, str]
     ]
 
 
-def _load(module: str) -> _Source:
+def _import_system(module: str) -> _Source:
     import importlib
 
     return cast("_Source", importlib.import_module(f"distlaunch.planning.clusters.{module}"))
 
 
-def _read(
+def _read_system(
     environ: Mapping[str, str],
     texts: Mapping[str, str | None],
     name: str,
@@ -213,7 +214,7 @@ def _read(
     from distlaunch.planning.clusters.environment_reader import IncompleteError
 
     try:
-        found = _load(module).find(environ, texts, name)
+        found = _import_system(module).find(environ, texts, name)
     except IncompleteError as error:
         if forced:
             raise ConfigError(
@@ -227,12 +228,12 @@ def _read(
     return found
 
 
-def _markers(name: str) -> tuple[str, ...]:
+def _marker_variables(name: str) -> tuple[str, ...]:
     return next(markers for each, _, markers in SYSTEMS if each == name)
 
 
 def _marker_of(environ: Mapping[str, str], name: str) -> str:
-    marker = next(each for each in _markers(name) if each in environ)
+    marker = next(each for each in _marker_variables(name) if each in environ)
     return f"{marker}={quoted(environ[marker])}"
 
 
@@ -251,7 +252,7 @@ def _check_same_process(environ: Mapping[str, str], winner: Allocation, other: A
 
 
 def _why_not(environ: Mapping[str, str], wanted: str) -> str:
-    markers = _markers(wanted)
+    markers = _marker_variables(wanted)
     there = [each for each in markers if each in environ]
     if there:
         return f"{_marker_of(environ, wanted)}, but no job of several nodes or processes"
@@ -260,7 +261,7 @@ def _why_not(environ: Mapping[str, str], wanted: str) -> str:
     )
 
 
-def _hint(environ: Mapping[str, str]) -> str:
+def _variables_hint(environ: Mapping[str, str]) -> str:
     present = [name for name, _ in _candidates(environ, "auto")]
     return (
         f"the environment has variables of {', '.join(present)}"
@@ -269,7 +270,7 @@ def _hint(environ: Mapping[str, str]) -> str:
     )
 
 
-def _leftovers(environ: Mapping[str, str], winner: Allocation | None) -> list[str]:
+def _unused_variables(environ: Mapping[str, str], winner: Allocation | None) -> list[str]:
     used = (
         " ".join(origin.source for origin in winner.origins).split() if winner is not None else []
     )

@@ -86,7 +86,7 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
                 same,
                 "in a step they are equal; in a batch script, unset SLURM_STEP_NODELIST",
             )
-    return _step(environ, nodes)
+    return _step_allocation(environ, nodes)
 
 
 class _Granted(Record):
@@ -116,11 +116,11 @@ def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Grante
         for name in (own_list, "SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
     )
     mask = next((name for name in _MASKS if name in environ), None) if is_in_job else None
-    ids = _ids(environ[own_list]) if text(environ, own_list) is not None else ()
+    ids = _split_ids(environ[own_list]) if text(environ, own_list) is not None else ()
     count = number(environ, "SLURM_GPUS_ON_NODE", most=_MOST_GPUS)
     if mask is not None:
         value = environ[mask].strip()
-        devices = () if value in HIDES_ALL else _ids(value)
+        devices = () if value in HIDES_ALL else _split_ids(value)
         lost = tuple(_unused_list(environ, own_list, len(ids), len(devices)))
         if count is not None and count != len(devices):
             lost += found.lost("SLURM_GPUS_ON_NODE", "the mask decides")
@@ -342,7 +342,7 @@ def _first_id(environ: Environ) -> str:
     )
 
 
-def _step(environ: Environ, nodes: list[str]) -> Allocation:
+def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
     found = Origins(environ)
     declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
     if declared is not None and declared != len(nodes):
@@ -417,7 +417,7 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
         notes=(
             *_smaller_step(environ, nodes),
             *_terminal(environ, sum(tasks)),
-            *_renumbered(rank, tasks, node, local),
+            *_renumbering_notices(rank, tasks, node, local),
         ),
     )
 
@@ -502,7 +502,7 @@ def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
     return (f"{note}: start it with srun, or ask for the shell with salloc",)
 
 
-def _renumbered(rank: int, tasks: list[int], node: int, local: int) -> tuple[str, ...]:
+def _renumbering_notices(rank: int, tasks: list[int], node: int, local: int) -> tuple[str, ...]:
     ours = sum(tasks[:node]) + local
     if max(tasks) == 1 or ours == rank:
         return ()
@@ -514,7 +514,7 @@ def _renumbered(rank: int, tasks: list[int], node: int, local: int) -> tuple[str
     )
 
 
-def _ids(value: str) -> tuple[str, ...]:
+def _split_ids(value: str) -> tuple[str, ...]:
     return tuple(entry.strip() for entry in value.split(",") if entry.strip())
 
 

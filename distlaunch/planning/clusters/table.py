@@ -245,7 +245,9 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
         )
     nodes = size // local_size
     if size % local_size or (known_nodes is not None and nodes > known_nodes):
-        raise _uneven(environ, system.size, size_name, "nodes have different numbers of processes")
+        raise _uneven_error(
+            environ, system.size, size_name, "nodes have different numbers of processes"
+        )
     found = Origins(environ)
     node_rank = _task_node(system, environ, (rank, local_rank, local_size, nodes), found)
     part: Part = "node" if local_size == 1 else "worker"
@@ -274,7 +276,7 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     )
 
 
-def _uneven(environ: Environ, first: str, second: str, why: str) -> ConfigError:
+def _uneven_error(environ: Environ, first: str, second: str, why: str) -> ConfigError:
     return ConfigError(
         f"{shown(environ, first)} and {shown(environ, second)}: {why}, so the node of each process "
         "is not known",
@@ -291,7 +293,7 @@ def _local_size(system: TaskSystem, environ: Environ, size: int, known_nodes: in
         why = f"{shown(environ, system.rank)}, but not {system.nodes}"
         raise IncompleteError(why, of_several=size > 1)
     if size % known_nodes:
-        raise _uneven(
+        raise _uneven_error(
             environ, system.size, str(system.nodes), "nodes have different numbers of processes"
         )
     return size // known_nodes
@@ -314,7 +316,7 @@ def _task_node(
         found.add("node rank", index, system.node)
         return index
     if rank % local_size != local_rank:
-        raise _uneven(
+        raise _uneven_error(
             environ, system.rank, system.local_rank, "processes are not numbered node by node"
         )
     found.add("node rank", rank // local_size, f"{system.rank} and {system.local_rank}")

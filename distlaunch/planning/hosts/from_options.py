@@ -32,9 +32,9 @@ def find(
     """
     if hosts is not None:
         name = who or str(Opt.HOSTS)
-        return _allocation("flags", parse_hosts(hosts, name), name)
+        return _allocation_of_hosts("flags", parse_hosts(hosts, name), name)
     if hostfile is not None:
-        return _allocation(
+        return _allocation_of_hosts(
             "hostfile", read_hostfile((texts or {}).get(hostfile) or "", hostfile), hostfile
         )
     if discover is not None:
@@ -45,7 +45,7 @@ def find(
                 f"{command_of(discover, name)}: the command names no host",
                 hint="the command must print a line for each host: HOST or HOST:SLOTS",
             )
-        return _allocation("discover", found, name)
+        return _allocation_of_hosts("discover", found, name)
     return None
 
 
@@ -66,7 +66,7 @@ def discovered_hosts(output: str, command: str, who: str | None = None) -> tuple
     return read_lines(output, f"{command_of(command, who or str(Opt.DISCOVER))}, line ")
 
 
-def _allocation(name: str, hosts: tuple[Host, ...], origin: str) -> Allocation:
+def _allocation_of_hosts(name: str, hosts: tuple[Host, ...], origin: str) -> Allocation:
     said = printable(origin)
     origins = [Origin(value="hosts", shown=fold_hosts(host.name for host in hosts), source=said)]
     if any(host.slots is not None for host in hosts):

@@ -309,16 +309,16 @@ def _parse_fields(rest: str | None, words: list[str], source: _Source) -> _HostF
     slots = port = most = user = None
     for key, value in fields.items():
         if key == "slots":
-            slots = _number(value, "the number of slots", MOST_SLOTS, source)
+            slots = _parse_number(value, "the number of slots", MOST_SLOTS, source)
         elif key == "port":
-            port = _number(value, "the port of SSH", _MOST_PORT, source)
+            port = _parse_number(value, "the port of SSH", _MOST_PORT, source)
         elif key == "max_slots":
-            most = _number(value, "the largest number of slots", MOST_SLOTS, source)
+            most = _parse_number(value, "the largest number of slots", MOST_SLOTS, source)
         elif key == "user":
             _check_user(value, source)
             user = value
         elif key in _MACHINE_KEYS:
-            _number(value, key, MOST_SLOTS, source)
+            _parse_number(value, key, MOST_SLOTS, source)
         elif not value:
             raise source.error(f"{key}= has no value")
     if slots is not None and most is not None and most < slots:
@@ -354,14 +354,14 @@ def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
         address, closed, rest = inner
         if not closed or rest[:1] not in {"", ":"}:
             raise source.error("expected ] and optionally :SLOTS after the IPv6 address")
-        return [_ipv6(address, source)], rest[1:] if rest else None
+        return [_parse_ipv6(address, source)], rest[1:] if rest else None
     if "[" in word:
         end = word.rfind("]") + 1
         fields, colon, rest = word[end:].partition(":")
         name = word[:end] + fields
     elif ":" in rest and _is_ipv6(word):
         if source.style.raw_ipv6:
-            return [_ipv6(word, source)], None
+            return [_parse_ipv6(word, source)], None
         raise source.error(
             "an IPv6 address needs brackets", f"write [{printable(word)}] or [{printable(word)}]:4"
         )
@@ -373,7 +373,7 @@ def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
     return names, rest if colon else None
 
 
-def _number(text: str, what: str, most: int, source: _Source) -> int:
+def _parse_number(text: str, what: str, most: int, source: _Source) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most:
         return int(text)
     raise source.error(f"{what} has to be a whole number from 1 to {most}, not {quoted(text)}")
@@ -403,7 +403,7 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def _ipv6(text: str, source: _Source) -> str:
+def _parse_ipv6(text: str, source: _Source) -> str:
     zone = text.partition("%")[2]
     if not _is_ipv6(text) or (zone and not _ZONE.fullmatch(zone)):
         raise source.error(f"{quoted(text)} is not an IPv6 address")

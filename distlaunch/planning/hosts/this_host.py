@@ -37,19 +37,19 @@ def is_this_machine(name: str, identity: Identity) -> bool:
     machines, unless one domain is the beginning of the other (``n1.cluster`` and
     ``n1.cluster.example.org``).
     """
-    name = _plain(name)
+    name = _normalized(name)
     address = _address(name)
     if address is not None:
         return _is_loopback(address) or address in _own_addresses(identity.addresses)
     if _is_localhost(name):
         return True
     names, domain = _own_names(identity)
-    return bool(name) and (name in names or any(_agree(name, own, domain) for own in names))
+    return bool(name) and (name in names or any(_is_same_name(name, own, domain) for own in names))
 
 
 def is_loopback(name: str) -> bool:
     """Return whether a host name or address means, on every machine, that machine itself."""
-    name = _plain(name)
+    name = _normalized(name)
     address = _address(name)
     return _is_localhost(name) if address is None else _is_loopback(address)
 
@@ -66,11 +66,11 @@ def names_in(hosts_file: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
         address = _address(words[0]) if words else None
         if address is not None:
             for word in words[1:]:
-                ours.setdefault(_plain(word), _is_loopback(address) or address in own)
+                ours.setdefault(_normalized(word), _is_loopback(address) or address in own)
     return tuple(name for name, is_ours in ours.items() if is_ours and not _is_localhost(name))
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
@@ -110,8 +110,8 @@ def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
     The domain is only taken from a name that begins with the hostname: a resolver may return the
     name of loopback, an address, or a name from a reverse zone.
     """
-    hostname, fqdn = _plain(identity.hostname), _plain(identity.fqdn or "")
-    names = [hostname, fqdn, *map(_plain, identity.aliases)]
+    hostname, fqdn = _normalized(identity.hostname), _normalized(identity.fqdn or "")
+    names = [hostname, fqdn, *map(_normalized, identity.aliases)]
     kept = frozenset(
         name for name in names if name and not _is_localhost(name) and _address(name) is None
     )
@@ -121,7 +121,7 @@ def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
     return kept, domain
 
 
-def _agree(name: str, own: str, own_domain: str) -> bool:
+def _is_same_name(name: str, own: str, own_domain: str) -> bool:
     short, _, domain = name.partition(".")
     own_short, _, known = own.partition(".")
     known = known or own_domain

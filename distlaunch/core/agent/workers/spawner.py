@@ -260,7 +260,7 @@ class Spawner:
         self._checked_at = 0.0
         self._check_at: float | None = None  # leftovers may have changed
         self._warm = WarmStart(
-            fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report
+            fork=self._fork, cold=self._spawn, came_up=self._register, report=self._send_to_agent
         )
         self._shared_memory = shared_memory.SharedMemoryFiles(owner=os.getuid())
         self._output = OrphanOutput()
@@ -277,7 +277,7 @@ class Spawner:
 
     def run(self) -> None:
         """Run until the agent ends the spawner or vanishes. No descendant is left then."""
-        self._report(w.Running(pid=os.getpid()))
+        self._send_to_agent(w.Running(pid=os.getpid()))
         while True:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
@@ -355,7 +355,7 @@ class Spawner:
             case w.Preload():
                 output = self._channel.received.popleft()
                 if is_debugged():  # it follows executed programs, not forks of a server
-                    self._report(w.PreloadFailed(reason="a debugger follows the workers"))
+                    self._send_to_agent(w.PreloadFailed(reason="a debugger follows the workers"))
                 else:
                     self._warm.preload(message, self._setup, output)
                 os.close(output)
@@ -372,7 +372,9 @@ class Spawner:
                 leftovers = [] if message.kill else self._leftovers()
                 if leftovers:
                     self._sweeps_when_gone = True
-                    self._report(w.LeftoversRemain(processes=self._trees.describe(leftovers)))
+                    self._send_to_agent(
+                        w.LeftoversRemain(processes=self._trees.describe(leftovers))
+                    )
                 else:
                     self._sweep()
             case w.CoordinatorLost():
@@ -412,7 +414,7 @@ class Spawner:
 
         self._temporary_dir_lock = lock_folder(path)
 
-    def _report(self, message: w.FromSpawner) -> None:
+    def _send_to_agent(self, message: w.FromSpawner) -> None:
         with suppress(OSError):  # the agent is gone, which the loop notices when it reads
             self._channel.send(message)
 
@@ -423,7 +425,7 @@ class Spawner:
         try:
             pid = self._fork(order, descriptors)
         except OSError as exc:
-            self._report(w.SpawnFailed(rank=order.rank, step="fork", errno=exc.errno or 0))
+            self._send_to_agent(w.SpawnFailed(rank=order.rank, step="fork", errno=exc.errno or 0))
             return
         self._register(order, pid)
 
@@ -447,7 +449,7 @@ class Spawner:
         self._trees.add_worker(pid, order.rank)
         if order.terminal:
             self._terminals.add(order.rank)
-        self._report(w.Spawned(rank=order.rank, pid=pid))
+        self._send_to_agent(w.Spawned(rank=order.rank, pid=pid))
 
     def _read_exec_failures(self) -> None:
         """Record the step and errno that children have reported before exec."""
@@ -469,7 +471,7 @@ class Spawner:
                 numbers += woken
         for number in dict.fromkeys(numbers):
             if number in _FOR_THE_JOB:
-                self._report(w.SignalReceived(signum=number))
+                self._send_to_agent(w.SignalReceived(signum=number))
 
     def _reap(self) -> None:
         """Reap exited children and adopted orphans, and report the workers."""
@@ -484,7 +486,7 @@ class Spawner:
             if os.WIFSTOPPED(status):
                 rank = self._pids.get(pid)
                 if rank in self._terminals and not self._paused:
-                    self._report(w.Halted(rank=rank, signum=os.WSTOPSIG(status)))
+                    self._send_to_agent(w.Halted(rank=rank, signum=os.WSTOPSIG(status)))
             elif pid in self._pids:
                 self._on_exit(pid, status)
             else:
@@ -498,9 +500,9 @@ class Spawner:
             self._read_exec_failures()
         failed = self._failed.pop(pid, None)
         if failed is not None:
-            self._report(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))
+            self._send_to_agent(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))
         else:
-            self._report(WorkerExit(rank=rank, pid=pid, returncode=returncode))
+            self._send_to_agent(WorkerExit(rank=rank, pid=pid, returncode=returncode))
             self._output.on_exit(rank)
 
     # --- processes left by exited workers
@@ -531,7 +533,7 @@ class Spawner:
         for pid in left:
             self._pids.pop(pid, None)  # no longer part of an attempt, even if it ends some day
         self._output.close()
-        self._report(w.Swept(left=left, ended=self._trees.ended, killed=self._trees.killed))
+        self._send_to_agent(w.Swept(left=left, ended=self._trees.ended, killed=self._trees.killed))
         self._trees = WorkerTrees(self._setup.cookie)
 
     def _send_signal(self, order: w.Signal) -> None:
