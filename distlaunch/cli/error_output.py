@@ -50,7 +50,7 @@ def ignore_signals() -> None:
 
 
 def repair_standard_streams() -> None:
-    """Open /dev/null on those of the descriptors 0, 1 and 2 that are closed.
+    """Open /dev/null on each of the descriptors 0, 1 and 2 that is closed.
 
     Otherwise the next opened file would get the number, and output of workers. Also create the
     stream objects that are None.

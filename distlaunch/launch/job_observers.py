@@ -1,4 +1,4 @@
-"""Whoever watches a job from outside while it runs: the command of --on-event, and Prometheus."""
+"""Start the observers of a running job: the command of --on-event, and the metrics server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd's logind does to the processes of a session when the user logs out."""
+"""Find out whether systemd's logind kills the job when the user logs out."""
 
 from __future__ import annotations
 

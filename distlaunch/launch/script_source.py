@@ -1,4 +1,4 @@
-"""The text of SCRIPT.
+"""Read the text of SCRIPT.
 
 A script that can be read only once or only by the launcher (a pipe, a terminal, stdin) is written
 into the run directory, where all workers run it.

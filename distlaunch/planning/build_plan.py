@@ -600,7 +600,7 @@ def _bind_workers(
 def _own_argv(
     options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return the command line of one worker if it differs from that of other ranks.
+    """Return the command line of one worker; None if it is ``argv``.
 
     ``more`` are the backend's arguments for this worker.
     """

@@ -1,4 +1,4 @@
-"""The text of ``--explain``: the source of each value, and the alternatives that are not used. No
+"""Write the text of ``--explain``: the source of each value, and the alternatives that are not used. No
 I/O."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The addresses of a node that other nodes can reach, and the interface for its workers. No I/O."""
+"""Select the addresses of a node for other nodes, and the interface for its workers. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits for numbers, names and addresses that the launchers of a job send each other. No I/O."""
+"""Check numbers, names and addresses that the launchers of a job send each other. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans of a job that has one launcher per node or per worker. No I/O.
+"""Plan a job that has one launcher per node or per worker. No I/O.
 
 Every launcher has its own command line and knows only the devices of its own node. The coordinator
 assigns the ranks and learns how many workers each node runs. No launcher sends another one a

@@ -1,4 +1,4 @@
-"""The workers of this machine, from the requested sizes and its devices. No I/O.
+"""Choose the workers of this machine from the requested sizes and its devices. No I/O.
 
 ``local_topology`` is for ``train``, ``torchrun_topology`` for ``distlaunch torchrun``, which, as
 torchrun, does not change a device mask: every worker sees the launcher's devices. A worker gets a

@@ -1,4 +1,4 @@
-"""The address and port at which the workers of a job find rank 0. No I/O.
+"""Choose the address and port at which the workers of a job find rank 0. No I/O.
 
 Planning derives them from the options and the list of hosts. With several nodes the address is
 chosen when the attempt starts: rank 0's node reports its addresses, every other node connects to

@@ -1,4 +1,4 @@
-"""The launcher that started this launcher as one of its workers. No I/O.
+"""Detect another launcher that started this launcher as one of its workers. No I/O.
 
 torchrun, horovodrun, accelerate, deepspeed and distlaunch pass each worker its rank in variables.
 As such a worker, distlaunch runs one worker of its own with the same variables. mpirun, srun and

@@ -1,4 +1,4 @@
-"""The address at which the launchers of a job connect to each other, and which of them is the
+"""Choose the address at which the launchers of a job meet, and which of them is the
 coordinator. No I/O.
 
 The coordinator is the launcher with node rank 0. Without ranks, it is the one on the machine that

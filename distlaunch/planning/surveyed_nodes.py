@@ -1,4 +1,4 @@
-"""The plan of each attempt of a job on several nodes, made from the surveys of its hosts. No I/O.
+"""Plan each attempt of a job on several nodes, from the surveys of its hosts. No I/O.
 
 Hosts are numbered for good: first those planned as nodes, then the spares, then those that
 --discover has found later. Node ranks are assigned anew for each attempt, in the order of the

@@ -190,7 +190,7 @@ class Dialect(Record):
 
     @property
     def is_drop_in(self) -> bool:
-        """Whether the command is that of another launcher."""
+        """Whether the command accepts another launcher's options."""
         return self.names is not TRAIN_NAMES
 
 

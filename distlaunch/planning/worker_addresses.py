@@ -1,4 +1,4 @@
-"""The addresses at which the workers of an attempt listen. No I/O.
+"""Choose the addresses at which the workers of an attempt listen. No I/O.
 
 For backends whose workers get a list of all workers by rank, such as TensorFlow with TF_CONFIG.
 Each node reserves the ports of its workers.

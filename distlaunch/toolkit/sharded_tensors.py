@@ -1,4 +1,4 @@
-"""DTensors, of which each worker holds a shard.
+"""Work with DTensors, of which each worker has a shard.
 
 torch 2.2 to 2.4 have DTensor in another module.
 """

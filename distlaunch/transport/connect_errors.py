@@ -1,4 +1,4 @@
-"""Errors for nodes that cannot be reached: the failed step, the reason, and a hint.
+"""Define errors for nodes that cannot be reached: the failed step, the reason, and a hint.
 
 Code that connects to a node raises ``ConnectStepError``, without the host. A transport adds the
 host and reports ``ConnectFailure`` to the coordinator, one row of a table for the user.

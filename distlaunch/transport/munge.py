@@ -1,4 +1,4 @@
-"""Authentication between processes of one user on the nodes of a cluster, by munge.
+"""Authenticate processes of one user on the nodes of a cluster to each other, by munge.
 
 Sources: munge(1), unmunge(1), and munge 0.5.15. Of a credential that was decoded before or has
 expired, unmunge prints the content and returns a special exit code.
@@ -24,7 +24,7 @@ _REAL_UID = re.compile(rb"^UID:\s+(\d+)\s*$", re.MULTILINE)
 
 
 class MungeCommand:
-    """The commands munge and unmunge. ``socket`` is that of the daemon, if not the default."""
+    """The commands munge and unmunge. ``socket`` is the daemon's, if it is not the default."""
 
     def __init__(self, environ: Mapping[str, str], socket: str | None) -> None:
         self._environ = dict(environ)

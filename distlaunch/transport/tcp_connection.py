@@ -14,7 +14,7 @@ _MOST_DRAINED = 1 << 20
 
 
 class TcpConnection:
-    """Owns a connected socket. ``address`` is that of the other end, for messages."""
+    """Owns a connected socket. ``address`` is the other end's, for messages."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(True)  # noqa: FBT003 - the standard library's signature

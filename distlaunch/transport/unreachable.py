@@ -61,8 +61,8 @@ def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
 
 
 def _without_own_names(text: str, row: ConnectFailure) -> str:
-    """Return a text without names and addresses of this host, to compare it with those of
-    others."""
+    """Return a text without names and addresses of this host, to compare it with the texts of
+    other hosts."""
     place = row.address.rpartition(":")[0].strip("[]")
     for own in (row.address, row.host, place):
         if own:

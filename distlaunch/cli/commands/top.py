@@ -1,4 +1,4 @@
-"""``top``: what each rank of a running job uses, drawn again and again, or printed once."""
+"""``top``: show what each rank of a running job uses, refreshed periodically, or printed once."""
 
 from __future__ import annotations
 

@@ -470,7 +470,7 @@ class JoinedRunner:
     def _take_signal(self, signum: int, *, spawner: bool) -> None:
         """Handle a signal of this launcher or of its spawner.
 
-        A signal that both receive counts once.
+        If both receive a signal, it is handled once.
         """
         signal_event = self._repeated_signals.on_signal(
             Signalled(signum=signum, spawner=spawner), time.monotonic()

@@ -1,4 +1,4 @@
-"""One attempt: its nodes, the events of its workers, and the reason for its failure. No I/O."""
+"""Record the nodes and the workers' events of one attempt, and judge why it failed. No I/O."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ class JobPolicy:
                 return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: AttemptsKnown, now: float) -> list[Action]:
-        """Continue the job of a lost coordinator, which counts as a restart."""
+        """Continue the job of a lost coordinator. The attempt that follows is a restart."""
         if self.phase not in ("new", "connecting") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1

@@ -1,4 +1,4 @@
-"""The nodes that a job may use: their states, their losses, and why they cannot take part. No I/O.
+"""Record the state of each node that a job may use, its losses, and why it cannot be used. No I/O.
 
 A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for some time, which doubles
 with each further loss. It may only have been slow, so it is never excluded for good.

@@ -1,4 +1,4 @@
-"""The progress of a job, computed from its workers' heartbeats. No I/O.
+"""Compute the progress of a job from its workers' heartbeats. No I/O.
 
 The work per message grows only with the number of ranks in it. Values that need all ranks (the
 range of their steps) are computed at most twice a second.

@@ -1,4 +1,4 @@
-"""Lost nodes as the cause of a failed attempt, and the texts about them. No I/O."""
+"""Find lost nodes that caused the failure of an attempt, and write the texts about them. No I/O."""
 
 from __future__ import annotations
 

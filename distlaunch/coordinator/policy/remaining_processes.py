@@ -1,4 +1,4 @@
-"""Texts about the processes that workers have left running. No I/O."""
+"""Write texts about the processes that workers have left running. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The restart rule: whether a job gets another attempt, and if not, why. No I/O.
+"""Decide whether a job gets another attempt, and if not, why (the restart rule). No I/O.
 
 The job policy uses it after a failed attempt, a joined launcher after it has lost the coordinator.
 """

@@ -1,4 +1,4 @@
-"""The messages that start the workers of an attempt on its nodes. No I/O.
+"""Make the messages that start the workers of an attempt on its nodes. No I/O.
 
 If each node has a launcher, the agent of the coordinator's node gets the plan. The other launchers
 get only values, and plan their workers from these and their own command lines.

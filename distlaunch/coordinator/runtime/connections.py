@@ -1,4 +1,4 @@
-"""Connections to the other nodes: reading, pings, silence and clock offsets.
+"""Read the connections to the other nodes, send pings, and measure silence and clock offsets.
 
 ``Connections`` reads all connections in the main loop; its subclasses handle the messages.
 ``NodeConnection`` is one connection with its decoder and clock offset. Each connection has a
@@ -77,7 +77,7 @@ class StartBound:
         self.until = None
 
     def why_late(self, now: float) -> str | None:
-        """Return why the node counts as lost, as a clause. Return None if its limit has not
+        """Return why the node is considered lost, as a clause. Return None if its limit has not
         passed."""
         if self.until is None or now < self.until:
             return None

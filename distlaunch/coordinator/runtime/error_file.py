@@ -1,4 +1,4 @@
-"""The file into which the launcher writes the job's first failure, in torch's format.
+"""Write the job's first failure to a file in torch's format.
 
 The program that started the launcher reads the file. torch's ``@record`` writes ``{"message":
 {"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. torchrun

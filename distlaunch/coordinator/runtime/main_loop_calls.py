@@ -1,4 +1,4 @@
-"""Functions of other threads that run in the main loop.
+"""Let other threads run functions in the main loop.
 
 The main loop owns the policy and the transport, which have no locks. A thread that has to read or
 change them passes a function to ``MainLoopCalls.call``.

@@ -1,4 +1,4 @@
-"""Limits for the messages on one connection: their number, and their size by phase and type.
+"""Limit the messages on one connection: their number, and their size by phase and type.
 
 No clock, no I/O. Output is not counted here; ``message_checks`` limits it by credit.
 """

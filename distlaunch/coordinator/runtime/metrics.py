@@ -1,4 +1,4 @@
-"""The metrics of a job as text for Prometheus. No I/O.
+"""Write the metrics of a job as text for Prometheus. No I/O.
 
 Series without labels describe the whole job, so their number does not grow with the job. Series of
 ranks and of nodes exist only in jobs that are small enough.

@@ -1,4 +1,4 @@
-"""Questions of other shells to the nodes of a running job: what they use, and their stacks.
+"""Ask the nodes of a running job, for commands in other shells, for usage and for stacks.
 
 The main loop asks the agents, and each question is answered when all nodes have sent their answers,
 or after a time limit. The policy does not see these messages.

@@ -1,4 +1,4 @@
-"""The thread that writes and shows the output of workers on other machines.
+"""Write and show the output of workers on other machines, in a thread.
 
 The main loop queues the output and never waits for a disk or the console. An agent may only send as
 many bytes as it has credit for. The agent gets new credit when this thread has written the output,

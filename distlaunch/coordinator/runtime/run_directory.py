@@ -184,7 +184,7 @@ class RunDir:
         """Delete runs older than the newest 50 in the default log directory.
 
         Only files with distlaunch's names are deleted, and directories that are then empty. The
-        time of a run is that of its last event. Runs that may still be active are not deleted, nor
+        age of a run is the time of its last event. Runs that may still be active are not deleted, nor
         directories without distlaunch's marker file. The directory of --log-dir is never pruned:
         only links to directories that are gone are removed from the registry.
         """

@@ -1,4 +1,4 @@
-"""The index of the times in the log files of an attempt.
+"""Encode and decode the index of times of an attempt's log files.
 
 Log files hold only the ranks' output. The index says when it came, to the second: a record for each
 file's first byte, and for the next byte that comes a second or more after the last record. Readers

@@ -1,4 +1,4 @@
-"""The names of options in messages.
+"""Name options in messages as the running command spells them.
 
 A message names an option by a member of ``Opt``: ``f"{Opt.NUM_NODES} is missing"``. The name is
 that of the command that this process runs: ``--num-nodes`` for ``train``, ``--nnodes`` for

@@ -1,4 +1,4 @@
-"""The file with the series of steps of each rank. Standard library only.
+"""Encode and decode the file with the series of steps of each rank. Standard library only.
 
 ``docs/reference/files.md`` describes it. A block has at most one report of each rank.
 ``merge_blocks`` halves the number of blocks, because ranks may report once a second for days.

@@ -1,4 +1,4 @@
-"""How a worker exited: one record from the spawner to the diagnosis."""
+"""Describe how a worker exited: one record from the spawner to the diagnosis."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a node can find out about itself: GPUs, CPUs, limits, interfaces."""
+"""Find out facts about this node: GPUs, CPUs, limits, interfaces."""

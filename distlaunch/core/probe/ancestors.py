@@ -1,4 +1,4 @@
-"""The processes that started this one."""
+"""Find the processes that started this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPUs that this process may use, and the kernel's out-of-memory kills.
+"""Read the CPUs that this process may use, and the number of out-of-memory kills.
 
 Cgroups of version 1, 2 or both are read. ``/proc/self/cgroup`` names this process's directory
 relative to the root of the tree, ``/proc/self/mountinfo`` where the tree is mounted. A container

@@ -1,4 +1,4 @@
-"""Platforms that start one launcher on each node of a job. No I/O.
+"""Read the nodes of platforms that start one launcher on each node of a job. No I/O.
 
 Sources: each platform's documentation of its variables. Vertex and Determined use JSON.
 """

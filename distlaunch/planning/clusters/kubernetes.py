@@ -1,4 +1,4 @@
-"""The pods of a job and the rank of this pod, by the controller that created the pod. No I/O.
+"""Find the pods of a job and this pod's rank, for each controller that creates pods. No I/O.
 
 The first function that finds its controller's variables decides. In all of them RANK is the pod's
 index, never a process's. Pods of an Indexed Job, a JobSet or a StatefulSet are numbered only by

@@ -1,4 +1,4 @@
-"""Processes that mpirun or a similar program started and numbered. No I/O.
+"""Read the ranks that mpirun or a similar program gave to the processes it started. No I/O.
 
 Sources: recorded environments of Open MPI 4.1.4 and MPICH 4.0.2, the documentation of Open MPI 5
 and MVAPICH2, IBM's job step manager as read by PyTorch Lightning's LSFEnvironment, HPE's PALS as

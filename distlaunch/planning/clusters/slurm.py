@@ -1,4 +1,4 @@
-"""The nodes, workers and GPUs that Slurm granted a job or a step. No I/O.
+"""Read the nodes, workers and GPUs that Slurm granted a job or a step. No I/O.
 
 In a batch script and in the shell of ``salloc``, the launcher starts the whole job (part ``all``).
 In a step only ``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` describe it: the job's

@@ -1,4 +1,4 @@
-"""Systems that differ only in the names of their variables, as rows of a table. No I/O.
+"""Read systems that differ only in the names of their variables, by a table. No I/O.
 
 A new system is a row in the table of a module, a row in ``select``, and a fixture in the tests.
 """

@@ -1,4 +1,4 @@
-"""Hosts of ``--hosts``, ``--hostfile`` or ``--discover``. No I/O.
+"""Read the hosts of ``--hosts``, ``--hostfile`` or ``--discover``. No I/O.
 
 Only one of them may be set. It comes before all systems in the environment.
 """

@@ -1,4 +1,4 @@
-"""Sharded tensors in the states of parts.
+"""Separate sharded tensors from the states of parts, and join them again.
 
 A part is an object that is saved with model and optimizer: a scheduler, a sampler, or an average of
 the weights. Its state is saved per worker, but tensors that are sharded over the workers become

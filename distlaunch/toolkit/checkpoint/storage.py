@@ -225,7 +225,7 @@ class Store(ABC):
 
     @abstractmethod
     def set_aside(self, name: str) -> None:
-        """Rename a checkpoint, so that it no longer counts and its name is free. Raises OSError."""
+        """Rename a checkpoint, so that ``names`` omits it and its name is free. Raises OSError."""
 
     @abstractmethod
     def writer(self, folder: str) -> Any:

@@ -1,4 +1,4 @@
-"""Agents on the nodes of a Slurm job. srun starts them, and they connect to the launcher by TCP.
+"""Start agents on the nodes of a Slurm job by srun. The agents connect to the launcher by TCP.
 
 One srun starts the agents of all nodes. After a loss, nodes that return get a separate step. One
 thread reads srun's output and accepts the connections.

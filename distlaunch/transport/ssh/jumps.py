@@ -1,4 +1,4 @@
-"""Connections to jump hosts (ProxyJump), shared by all nodes behind the same one.
+"""Connect to jump hosts (ProxyJump). The nodes behind a jump host share one connection.
 
 A jump host drops logins if too many arrive at once (MaxStartups). Channels through one connection
 do not count.

@@ -67,7 +67,7 @@ class OrphanOutput:
         """Close read ends of exited workers' pipes that no process can write to, once the agent has
         read all bytes.
 
-        Unread bytes of a progress pipe do not count.
+        Unread bytes of a progress pipe are ignored.
         """
         if not self._ended:
             return

@@ -79,7 +79,7 @@ class PseudoTerminal:
         self.resize(rows, columns)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the size to that of the user's terminal."""
+        """Set the size to the size of the user's terminal."""
         if rows and columns:
             with suppress(OSError):
                 fcntl.ioctl(
