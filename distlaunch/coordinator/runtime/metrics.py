@@ -301,7 +301,9 @@ def _usage_values(nodes: Answers | None, *, with_ranks: bool) -> dict[str, _Samp
 def _launcher_values(usage: LauncherUsage | None) -> dict[str, _Samples]:
     return {
         "process_cpu_seconds_total": _single_sample(None if usage is None else usage.cpu_s),
-        "process_resident_memory_bytes": _single_sample(None if usage is None else usage.memory_bytes),
+        "process_resident_memory_bytes": _single_sample(
+            None if usage is None else usage.memory_bytes
+        ),
         "process_start_time_seconds": _single_sample(None if usage is None else usage.started),
     }
 

@@ -1,4 +1,4 @@
-"""Find and end the processes below the workers of one attempt, for the spawner.
+"""Find the processes below the workers of one attempt, and ask them to end. Used by the spawner.
 
 The spawner is a subreaper, so a process below an exited worker is a child of the spawner (the top
 of a tree) or a descendant of one.
