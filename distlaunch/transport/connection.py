@@ -1,4 +1,4 @@
-"""A byte stream to the agent of one node, over any transport."""
+"""Define the byte stream to the agent of one node, over any transport."""
 
 from __future__ import annotations
 

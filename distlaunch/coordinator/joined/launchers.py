@@ -96,7 +96,7 @@ class Rules(Protocol):
 
     @property
     def max_restarts(self) -> int:
-        """How many restarts the job may have."""
+        """Return how many restarts the job may have."""
 
     def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
         """Return how the options of launcher ``number`` differ from the coordinator's; None if they
