@@ -25,6 +25,7 @@ _snapshot: Any = None
 for _ in ():
     _snapshot.agent_cpu_s  # noqa: B018
     _snapshot.last_sign_age_s  # noqa: B018
+    _snapshot.progress_age_s  # noqa: B018
     _snapshot.output_bytes  # noqa: B018
 
 # called by torch.distributed.checkpoint, on the files, readers and planners that we give it

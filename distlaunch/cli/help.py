@@ -380,6 +380,7 @@ _JOB_COMMANDS = (
         "rm",
         "Remove the files of a job that has ended. Files of other programs stay.",
         ("distlaunch rm 20261129-211237-eaa322", "Its logs, events and plans."),
+        argument="JOB [JOB ...]",
     ),
 )
 

@@ -66,6 +66,8 @@ class Job(Record):
     """Whether each node has a launcher, which writes the logs of its ranks."""
     node_logs: str = ""
     """The directory of --node-logs; empty without."""
+    last_step: float | None = None
+    """The lowest step of a rank in the last report of progress near the end of the event file."""
     log_bytes: int = 0
     """The size from which the middle of a log file is left out (--log-max-size); 0: none."""
 
@@ -120,6 +122,7 @@ def read_job(path: str) -> Job | None:
         backend=_typed(started, "backend", str) or "",
         argv=_words(started.get("argv")),
         cwd=_typed(started, "cwd", str) or "",
+        last_step=_last_step(last),
         log_bytes=_typed(started, "log_max_size", int) or 0,
         launchers=started.get("launchers") is True,
         node_logs=_typed(started, "node_logs", str) or "",
@@ -149,6 +152,11 @@ def read_marker(path: str) -> str | None:
             return os.fsdecode(file.read(_LONGEST_ID)) or os.path.basename(path)
     except OSError:
         return None
+
+
+def _last_step(last: list[dict[str, Any]]) -> float | None:
+    steps = (_typed(each, "step_min", float) for each in last if each["type"] == "progress")
+    return next((step for step in reversed(list(steps)) if step is not None), None)
 
 
 def _ended_state(code: int, last: list[dict[str, Any]]) -> State:

@@ -38,7 +38,7 @@ def jobs_table(jobs: Sequence[Job], statuses: Mapping[str, JobStatus], now: floa
 
 def _row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
     workers = "-" if job.world_size is None else str(job.world_size)
-    step = "-"
+    step = "-" if job.last_step is None else f"{job.last_step:g}"
     if status is not None:
         if status.workers and job.state is State.RUNNING:
             workers = f"{status.running}/{len(status.workers)}"
@@ -93,7 +93,7 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
         ("state", _long_state(status, now)),
         ("started", _when(job.started, now)),
         ("command", command(job)),
-        ("launcher", _launcher(job)),
+        ("launcher", _launcher(status)),
         ("nodes", printable(status.hosts)),
         ("attempt", _attempt(status)),
         ("workers", _workers(status)),
@@ -160,10 +160,14 @@ def _long_state(status: JobStatus, now: float) -> str:
             return _state(job)
 
 
-def _launcher(job: Job) -> str:
+def _launcher(status: JobStatus) -> str:
+    job = status.job
     if job.launcher is None:
         return printable(job.host)
-    return f"pid {job.launcher.pid} on {printable(job.host)}"
+    text = f"pid {job.launcher.pid} on {printable(job.host)}"
+    if not status.is_suspended:
+        return text
+    return f"{text}, suspended: it does not answer, and kill -CONT {job.launcher.pid} lets it go on"
 
 
 def _attempt(status: JobStatus) -> str:

@@ -120,6 +120,8 @@ class JobStatus(Record):
     """When the launcher got it."""
     grace_s: float | None = None
     """The time that workers have to stop (--grace); None if the event file does not have it."""
+    is_suspended: bool = False
+    """Whether the launcher is stopped (Ctrl-Z, a debugger), and so cannot answer."""
     phase: str | None = None
     """What the launcher does (``policy.job.Phase``); None if it was not asked."""
 
@@ -150,6 +152,7 @@ class JobStatus(Record):
             "max_restarts": self.max_restarts,
             "hosts": self.hosts,
             "phase": self.phase,
+            "launcher_suspended": self.is_suspended,
             "stop_signal": self.stop_signal,
             "stop_time": self.stop_time,
             "grace_s": self.grace_s,
@@ -197,6 +200,8 @@ def read_status(job: Job, *, timeout_s: float = ANSWER_S) -> JobStatus:
     status = fold_events(job, read_events_but_old_progress(job.events))
     if job.state is not State.RUNNING or not job.is_here:
         return status
+    if job.launcher is not None and job.launcher.is_suspended():
+        return replace(status, is_suspended=True)
     try:
         snapshot = ask(job.path, "snapshot", timeout_s=timeout_s)
         return with_snapshot(status, snapshot, time.time())
@@ -232,7 +237,9 @@ def with_snapshot(status: JobStatus, snapshot: Mapping[str, Any], now: float) ->
     steps = [worker.step for worker in workers if worker.step is not None]
     progress = status.progress
     if steps:
-        live = {"time": now, "step_min": min(steps), "step_max": max(steps)}
+        ages = [worker.get("progress_age_s") for worker in snapshot["workers"]]
+        newest = min((each for each in ages if each is not None), default=0.0)
+        live = {"time": now - newest, "step_min": min(steps), "step_max": max(steps)}
         progress = {**(progress or {}), **live}
     return replace(
         status,

@@ -130,7 +130,10 @@ def start_detached(
         if (warning := _logout_warning(rule, in_scope=in_scope)) is not None:
             warn(warning)
         name = os.path.basename(command.run_dir)
-        say(f"job {name} goes on in the background; distlaunch attach {name} shows its console")
+        say(
+            f"job {name} goes on in the background; distlaunch attach {name} shows its console, "
+            f"and distlaunch status {name} whether it runs"
+        )
         sys.stdout.write(f"{name}\n")
     return code
 

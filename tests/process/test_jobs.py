@@ -301,6 +301,18 @@ def test_a_job_that_does_not_exist_is_refused(distlaunch, command, word):
     assert result.stderr.startswith("distlaunch: error: ")
 
 
+def test_ps_has_the_last_step_of_a_job_that_has_ended(distlaunch):
+    (distlaunch.work / "beats.py").write_text(
+        "import os\n"
+        "for step in range(1230, 1235):\n"
+        "    os.write(int(os.environ['DISTLAUNCH_PROGRESS_FD']), b'{\"step\": %d}\\n' % step)\n"
+    )
+    assert distlaunch.train("--num-procs", "1", "beats.py").returncode == 0
+    assert mentions(distlaunch.run(["ps", "--all"]).stdout, "succeeded", "1", "1234")
+    assert mentions(distlaunch.run(["logs", "latest", "--lines", "3"]).stderr, "--tail")
+    assert mentions(distlaunch.run(["ps", "latest"]).stderr, "distlaunch status latest")
+
+
 def test_a_beginning_of_two_jobs_names_both(distlaunch):
     put(distlaunch)
     for name in ("run-a", "run-b"):
@@ -328,6 +340,8 @@ def test_a_beginning_of_two_jobs_names_both(distlaunch):
         ["logs", "latest", "--since", "yesterday"],
         ["logs", "latest", "--format", "xml"],
         ["stop", "latest", "--hard"],
+        ["top", "latest", "--interval", "0"],
+        ["rm", "latest", "nothing"],
         ["rm", "latest", "--log-dir", "elsewhere"],
     ],
     ids=" ".join,
@@ -360,8 +374,10 @@ def test_rm_removes_a_job_that_has_ended_and_keeps_foreign_files(distlaunch):
     assert (removed.returncode, mentions(removed.stderr, "1 file")) == (0, True)
     assert sorted(os.listdir(running.run_dir)) == [".distlaunch-run", "model.pt"]
     (running.run_dir / "model.pt").unlink()
-    assert distlaunch.run(["rm", running.run_dir]).returncode == 0
+    other = distlaunch.train("--num-procs", "1", PROGRAMS / "prints_and_waits.py", "1").run_dir
+    assert distlaunch.run(["rm", running.run_dir, other.name]).returncode == 0
     assert not running.run_dir.exists()
+    assert not other.exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a file to another user")
@@ -467,6 +483,8 @@ def test_a_suspended_launcher_delays_status_a_little_and_the_events_are_shown(di
     running.send_signal(signal.SIGSTOP)
     status = ask(distlaunch, "status", "latest")
     assert (status["state"], status["phase"]) == ("running", None)
+    assert status["launcher_suspended"]
+    assert mentions(distlaunch.run(["status", "latest"]).stdout, running.pid, "suspended")
     assert [worker["returncode"] for worker in status["workers"]] == [None, None]
     running.send_signal(signal.SIGCONT)
     put(distlaunch)

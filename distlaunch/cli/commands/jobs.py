@@ -32,8 +32,11 @@ EXIT_KILLED = 137
 """Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
 _MOST_RANKS = 1_000_000
 """Limit for ranks of a job whose number of workers is not known."""
-_JOBS = {"ps": (0, 0), "report": (1, 2)}
+_MOST_JOBS = 10_000
+_JOBS = {"ps": (0, 0), "report": (1, 2), "rm": (1, _MOST_JOBS)}
 """How many jobs a command takes, at least and at most; others take one."""
+_SAME_OPTIONS = {"--lines": "--tail", "--ranks": "--rank"}
+"""Options of other programs, and ours for the same."""
 _COUNTS = ("no JOB", "one JOB", "two JOBs")
 
 
@@ -59,12 +62,12 @@ class _Request(Record):
         """Return the first job. Raises UsageError if there is none."""
         return self.jobs()[0]
 
-    def one_job(self, only: Callable[[Job], bool]) -> Job:
-        """Return the job that a word means alone, for a command that changes it.
+    def single_jobs(self, only: Callable[[Job], bool]) -> list[Job]:
+        """Return the job that each word means alone, for a command that changes them.
 
         Jobs for which ``only`` is false do not count. Raises UsageError if there is none.
         """
-        return self._find(self.words[0], only)
+        return [self._find(word, only) for word in self.words]
 
     def jobs(self) -> list[Job]:
         """Return the jobs. Raises UsageError if there is none for a word."""
@@ -123,7 +126,8 @@ def parse_job_command(command: str, words: Sequence[str], environ: Mapping[str, 
         )
     if len(jobs) > most:
         raise UsageError(
-            f"distlaunch {command} takes {_COUNTS[most]}, and got also {quoted(jobs[most])}"
+            f"distlaunch {command} takes {_COUNTS[most]}, and got also {quoted(jobs[most])}",
+            hint=f"distlaunch status {printable(jobs[0])}" if command == "ps" else None,
         )
     return _Request(values=values, words=jobs, environ=environ)
 
@@ -213,7 +217,7 @@ def _selected_lines(
     if attempt is not None and attempt not in known and not follow:
         raise UsageError(
             f"job {printable(job.name)} has no output of attempt {attempt}",
-            hint=f"there are attempts {', '.join(map(str, known))}" if known else None,
+            hint=f"attempts with output: {', '.join(map(str, known))}" if known else None,
         )
     follower = LogFollower(job, ranks, attempt=attempt) if follow else None
     ends = None if follower is None else follower.ends
@@ -336,7 +340,7 @@ def _attach(request: _Request) -> int:
 
 
 def _stop(request: _Request) -> int:
-    job = request.one_job(lambda job: not job.state.has_ended)
+    [job] = request.single_jobs(lambda job: not job.state.has_ended)
     name, now = printable(job.name), request.values["now"]
     try:
         if not now and (stopping := describe_stop(read_status(job), time.time())):
@@ -357,7 +361,20 @@ def _stop(request: _Request) -> int:
 
 
 def _rm(request: _Request) -> int:
-    job = request.one_job(lambda job: job.state.has_ended)
+    jobs = request.single_jobs(lambda job: job.state.has_ended)
+    for job in jobs:
+        _check_ended(job)
+    for job in jobs:
+        left = remove_job(job)
+        if left:
+            print_notice(
+                f"{counted(left, 'file')} not written by distlaunch: kept in {printable(job.path)}"
+            )
+    return 0
+
+
+def _check_ended(job: Job) -> None:
+    """Raise ConfigError if a job has not ended."""
     if not job.state.has_ended:
         raise ConfigError(
             f"job {printable(job.name)} has not ended",
@@ -365,12 +382,6 @@ def _rm(request: _Request) -> int:
             if job.state is State.RUNNING
             else f"its launcher is on {printable(job.host)}",
         )
-    left = remove_job(job)
-    if left:
-        print_notice(
-            f"{counted(left, 'file')} not written by distlaunch: kept in {printable(job.path)}"
-        )
-    return 0
 
 
 def _report_end(job: Job) -> int:
@@ -411,7 +422,8 @@ def _refuse_unknown(
     from difflib import get_close_matches
 
     flags = list(by_flag)
-    near = get_close_matches(flag, flags, n=1)
+    same = _SAME_OPTIONS.get(flag)
+    near = [same] if same in flags else get_close_matches(flag, flags, n=1)
     raise UsageError(
         f"unknown option {quoted(flag)}",
         hint=f"did you mean {near[0]}?" if near else f"options: {', '.join(flags)}",

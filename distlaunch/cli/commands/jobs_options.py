@@ -14,6 +14,7 @@ def _row(
     metavar: str = "",
     unset: str = "",
     choices: tuple[str, ...] = (),
+    least_s: float = 0.0,
 ) -> Option:
     words = tuple(flags.split())
     return Option(
@@ -27,6 +28,7 @@ def _row(
         metavar="|".join(choices) or metavar,
         unset=unset,
         choices=choices,
+        least_s=least_s,
     )
 
 
@@ -115,7 +117,8 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
         _row(
             "--interval",
             "seconds",
-            "Time between two readings.",
+            "Time between two readings, at least 0.2 s.",
+            least_s=0.2,
             default=2.0,
             metavar="TIME",
         ),

@@ -47,6 +47,8 @@ class WorkerSnapshot(Record):
     last_sign_age_s: float | None
     """Seconds since it started, wrote output or reported progress. Output counts only if the job
     looks for hangs."""
+    progress_age_s: float | None = None
+    """Seconds since it reported progress."""
 
 
 class JobSnapshot(Record):
@@ -148,6 +150,9 @@ def _worker_snapshots(
                     step_s=progress.step_s(rank, now),
                     loss=values.get(LOSS),
                     samples=values.get(SAMPLES),
+                    progress_age_s=None
+                    if rank not in progress.heartbeat_at_of
+                    else max(0.0, now - progress.heartbeat_at_of[rank]),
                     last_sign_age_s=max(0.0, now - sign_at) if sign_at > float("-inf") else None,
                 )
             )

@@ -31,6 +31,10 @@ class LauncherProcess(Record):
         """Return whether the process runs. Call it on its host only."""
         return start_ticks(self.pid) == self.start_ticks != 0
 
+    def is_suspended(self) -> bool:
+        """Return whether the process is stopped (Ctrl-Z, a debugger). Call it on its host only."""
+        return self.is_alive() and _stat(self.pid)[:1] in ([b"T"], [b"t"])
+
     def fields(self) -> dict[str, object]:
         """Return the fields of the event ``job_started``."""
         of_slurm = {"slurm": {"job": self.slurm_job, "node": self.slurm_node}}
@@ -99,10 +103,15 @@ def boot_id() -> str:
 def start_ticks(pid: int) -> int:
     """Return when a process started, in clock ticks since the boot; 0 if it is gone or waits for
     its parent."""
+    state, *fields = _stat(pid) or [b"X"]
+    return 0 if state in (b"Z", b"X") or len(fields) < 19 else int(fields[18])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of ``/proc/<pid>/stat`` from the state on; none if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name in parentheses may hold anything; the state follows it.
-            state, *fields = file.read().rpartition(b") ")[2].split()
-    except (OSError, ValueError):
-        return 0
-    return 0 if state in (b"Z", b"X") or len(fields) < 19 else int(fields[18])
+            return file.read().rpartition(b") ")[2].split()
+    except OSError:
+        return []
