@@ -174,7 +174,7 @@ def diagnose(
     )
     hint = known.text if known else None
     if cause_seen:
-        hint = hint if awaited is None else None
+        pass
     elif awaited is not None and awaited.is_over:
         hint = "do all ranks run the same number of steps?"
     elif not (known and known.tells_why_ranks_did_not_meet):

@@ -335,6 +335,15 @@ _IMPORTS: tuple[HintRow, ...] = (
         ),
     ),
     HintRow(
+        kind=K.VARIABLE,
+        hint=(
+            "the variable {name} is not set for the shell script: set it where the launcher starts "
+            "(with export), or with {Opt.ENV}"
+        ),
+        marks=("unbound variable", "parameter not set"),
+        pattern=r"\b(?P<name>[A-Za-z_]\w*): (?:unbound variable|parameter not set)",
+    ),
+    HintRow(
         kind=K.DOWNLOAD,
         hint=(
             "the model or data set is for members only: accept its terms on the hub, and set "
@@ -1484,6 +1493,14 @@ _ENDS: tuple[HintRow, ...] = (
         kind=K.CRASH,
         hint=lambda _: f"run with {Opt.ENV('PYTHONFAULTHANDLER=1')} to get the Python line",
         when=special.crashed_somewhere,
+    ),
+    HintRow(
+        kind=K.CRASH,
+        hint=(
+            "the call of that line crashed in native code: compare the versions of its library "
+            "with those that it asks for, and make the call in one process alone, under gdb"
+        ),
+        when=special.crashed_in_a_call,
     ),
     HintRow(
         kind=K.SHARED_MEMORY,

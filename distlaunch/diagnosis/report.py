@@ -59,7 +59,7 @@ def render_report(
     )
     if exception:
         told = "" if cause.told_by is None else f"{name_ranks((cause.told_by,))}: "
-        lines += _wrapped(f"{told}{exception}", "  ", limit=_EXCEPTION_LINES)
+        lines += _wrapped(f"{told}{exception}", "  ", limit=_EXCEPTION_LINES - 2 * cause.awaited)
     if cause.frame:
         lines += [f"  at {cause.frame}"]
     for other in (*cause.written, *diagnosis.failed_too):

@@ -429,6 +429,16 @@ def crashed_somewhere(failure: Failure) -> bool:
     )
 
 
+def crashed_in_a_call(failure: Failure) -> bool:
+    """Return whether native code crashed in a known line of Python."""
+    evidence = failure.evidence
+    return (
+        evidence.end.returncode in (-6, -11)
+        and evidence.frame is not None
+        and evidence.exception_type is None
+    )
+
+
 def _module_of(evidence: FailureEvidence) -> str | None:
     if evidence.repeats != "import error":
         return None
