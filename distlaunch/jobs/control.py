@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import time
-from contextlib import suppress
 from typing import Any
 
 from distlaunch.core.protocol.control_messages import (
@@ -14,6 +13,7 @@ from distlaunch.core.protocol.control_messages import (
     control_directories,
     is_private,
     read_result,
+    remove_socket,
     socket_name,
 )
 
@@ -54,8 +54,7 @@ def connect(run_dir: str, *, timeout_s: float = ANSWER_S) -> socket.socket:
         try:
             connection.connect(path)
         except ConnectionRefusedError:
-            with suppress(OSError):
-                os.unlink(path)
+            remove_socket(path)
         except OSError:
             pass
         else:

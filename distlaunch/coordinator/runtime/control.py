@@ -31,8 +31,10 @@ from distlaunch.core.protocol.control_messages import (
     ControlRefusal,
     control_directories,
     is_private,
+    is_socket_name,
     read_request,
     refusal_line,
+    remove_socket,
     result_line,
     socket_name,
 )
@@ -393,13 +395,14 @@ def _listen(directory: str, name: str) -> socket.socket:
 def _remove_stale_sockets(directory: str) -> None:
     """Remove sockets that killed launchers have left."""
     with suppress(OSError):
-        for entry in itertools.islice(os.scandir(directory), _MOST_SOCKETS):
+        sockets = (entry for entry in os.scandir(directory) if is_socket_name(entry.name))
+        for entry in itertools.islice(sockets, _MOST_SOCKETS):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
                 probe.settimeout(0)
                 try:
                     probe.connect(entry.path)
                 except ConnectionRefusedError:
-                    os.unlink(entry.path)
+                    remove_socket(entry.path)
 
 
 def _uid_of(client: socket.socket) -> int:

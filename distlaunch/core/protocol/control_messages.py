@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -118,6 +119,26 @@ def socket_name(run_dir: str) -> str:
 
     whole = os.fsencode(os.path.realpath(run_dir))
     return sha256(whole).hexdigest()[: 2 * _NAME_BYTES]
+
+
+def is_socket_name(name: str) -> bool:
+    """Return whether a file name is that of a control socket, or of one that is being opened.
+
+    The directory may also have lock files of ports.
+    """
+    job, dot, pid = name.partition(".")
+    return (
+        len(job) == 2 * _NAME_BYTES
+        and not job.strip("0123456789abcdef")
+        and (pid.isdecimal() if dot else True)
+    )
+
+
+def remove_socket(path: str) -> None:
+    """Remove a socket that refuses connections. Other files refuse them as well, and are kept."""
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
 
 
 def _line(value: Mapping[str, object]) -> bytes:

@@ -19,7 +19,12 @@ from distlaunch.coordinator.runtime.control import CONNECTIONS, ControlServer
 from distlaunch.coordinator.runtime.main_loop_calls import MainLoopCalls
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.protocol import control_messages
-from distlaunch.core.protocol.control_messages import LONGEST_REQUEST, ControlError, ControlRefusal
+from distlaunch.core.protocol.control_messages import (
+    LONGEST_REQUEST,
+    ControlError,
+    ControlRefusal,
+    socket_name,
+)
 from distlaunch.jobs.control import NoControlError, ask, ask_at, connect
 from tests.process.conftest import until
 
@@ -271,7 +276,7 @@ def test_a_socket_that_a_killed_launcher_has_left_is_replaced_by_the_next(loop):
 
 
 def test_a_new_launcher_removes_the_sockets_of_killed_ones_and_no_others(loop, tmp_path):
-    left = os.path.join(os.path.dirname(loop.server.path), "left")
+    left = os.path.join(os.path.dirname(loop.server.path), socket_name("/left"))
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(left)
     other = Loop(tmp_path / "other")
@@ -281,6 +286,30 @@ def test_a_new_launcher_removes_the_sockets_of_killed_ones_and_no_others(loop, t
         assert ask(other.run_dir, "echo", timeout_s=STEP_S) == {}
     finally:
         other.close()
+
+
+def test_a_new_launcher_keeps_files_and_the_sockets_of_other_programs(loop, tmp_path):
+    directory = Path(loop.server.path).parent
+    kept = [directory / "port-29500", directory / socket_name("/file"), directory / "foreign"]
+    for path in kept[:2]:
+        path.touch()
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(kept[2]))
+    other = Loop(tmp_path / "other")
+    try:
+        assert [path for path in kept if path.exists()] == kept
+    finally:
+        other.close()
+
+
+def test_a_client_does_not_remove_a_file_that_is_no_socket(loop):
+    path = Path(loop.server.path)
+    loop.server.close()
+    path.parent.mkdir(mode=0o700)
+    path.touch()
+    with pytest.raises(NoControlError):
+        connect(loop.run_dir)
+    assert path.exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
