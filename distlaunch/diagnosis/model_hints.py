@@ -769,7 +769,7 @@ MODEL_ROWS: tuple[HintRow, ...] = (
             "the driver was updated on the node and not loaded anew: leave the node out "
             "({Opt.EXCLUDE}) until it has been started again"
         ),
-        marks=("driver/library version mismatch",),
+        marks=("driver/library version mismatch", "nvml/rm version mismatch"),
     ),
     HintRow(
         kind=K.NO_GPU,
