@@ -95,13 +95,16 @@ class ControlServer:
     def start(self) -> None:
         """Open the socket and start the thread.
 
-        If the socket cannot be opened, the job has none, and the commands read the run directory.
+        If the socket cannot be opened, or no thread can be started, the job has no socket, and the
+        commands read the run directory.
         """
         self._open()
         if self._path:
             _remove_stale_sockets(os.path.dirname(self._path))
-        with suppress(RuntimeError):  # no further thread is allowed
+        try:
             self._thread.start()
+        except RuntimeError:  # no further thread is allowed
+            self.close()
 
     def close(self) -> None:
         """Remove the socket and end the thread. Waits at most ``_CLOSE_S``. May be called again."""
@@ -278,7 +281,8 @@ class ControlServer:
 
     def _on_result(self, connection: _Connection, future: Future[object]) -> None:
         """Queue the answer. Called in the main loop, or in a thread of the handler."""
-        result = None if future.exception() is not None else future.result()
+        has_failed = future.cancelled() or future.exception() is not None
+        result = None if has_failed else future.result()
         if isinstance(result, Future):
             result.add_done_callback(partial(self._on_result, connection))
             return
@@ -329,7 +333,10 @@ class _Connection:
 
     def read(self) -> bool:
         """Read what has arrived. Return whether the connection is still open."""
-        block = self.socket.recv(_BLOCK)
+        try:
+            block = self.socket.recv(_BLOCK)
+        except BlockingIOError:  # the event was that of an earlier connection with this descriptor
+            return True
         self._received += block
         return bool(block) and not (self._is_answering and self.is_too_long)
 
@@ -414,14 +421,13 @@ def _uid_of(client: socket.socket) -> int:
 
 def _answer_line(future: Future[object]) -> bytes:
     """Return the answer for a result or an exception."""
-    match future.exception():
-        case None:
-            return result_line(plain(future.result()))
-        case MainLoopClosedError():
-            return refusal_line(ControlRefusal.ENDING, "the job has ended")
-        case ControlError() as exc:
-            return refusal_line(exc.refusal, exc.message)
-        case LaunchError() as exc:
-            return refusal_line(ControlRefusal.FAILED, exc.message)
-        case exc:
-            return refusal_line(ControlRefusal.FAILED, f"{type(exc).__name__}: {exc}")
+    try:
+        return result_line(plain(future.result()))
+    except MainLoopClosedError:
+        return refusal_line(ControlRefusal.ENDING, "the job has ended")
+    except ControlError as exc:
+        return refusal_line(exc.refusal, exc.message)
+    except LaunchError as exc:
+        return refusal_line(ControlRefusal.FAILED, exc.message)
+    except Exception as exc:  # noqa: BLE001 - the client gets it, and the thread goes on
+        return refusal_line(ControlRefusal.FAILED, f"{type(exc).__name__}: {exc}")

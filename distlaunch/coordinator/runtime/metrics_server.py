@@ -112,6 +112,7 @@ class MetricsServer(threading.Thread):
     """Answers ``GET /metrics`` with the text that ``read`` returns.
 
     ``read`` is called by this thread. It may raise NoMetricsError, which the client gets as 503.
+    Other exceptions give 500.
     """
 
     def __init__(
@@ -290,6 +291,9 @@ class MetricsServer(threading.Thread):
                 self._text = self._read().encode()
             except NoMetricsError as exc:
                 return _response("503 Service Unavailable", f"{exc}\n".encode())
+            except Exception as exc:  # noqa: BLE001 - the client gets it, and the thread goes on
+                text = f"{type(exc).__name__}: {exc}\n"
+                return _response("500 Internal Server Error", text.encode(errors="replace"))
             self._read_at = time.monotonic()
         return _response("200 OK", self._text, content_type=self._content_type)
 

@@ -83,10 +83,11 @@ def refusal_line(refusal: ControlRefusal, text: str) -> bytes:
 
 def read_result(line: bytes) -> Any:
     """Return the result in an answer. Raises ControlError for a refusal or an invalid answer."""
-    match _object(line):
-        case {"schema": 1, "result": result}:
+    answer = _object(line)
+    match answer if answer.get("schema") == SCHEMA else None:
+        case {"result": result}:
             return result
-        case {"schema": 1, "error": {"kind": str(kind), "text": str(text)}}:
+        case {"error": {"kind": str(kind), "text": str(text)}}:
             known = {each.value: each for each in ControlRefusal}
             raise ControlError(known.get(kind, ControlRefusal.FAILED), text)
         case _:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import selectors
 import socket
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.coordinator.runtime.control import CONNECTIONS, ControlServer
+from distlaunch.coordinator.runtime.control import CONNECTIONS, ControlServer, _Connection
 from distlaunch.coordinator.runtime.main_loop_calls import MainLoopCalls
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.protocol import control_messages
@@ -23,6 +24,8 @@ from distlaunch.core.protocol.control_messages import (
     LONGEST_REQUEST,
     ControlError,
     ControlRefusal,
+    read_result,
+    result_line,
     socket_name,
 )
 from distlaunch.jobs.control import NoControlError, ask, ask_at, connect
@@ -49,6 +52,7 @@ class Loop:
             "big": lambda fields: "x" * fields["bytes"],
             "refuse": self._refuse,
             "break": lambda fields: fields["none"],
+            "object": lambda _: object(),
             "later": self._wait_for_later,
             "thread": lambda _: threading.get_ident() == self._thread.ident,
         }
@@ -138,6 +142,7 @@ def test_a_handler_may_answer_later(loop):
     [
         ("refuse", ControlRefusal.FAILED),
         ("break", ControlRefusal.FAILED),
+        ("object", ControlRefusal.FAILED),
         ("unknown", ControlRefusal.UNKNOWN),
     ],
 )
@@ -145,6 +150,51 @@ def test_a_request_may_be_refused(loop, kind, refusal):
     with pytest.raises(ControlError) as refused:
         ask(loop.run_dir, kind, timeout_s=STEP_S)
     assert refused.value.refusal is refusal
+    assert ask(loop.run_dir, "echo", timeout_s=STEP_S) == {}
+
+
+def test_a_cancelled_answer_is_refused(loop):
+    loop.later.cancel()
+    with pytest.raises(ControlError) as refused:
+        ask(loop.run_dir, "later", timeout_s=STEP_S)
+    assert refused.value.refusal is ControlRefusal.FAILED
+    assert ask(loop.run_dir, "echo", timeout_s=STEP_S) == {}
+
+
+def test_an_answer_of_another_schema_is_refused(monkeypatch):
+    old = result_line([])
+    monkeypatch.setattr(control_messages, "SCHEMA", control_messages.SCHEMA + 1)
+    assert read_result(result_line([])) == []
+    with pytest.raises(ControlError) as refused:
+        read_result(old)
+    assert refused.value.refusal is ControlRefusal.MALFORMED
+
+
+def test_without_a_thread_there_is_no_socket(loop, tmp_path, monkeypatch):
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError
+
+    run_dir = str(tmp_path / "other")
+    server = ControlServer(run_dir, loop.calls, {"echo": dict})
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        server.start()
+    with pytest.raises(NoControlError):
+        connect(run_dir)
+    assert server.path == ""
+    server.close()
+
+
+def test_an_event_of_an_earlier_connection_does_not_end_the_next(loop, tmp_path):
+    server = ControlServer(str(tmp_path / "other"), loop.calls, {})
+    ours, client = socket.socketpair()
+    ours.settimeout(0)
+    connection = server._connections[ours.fileno()] = _Connection(ours)
+    server._selector.register(ours, selectors.EVENT_READ)
+    server._on_ready(connection, selectors.EVENT_READ)
+    assert ours.fileno() in server._connections
+    client.close()
+    server.close()
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,14 @@ def test_a_job_that_does_not_answer_gives_503(serve):
     assert get(address)[0] == 503
 
 
+def test_an_error_in_one_request_gives_500_and_the_next_is_answered(serve):
+    texts = iter([None, TEXT])
+
+    address = serve(lambda: next(texts))
+    assert get(address)[0] == 500
+    assert get(address) == (200, TEXT)
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
