@@ -32,6 +32,8 @@ _MOST_CHECKPOINTS = 16
 _BRACKETS = 64
 _EXACT = 1 << 53
 """Larger integers are reported as floats."""
+_LARGEST_INT = (1 << 63) - 1
+"""Messages hold no larger integers."""
 
 
 def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
@@ -65,6 +67,8 @@ def saved_checkpoint(rank: int, line: bytes) -> m.SavedCheckpoint | None:
     if min(found) < 0:
         return None
     step, seconds, size = found
+    if max(int(step), int(size)) > _LARGEST_INT:
+        return None
     return m.SavedCheckpoint(rank=rank, step=int(step), seconds=float(seconds), bytes=int(size))
 
 

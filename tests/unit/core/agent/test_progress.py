@@ -14,6 +14,7 @@ from distlaunch.core.agent.workers.progress_pipe import (
     last_heartbeat,
 )
 from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.codec import Decoder, encode
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,11 @@ def test_checkpoints_are_all_reported_beside_the_last_heartbeat(node):
         b'{"checkpoint": {"step": 5}}\n',
         b'{"checkpoint": {"step": -5, "seconds": 1, "bytes": 1}}\n',
         b'{"checkpoint": {"step": "5", "seconds": 1, "bytes": NaN}}\n',
+        b'{"checkpoint": {"step": 1, "seconds": 1, "bytes": 1e19}}\n',
+        b'{"checkpoint": {"step": 1e308, "seconds": 1, "bytes": 1}}\n',
+        b'{"checkpoint": {"step": 9223372036854775808, "seconds": 1, "bytes": 1}}\n',
+        b'{"checkpoint": {"step": 1, "seconds": 1, "bytes": 1' + b"0" * 400 + b"}}\n",
+        b'{"checkpoint": {"step": 1, "seconds": Infinity, "bytes": [1]}}\n',
         b'["checkpoint"]\n',
         b'{"checkpoint": ' + b"[" * 60 + b"\n",
     ],
@@ -296,3 +302,18 @@ def test_the_newest_checkpoints_of_a_flood_are_reported(node):
     node.write(0, b"".join(SAVED.replace(b"300", b"%d" % step) for step in range(100)))
     node.round()
     assert [each.step for each in node.posted[0].checkpoints] == list(range(84, 100))
+
+
+@pytest.mark.parametrize("number", [b"1e308", b"-1e308", b"9223372036854775807", b"9" * 300])
+def test_every_reported_number_passes_the_codec(node, number):
+    node.add(0)
+    node.write(
+        0,
+        SAVED.replace(b"1.5", number)
+        + SAVED.replace(b"4096", number)
+        + b'{"step": %s, "loss": %s, "samples": %s}\n' % (number, number, number),
+    )
+    node.round()
+    [alive] = node.posted
+    decoder = Decoder((m.Alive,), (m.Heartbeat, m.SavedCheckpoint))
+    assert list(decoder.feed(encode(alive))) == [alive]
