@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 PATIENCE_S = 200
 TELL = """
-import json, os, sys
+import json, os, sys, time
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
          "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "HOROVOD_RANK", "HOROVOD_SIZE",
          "HOROVOD_GLOO_RENDEZVOUS_PORT", "OMP_NUM_THREADS", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_JOB_ID"]
@@ -29,6 +29,9 @@ with open(f"{sys.argv[1]}-{rank}", "w") as file:
     json.dump({name: os.environ.get(name) for name in names}, file)
 print("told by", rank, flush=True)
 if sys.argv[2:3] == [rank]:
+    other = f"{sys.argv[1]}-{1 - int(rank)}"
+    while not os.path.exists(other) or not os.path.getsize(other):  # else it is stopped before it has written
+        time.sleep(0.01)
     raise SystemExit(37) if len(sys.argv) < 4 else ValueError("boom")
 """
 LIKE_TORCHRUN = """
