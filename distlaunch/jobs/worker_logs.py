@@ -130,8 +130,11 @@ class LogFollower:
         self._job = job
         self._ranks = ranks
         self._attempt = attempt
+        self._oldest = attempt if attempt is not None else max(attempts_of(job), default=0)
+        """Attempts before this one are not read."""
         self._begun: dict[str, bytes] = {}
-        self.ends = {file.path: _end_of_lines(file.path) for file in self._files()}
+        files = log_files(job, self._oldest, ranks)
+        self.ends = {file.path: _end_of_lines(file.path) for file in files}
         """Where the next line of each file begins now. An incomplete line will be read whole."""
         self._offsets = {path: end + self._shift(path)[0] for path, end in self.ends.items()}
         """The same, as if no file had left out bytes."""
@@ -142,36 +145,39 @@ class LogFollower:
         while not has_ended:
             job = read_job(self._job.path)
             has_ended = job is None or job.state.has_ended
-            files = self._files()
-            for file in files:
-                size = _size(file.path)
-                shift, gap = self._shift(file.path)
-                start = self._offsets.get(file.path, 0)
-                if start < size + shift:
-                    self._offsets[file.path] = size + shift
-                    if gap is not None and start > gap.begin:
-                        start = max(start - shift, gap.begin)
-                        if start < gap.end:  # what was to be read next has been left out
-                            start = gap.begin
-                    segment = _Segment(time=0.0, file=file, start=start, end=size)
-                    yield from _lines_of(segment, self._begun)
-            if has_ended:
-                yield from _unfinished(files, self._begun)
-            else:
+            attempts = self._attempts()
+            for attempt in attempts:
+                files = log_files(self._job, attempt, self._ranks)
+                yield from self._new_lines(files)
+                if has_ended or attempt != attempts[-1]:
+                    yield from _unfinished(files, self._begun)
+            if len(attempts) > 1:  # late output of the attempt before the newest may still come
+                self._oldest = attempts[-2]
+            if not has_ended:
                 time.sleep(POLL_S)
+
+    def _new_lines(self, files: Iterable[LogFile]) -> Iterator[Line]:
+        for file in files:
+            size = _size(file.path)
+            shift, gap = self._shift(file.path)
+            start = self._offsets.get(file.path, 0)
+            if start < size + shift:
+                self._offsets[file.path] = size + shift
+                if gap is not None and start > gap.begin:
+                    start = max(start - shift, gap.begin)
+                    if start < gap.end:  # what was to be read next has been left out
+                        start = gap.begin
+                segment = _Segment(time=0.0, file=file, start=start, end=size)
+                yield from _lines_of(segment, self._begun)
 
     def _shift(self, path: str) -> tuple[int, log_limit.Gap | None]:
         gap = _gap_of(path, self._job.log_bytes)
         return (0, None) if gap is None else (gap.shift, gap)
 
-    def _files(self) -> list[LogFile]:
-        attempt = self._attempt
-        if attempt is None:
-            known = attempts_of(self._job)
-            if not known:
-                return []
-            attempt = known[-1]
-        return log_files(self._job, attempt, self._ranks)
+    def _attempts(self) -> list[int]:
+        if self._attempt is not None:
+            return [self._attempt]
+        return [attempt for attempt in attempts_of(self._job) if attempt >= self._oldest]
 
 
 def _unfinished(files: Iterable[LogFile], begun: dict[str, bytes]) -> Iterator[Line]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import random
 from itertools import pairwise
 
@@ -93,6 +94,33 @@ def test_a_follower_and_what_was_written_before_it_have_each_line_once(run_dir, 
     assert texts(read_lines(job, 0, None, ends=ends)) == [b"a", b"b"]
     assert texts(last_lines(job, 0, None, 1, ends=ends)) == [b"b"]
     assert texts(follower.lines()) == [b"half", b"c", b"new"]
+
+
+def test_a_follower_reads_each_attempt_to_its_end_before_the_next(run_dir, clock):
+    write(run_dir, clock, [(0, 0, b"a\n")])
+    lines = LogFollower(read_job(str(run_dir)), None).lines()
+    log = run_dir / "attempt-0" / "rank-0.log"
+    with open(run_dir / "events.jsonl", "a") as events:
+        fcntl.flock(events, fcntl.LOCK_EX)  # as the launcher of a job that runs
+        with open(log, "ab") as file:
+            file.write(b"step\n")
+        assert next(lines).text == b"step"
+        with open(log, "ab") as file:
+            file.write(b"Traceback\nValueError")
+        for attempt, text in [(1, b"short\n"), (2, b"newest\n")]:
+            (run_dir / f"attempt-{attempt}").mkdir()
+            (run_dir / f"attempt-{attempt}" / "rank-0.log").write_bytes(text)
+        assert [next(lines).text for _ in range(4)] == [
+            b"Traceback",
+            b"ValueError",
+            b"short",
+            b"newest",
+        ]
+        with open(log.parents[1] / "attempt-1" / "rank-0.log", "ab") as file:
+            file.write(b"late\n")
+        assert next(lines).text == b"late"
+        events.write('{"type": "job_ended", "exit_code": 0}\n')
+    assert list(lines) == []
 
 
 def test_files_of_one_rank_are_read_without_an_index(run_dir, clock):
