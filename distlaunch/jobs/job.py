@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any
 
 from distlaunch.coordinator.runtime.run_directory import LATEST, event_files, is_locked, remove_run
-from distlaunch.core.model.launcher_process import LauncherProcess, boot_id, process_from
+from distlaunch.core.model.launcher_process import (
+    LauncherProcess,
+    boot_id,
+    process_from,
+    process_of_pid_file,
+)
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.run_files import EVENTS, MARKER
+from distlaunch.core.model.run_files import EVENTS, MARKER, PID
 
 _BLOCK = 1 << 16
 """Read at each end of an event file."""
 _LONGEST_ID = 4096
+_LOCK_POLL_S = 0.05
 _SIGNALLED = 128
 """Larger exit codes are of processes that a signal ended."""
 
@@ -105,6 +112,8 @@ def read_job(path: str) -> Job | None:
     started = next((each for each in first if each.get("type") == "job_started"), {})
     ended = next((each for each in reversed(last) if each.get("type") == "job_ended"), None)
     launcher = process_from(started)
+    if not first:  # a launcher runs on if its event file is removed
+        launcher = process_of_pid_file(os.path.join(path, PID))
     code = None if ended is None else _typed(ended, "exit_code", int)
     host = _typed(started or (first[0] if first else {}), "host", str) or ""
     return Job(
@@ -127,6 +136,19 @@ def read_job(path: str) -> Job | None:
         launchers=started.get("launchers") is True,
         node_logs=_typed(started, "node_logs", str) or "",
     )
+
+
+def wait_for_launcher(job: Job, timeout_s: float) -> bool:
+    """Wait until no launcher holds the lock of an event file. Return whether that is so in time.
+
+    A launcher may run for a while after it has written how the job ended.
+    """
+    until = time.monotonic() + timeout_s
+    while any(map(is_locked, event_files(job.path))):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_LOCK_POLL_S)
+    return True
 
 
 def remove_job(job: Job) -> int:

@@ -381,6 +381,32 @@ def test_rm_removes_a_job_that_has_ended_and_keeps_foreign_files(distlaunch):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a file to another user")
+def test_rm_refuses_a_job_whose_launcher_runs_without_event_file(distlaunch):
+    running = start(distlaunch)
+    (running.run_dir / "events.jsonl").unlink()
+    result = distlaunch.run(["rm", "latest"])
+    assert result.returncode == 2
+    assert mentions(result.stderr, "distlaunch stop")
+    assert (running.run_dir / "launcher.pid").exists()
+    put(distlaunch)
+    assert running.wait(LONG_S).returncode == 0
+
+
+def test_rm_refuses_while_the_launcher_runs_after_the_end_of_the_job(distlaunch):
+    held = "sh -c 'while ! test -e released; do sleep 0.05; done'"
+    running = start(distlaunch, "--on-event", held)
+    stopped = distlaunch.run(["stop", "latest"], LONG_S)
+    assert stopped.returncode == 0
+    assert mentions(stopped.stderr, f"pid {running.pid}", "--on-event")
+    refused = distlaunch.run(["rm", "latest"])
+    assert refused.returncode == 2
+    assert mentions(refused.stderr, f"pid {running.pid}")
+    put(distlaunch, "released")
+    running.wait(LONG_S)
+    assert distlaunch.run(["rm", "latest"]).returncode == 0
+    assert not running.run_dir.exists()
+
+
 def test_a_job_of_another_user_is_not_touched(distlaunch, ended):
     os.chown(ended, 65534, 65534)
     assert ask(distlaunch, "ps", "--all") == []

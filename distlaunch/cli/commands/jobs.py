@@ -22,13 +22,15 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.jobs.events import follow_events, read_events
 from distlaunch.jobs.find import find_job, find_jobs, newer_jobs
-from distlaunch.jobs.job import Job, State, remove_job
+from distlaunch.jobs.job import Job, State, remove_job, wait_for_launcher
 from distlaunch.jobs.show import describe_stop, event_line, jobs_table, status_lines
 from distlaunch.jobs.status import job_record, read_status
 from distlaunch.jobs.stop import stop_job, wait_for_end
 from distlaunch.jobs.worker_logs import Line, LogFollower, attempts_of, last_lines, read_lines
 
 EXIT_KILLED = 137
+_LAUNCHER_S = 2.0
+"""A launcher usually exits within this time after its job has ended."""
 """Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
 _MOST_RANKS = 1_000_000
 """Limit for ranks of a job whose number of workers is not known."""
@@ -357,6 +359,8 @@ def _stop(request: _Request) -> int:
         f"; {counted(killed, 'worker')} {'was' if killed == 1 else 'were'} killed" if killed else ""
     )
     print_notice(f"job {name} has ended: {_how(ended)}{more}")
+    if not wait_for_launcher(ended, _LAUNCHER_S):
+        print_notice(f"{_launcher_of(ended)} still runs, for example a command of --on-event")
     return 0
 
 
@@ -382,6 +386,15 @@ def _check_ended(job: Job) -> None:
             if job.state is State.RUNNING
             else f"its launcher is on {printable(job.host)}",
         )
+    if not wait_for_launcher(job, _LAUNCHER_S):
+        raise ConfigError(
+            f"job {printable(job.name)} has ended, but {_launcher_of(job)} still runs",
+            hint="it may wait for a command of --on-event; try again when it has exited",
+        )
+
+
+def _launcher_of(job: Job) -> str:
+    return "its launcher" if job.launcher is None else f"its launcher (pid {job.launcher.pid})"
 
 
 def _report_end(job: Job) -> int:

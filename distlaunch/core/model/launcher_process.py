@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from distlaunch.core.model.record import Record
+
+_LONGEST_PID = 32
+_CLOCK_S = 60.0
+"""How much the time of day may have been changed since the file was written."""
 
 
 class LauncherProcess(Record):
@@ -98,6 +103,37 @@ def boot_id() -> str:
             return file.read().strip().decode()
     except OSError:
         return ""
+
+
+def process_of_pid_file(path: str) -> LauncherProcess | None:
+    """Return the process on this host whose id a file has, if it started before the file's time.
+
+    A later process with the same id is no launcher.
+    """
+    try:
+        with open(path, "rb") as file:
+            pid = int(file.read(_LONGEST_PID))
+            age_s = time.time() - os.fstat(file.fileno()).st_mtime
+        with open("/proc/uptime", "rb") as file:
+            up_s = float(file.read().split()[0])
+        if pid <= 0 or os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            return None
+    except (OSError, ValueError):
+        return None
+    ticks = start_ticks(pid)
+    ran_s = up_s - ticks / os.sysconf("SC_CLK_TCK")
+    if not ticks or ran_s < age_s - _CLOCK_S:
+        return None
+    return LauncherProcess(host=os.uname().nodename, boot_id=boot_id(), pid=pid, start_ticks=ticks)
+
+
+def is_suspended(pid: int) -> bool:
+    """Return whether a process of this host is stopped by a signal."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"
+    except OSError:
+        return False
 
 
 def start_ticks(pid: int) -> int:

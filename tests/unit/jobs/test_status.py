@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -150,6 +151,16 @@ def test_a_launcher_that_runs_is_known_by_its_process_alone(run_dir):
 def test_the_state_follows_from_the_last_events(run_dir, events, state):
     write(run_dir, [{"type": "job_started", "time": 1.0, "host": "a"}, *events])
     assert read_job(str(run_dir)).state is state
+
+
+def test_a_launcher_without_event_file_is_known_by_its_pid_file(run_dir):
+    (run_dir / "events.jsonl").unlink(missing_ok=True)
+    pid_file = run_dir / "launcher.pid"
+    pid_file.write_text(f"{os.getpid()}\n")
+    job = read_job(str(run_dir))
+    assert (job.state, job.launcher) == (State.RUNNING, this_process())
+    os.utime(pid_file, (1.0, 1.0))  # written before this process had its id
+    assert read_job(str(run_dir)).state is State.KILLED
 
 
 def test_status_is_that_of_the_newest_attempt(run_dir):
