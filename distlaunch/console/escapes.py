@@ -58,6 +58,12 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
     return out
 
 
+def clean_text(text: bytes) -> bytes:
+    """Return text without harmful control sequences. Line ends and carriage returns stay."""
+    lines = text.split(b"\n")
+    return b"\n".join(b"\r".join(map(clean, line.split(b"\r"))) for line in lines)
+
+
 def hold_back(piece: bytes) -> tuple[bytes, bytes]:
     """Return a piece, and the unfinished sequence or character at its end."""
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))

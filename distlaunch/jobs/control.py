@@ -26,6 +26,10 @@ class NoControlError(Exception):
     """No launcher answers at the control socket of a job."""
 
 
+class NoSocketError(NoControlError):
+    """The job has no control socket here."""
+
+
 def ask(run_dir: str, kind: str, *, timeout_s: float = ANSWER_S, **fields: object) -> Any:
     """Send a request to the launcher of a job, and return the result.
 
@@ -39,9 +43,11 @@ def ask(run_dir: str, kind: str, *, timeout_s: float = ANSWER_S, **fields: objec
 def connect(run_dir: str, *, timeout_s: float = ANSWER_S) -> socket.socket:
     """Connect to the control socket of a job, or raise NoControlError.
 
-    A socket that a killed launcher has left is removed.
+    The error is NoSocketError if there is no socket. A socket that a killed launcher has left is
+    removed.
     """
     name = socket_name(run_dir)
+    is_there = False
     for directory in control_directories():
         if not is_private(directory):
             continue
@@ -55,12 +61,14 @@ def connect(run_dir: str, *, timeout_s: float = ANSWER_S) -> socket.socket:
             connection.connect(path)
         except ConnectionRefusedError:
             remove_socket(path)
-        except OSError:
+        except FileNotFoundError:
             pass
+        except OSError:
+            is_there = True
         else:
             return connection
         connection.close()
-    raise NoControlError(run_dir)
+    raise NoControlError(run_dir) if is_there else NoSocketError(run_dir)
 
 
 def ask_at(

@@ -7,9 +7,14 @@ import time
 from typing import Any
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.launcher_process import is_suspended
 from distlaunch.core.model.text import printable
-from distlaunch.core.protocol.control_messages import ControlError, ControlRefusal
-from distlaunch.jobs.control import NoControlError, ask_at, connect
+from distlaunch.core.protocol.control_messages import (
+    ControlError,
+    ControlRefusal,
+    control_directories,
+)
+from distlaunch.jobs.control import NoControlError, NoSocketError, ask_at, connect
 from distlaunch.jobs.events import read_events
 from distlaunch.jobs.job import Job, State, read_job
 from distlaunch.jobs.stop import elsewhere_error
@@ -49,7 +54,7 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
         now = read_job(job.path)
         if now is None or now.state.has_ended:
             raise ended_error(now or job) from exc
-        raise _no_answer(job) from exc
+        raise _no_answer(job, has_socket=not isinstance(exc, NoSocketError)) from exc
     except ControlError as exc:
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
@@ -75,7 +80,18 @@ def ended_error(job: Job) -> JobEndedError:
     return JobEndedError(f"job {name}: {how}", hint=f"distlaunch status {name} shows how it ended")
 
 
-def _no_answer(job: Job) -> ConfigError:
+def _no_answer(job: Job, *, has_socket: bool) -> ConfigError:
+    if job.launcher is not None and is_suspended(job.launcher.pid):
+        return ConfigError(
+            f"job {printable(job.name)}: its launcher (pid {job.launcher.pid}) is suspended",
+            hint=f"kill -CONT {job.launcher.pid} lets it go on",
+        )
+    if not has_socket:
+        return ConfigError(
+            f"job {printable(job.name)} has no control socket, so its launcher cannot be asked",
+            hint=f"the launcher needs one of {' and '.join(control_directories())}, owned by you "
+            "and with mode 0700",
+        )
     pid = "" if job.launcher is None else f" (pid {job.launcher.pid})"
     return ConfigError(
         f"job {printable(job.name)}: its launcher{pid} does not answer",

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import cycle
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.launcher_process import LauncherProcess
+from distlaunch.core.model.launcher_process import LauncherProcess, is_suspended
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.control_messages import ControlError
 from distlaunch.jobs.control import NoControlError, ask
@@ -20,6 +20,8 @@ from distlaunch.jobs.job import Job, State, read_job
 
 _AGAIN_S = 1.2
 """A second signal counts if it comes more than a second after the first."""
+_SUSPENDED_S = 3.0
+"""A launcher that is suspended for this long is reported."""
 
 
 class JobGoneError(ConfigError):
@@ -60,13 +62,20 @@ def _read_again(job: Job) -> Job:
     return now
 
 
-def stop_job(job: Job, *, now: bool = False, each: Callable[[], None] = lambda: None) -> Job:
+def stop_job(
+    job: Job,
+    *,
+    now: bool = False,
+    each: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Job:
     """Ask the launcher of a job to stop it, and wait for the end.
 
     The launcher gets SIGTERM and stops the workers: they get SIGTERM, too, and have the time of
     --grace. A job that is stopping already gets no further signal. With ``now`` the launcher is
     asked to kill the workers at once; a launcher that cannot be asked gets more signals, until it
-    kills them. ``each`` is called several times a second. Returns what the run directory shows at
+    kills them. ``each`` is called several times a second. ``say`` is called once if the launcher is
+    suspended. Returns what the run directory shows at
     the end. Raises ConfigError if the job has ended, or if its launcher cannot be signalled from
     here.
     """
@@ -74,15 +83,15 @@ def stop_job(job: Job, *, now: bool = False, each: Callable[[], None] = lambda: 
         raise ConfigError(f"job {printable(job.name)} has ended already")
     if job.state is State.UNKNOWN or not job.is_here or job.launcher is None:
         raise elsewhere_error(job, "stop")
-    if now and _is_asked_to_kill(job):
-        return wait_for_end(job, each=each)
-    if not now and is_stopping(job):
-        return wait_for_end(job, each=each)
-    again = _Again(job, job.launcher)
+    check = _SuspensionCheck(job, job.launcher, say)
+    again = None
+    if not (_is_asked_to_kill(job) if now else is_stopping(job)):
+        again = _Again(job, job.launcher)
 
     def each_time() -> None:
-        if now:
+        if now and again is not None:
             again()
+        check()
         each()
 
     return wait_for_end(job, each=each_time)
@@ -100,6 +109,31 @@ def _is_asked_to_kill(job: Job) -> bool:
     except (NoControlError, ControlError):
         return False
     return True
+
+
+class _SuspensionCheck:
+    """Says once that the launcher has been suspended for some seconds."""
+
+    def __init__(self, job: Job, process: LauncherProcess, say: Callable[[str], None]) -> None:
+        self._job = job
+        self._process = process
+        self._say = say
+        self._since: float | None = None
+        self._is_said = False
+
+    def __call__(self) -> None:
+        if self._is_said or not (self._process.is_alive() and is_suspended(self._process.pid)):
+            self._since = None
+            return
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        elif now - self._since >= _SUSPENDED_S:
+            self._is_said = True
+            self._say(
+                f"job {printable(self._job.name)}: its launcher (pid {self._process.pid}) is "
+                f"suspended and does not answer; kill -CONT {self._process.pid} lets it go on"
+            )
 
 
 class _Again:

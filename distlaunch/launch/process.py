@@ -129,6 +129,8 @@ class Housekeeping(threading.Thread):
 
             control = ControlServer(self._run_dir.path, self._runner.calls, self._runner.handlers())
             control.start()
+            if not control.path:
+                self._runner.calls.call(self._runner.warn_of_no_control_socket)
             self._control = control  # only now: ``finish`` may close it at any time
         self._run_dir.prune()
         for name in () if over else ("first_cause", "report"):

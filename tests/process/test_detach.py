@@ -268,6 +268,22 @@ def attach_on(screen: Screen, distlaunch, job: Detached):
     return attached
 
 
+def test_attach_passes_no_harmful_sequences_to_a_terminal(distlaunch, terminal):
+    line = "\x1b[2J\x1b]52;c;QQ==\x07\x1b[31mred\x1b[0m end"
+    program = distlaunch.work / "harmful.py"
+    program.write_text(f"print({line!r})\n")
+    result = distlaunch.run(["train", "--detach", "--num-procs", "1", "harmful.py"], LONG_S)
+    job = Detached(distlaunch, result)
+    assert job.wait() == 0
+    assert "\x1b[2J" in job.console
+    attached = distlaunch.start(["attach", job.name], **terminal.streams())
+    assert terminal.read_until_end(attached).returncode == 0
+    seen = terminal.seen.decode()
+    assert "\x1b[31mred" in seen
+    assert "\x1b[2J" not in seen
+    assert "\x1b]52" not in seen
+
+
 def test_ctrl_c_and_d_detach(distlaunch, detached, terminal):
     job = detached()
     job.wait_printed()

@@ -15,6 +15,7 @@ from distlaunch.jobs import control
 from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.process.conftest import until
+from tests.process.terminal.conftest import Screen
 
 LONG_S = 60.0
 
@@ -39,6 +40,13 @@ def put(distlaunch, name: str = "go") -> None:
 
 def ask(distlaunch, *words: str):
     return json.loads(distlaunch.run([*words, "--format", "json"]).stdout)
+
+
+@pytest.fixture
+def terminal():
+    screen = Screen()
+    yield screen
+    screen.close()
 
 
 @pytest.fixture
@@ -405,6 +413,32 @@ def test_rm_refuses_while_the_launcher_runs_after_the_end_of_the_job(distlaunch)
     running.wait(LONG_S)
     assert distlaunch.run(["rm", "latest"]).returncode == 0
     assert not running.run_dir.exists()
+
+
+def test_stop_says_how_to_continue_a_suspended_launcher(distlaunch):
+    running = start(distlaunch)
+    running.send_signal(signal.SIGSTOP)
+    stopping = distlaunch.start(["stop", "latest", "--now"])
+    stopping.wait_stderr(f"kill -CONT {running.pid}", timeout=LONG_S)
+    running.send_signal(signal.SIGCONT)
+    assert stopping.wait(LONG_S).returncode == 0
+    running.wait(LONG_S)
+
+
+def test_a_terminal_gets_no_harmful_sequences_of_logs_and_a_pipe_gets_each_byte(
+    distlaunch, terminal
+):
+    put(distlaunch)
+    line = "\x1b[2J\x1b]52;c;QQ==\x07\x1b[31mred\x1b[0m end"
+    (distlaunch.work / "harmful.py").write_text(f"print({line!r})\n")
+    assert distlaunch.train("--num-procs", "1", "harmful.py").returncode == 0
+    assert distlaunch.run(["logs", "latest", "--rank", "0"]).stdout == f"{line}\n"
+    shown = distlaunch.start(["logs", "latest"], **terminal.streams())
+    assert terminal.read_until_end(shown).returncode == 0
+    seen = terminal.seen.decode()
+    assert "\x1b[31mred" in seen
+    assert "\x1b[2J" not in seen
+    assert "\x1b]52" not in seen
 
 
 def test_a_job_of_another_user_is_not_touched(distlaunch, ended):

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from distlaunch.core.protocol import control_messages
 from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.process.conftest import is_alive
@@ -160,6 +161,20 @@ def test_a_job_of_another_host_names_the_line_to_use(distlaunch, stepping):
         result = distlaunch.run([command, "latest"])
         assert result.returncode == 2
         assert mentions(result.stderr, "ssh", "elsewhere7", "distlaunch", command)
+
+
+def test_top_and_stack_of_a_job_without_control_socket_say_so(distlaunch, stepping):
+    running = stepping(ranks=1)
+    name = control_messages.socket_name(str(running.run_dir))
+    paths = [os.path.join(folder, name) for folder in control_messages.control_directories()]
+    path = running.wait_for(lambda: next(filter(os.path.exists, paths), None), "the socket")
+    os.unlink(path)
+    for command in ("top", "stack"):
+        result = distlaunch.run([command, "latest"])
+        assert result.returncode == 2
+        assert mentions(result.stderr, "control socket")
+    (distlaunch.work / "go").touch()
+    assert running.wait(LONG_S).returncode == 0
 
 
 def test_top_and_stack_of_a_job_whose_launcher_is_suspended_say_so(distlaunch, stepping):

@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import Literal
 
 from distlaunch.cli.error_output import print_notice
+from distlaunch.console.escapes import clean_text, hold_back
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.run_files import STDERR, STDOUT
 from distlaunch.core.model.text import printable
@@ -40,6 +41,7 @@ def attach(job: Job) -> Job | None:
     name = printable(job.name)
     try:
         console = ConsoleLog(job)
+        view = _View(console)
     except FileNotFoundError as exc:
         raise ConfigError(
             f"job {name} was not started with --detach: its console is the terminal that "
@@ -52,8 +54,8 @@ def attach(job: Job) -> Job | None:
         while True:
             try:
                 if stops:
-                    return stop_job(job, each=lambda: _show(console), now=stops == "now")
-                return _follow(job, console)
+                    return stop_job(job, each=view.show, now=stops == "now", say=print_notice)
+                return _follow(job, view)
             except KeyboardInterrupt:
                 answer = _ask(name, is_stopping=bool(stops))
             if answer == "detach":
@@ -65,18 +67,46 @@ def attach(job: Job) -> Job | None:
                 stops = "now" if stops else "grace"
 
 
-def _follow(job: Job, console: ConsoleLog) -> Job:
+def _follow(job: Job, view: _View) -> Job:
     while True:
         ended = find_end(job)
-        _show(console)
+        view.show()
         if ended is not None:
+            view.finish()
             return ended
         time.sleep(POLL_S)
 
 
-def _show(console: ConsoleLog) -> None:
-    while block := console.read():
-        console.advance(os.write(STDOUT, block))
+class _View:
+    """Writes a console to stdout. A terminal gets it without harmful control sequences."""
+
+    def __init__(self, console: ConsoleLog) -> None:
+        self._console = console
+        self._is_terminal = os.isatty(STDOUT)
+        self._held = b""
+        """An unfinished sequence or character."""
+        self._waiting = b""
+        """Is to be written next."""
+
+    def show(self) -> None:
+        """Write what has come since the last call."""
+        self._write()
+        while block := self._console.read():
+            self._console.advance(len(block))
+            if self._is_terminal:
+                block, self._held = hold_back(self._held + block)
+                block = clean_text(block)
+            self._waiting = block
+            self._write()
+
+    def finish(self) -> None:
+        """Write the unfinished sequence at the end, if there is one."""
+        self._waiting, self._held = clean_text(self._held), b""
+        self._write()
+
+    def _write(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[os.write(STDOUT, self._waiting) :]
 
 
 def _screen_lines() -> int:

@@ -16,6 +16,7 @@ from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.error_output import EXIT_INTERRUPTED, print_notice
 from distlaunch.cli.option import convert
 from distlaunch.cli.parser import scan
+from distlaunch.console.escapes import clean_text
 from distlaunch.console.prefixes import read_ranks
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
@@ -177,6 +178,7 @@ def _logs(request: _Request) -> int:
     keep = _keep(values["grep"])
     has_prefix = ranks is None or len(ranks) > 1
     follow = values["follow"]
+    for_terminal = sys.stdout.isatty()
     if follow:
         _print_other_logs(job, values["attempt"], ranks)
     for line in _selected_lines(job, ranks, values, keep):
@@ -185,7 +187,7 @@ def _logs(request: _Request) -> int:
             _write(json.dumps(record).encode(), flush=follow)
         else:
             prefix = f"[{line.rank}] ".encode() if has_prefix else b""
-            _write(prefix + line.text, flush=follow)
+            _write(prefix + (clean_text(line.text) if for_terminal else line.text), flush=follow)
     if not follow:
         sys.stdout.flush()
         _print_other_logs(job, values["attempt"], ranks)
@@ -347,7 +349,7 @@ def _stop(request: _Request) -> int:
     try:
         if not now and (stopping := describe_stop(read_status(job), time.time())):
             print_notice(f"job {name} is {stopping} already; --now kills its workers")
-        ended = stop_job(job, now=now)
+        ended = stop_job(job, now=now, say=print_notice)
     except KeyboardInterrupt:
         print_notice(
             f"job {name} goes on stopping; distlaunch wait {name} waits for its end, "

@@ -35,6 +35,7 @@ from distlaunch.core.model.text import counted
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.private_files import make_private_dir, open_private
 from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.control_messages import control_directories
 from distlaunch.planning.build_plan import bind
 
 if TYPE_CHECKING:
@@ -214,6 +215,14 @@ class Runner:
             started=self._started,
             now=self._clock(),
             output_bytes=None if self._output_bytes is None else self._output_bytes(),
+        )
+
+    def warn_of_no_control_socket(self) -> None:
+        """Warn that other commands cannot ask this launcher."""
+        self._sink.say(
+            "no control socket could be opened in "
+            f"{' or '.join(control_directories())}: distlaunch top and stack do not work for this job",
+            level="warning",
         )
 
     def handlers(self) -> dict[str, Handler]:

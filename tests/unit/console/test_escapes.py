@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.console.escapes import clean, hold_back, is_clean
+from distlaunch.console.escapes import clean, clean_text, hold_back, is_clean
+
+
+def test_text_keeps_its_lines_and_carriage_returns():
+    assert clean_text(b"1%\r2%\r\n\x1b[2Ja\n") == "1%\r2%\r\n␛[2Ja\n".encode()
 
 
 @pytest.mark.parametrize("line", [b"plain", "überall · 100 % ░█\tü".encode(), b"", "°µ£".encode()])
