@@ -122,6 +122,8 @@ def _read_metrics(runner: Runner) -> str:
         nodes = None if asked is None else asked.result(_USAGE_S)
     except (NoAnswerError, CancelledError):
         nodes = None
+    except MainLoopClosedError as exc:
+        raise NoMetricsError("the job has ended") from exc
     return metrics_text(
         snapshot, version=__version__, launcher=_launcher_usage(), nodes=nodes, now=now
     )

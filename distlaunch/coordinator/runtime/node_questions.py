@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from distlaunch.coordinator.runtime.main_loop_calls import MainLoopClosedError
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.protocol import agent_messages as m
@@ -141,6 +142,13 @@ class NodeQuestions:
         for serial, question in list(self._open.items()):
             if now >= question.until:
                 self._finish(serial)
+
+    def close(self) -> None:
+        """Fail the open questions with MainLoopClosedError."""
+        while self._open:
+            _, question = self._open.popitem()
+            for future in question.futures:
+                future.set_exception(MainLoopClosedError())
 
     def _finish_if_complete(self, serial: int) -> None:
         question = self._open[serial]

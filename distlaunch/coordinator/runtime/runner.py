@@ -278,6 +278,8 @@ class Runner:
             return self._run()
         finally:
             self.calls.close()
+            if self._questions is not None:
+                self._questions.close()
 
     def _run(self) -> int:
         plan = self._plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.coordinator.runtime.main_loop_calls import MainLoopClosedError
 from distlaunch.coordinator.runtime.node_questions import (
     STACKS_S,
     USAGE_S,
@@ -136,3 +137,11 @@ def test_ranks_are_those_that_people_know(nodes):
 def test_without_running_workers_there_is_nobody_to_ask(nodes):
     with pytest.raises(ConfigError):
         nodes.ask_usage(hosts={})
+
+
+def test_open_questions_fail_when_the_main_loop_ends(nodes):
+    open_ = [nodes.ask_usage(), nodes.ask_usage(), nodes.questions.ask_stacks(nodes.asked())]
+    nodes.questions.close()
+    for future in open_:
+        assert isinstance(future.exception(timeout=0), MainLoopClosedError)
+    assert nodes.questions.deadline() is None
