@@ -75,7 +75,8 @@ class HangDetector:
 
     A rank may hang although others write or report, because these have threads of their own. If
     ranks report steps, none has reached another step for the same time, and a rank has reported
-    nothing at all, workers are sampled too. So they are soon after a worker has ended with 0.
+    nothing at all, workers are sampled too. Workers are also sampled soon after another worker has
+    ended with 0.
     """
 
     def __init__(self, settings: PolicySettings, run: Attempt) -> None:
@@ -130,8 +131,8 @@ class HangDetector:
         """The latest request for stacks belongs to ``_series``."""
         self._steps: dict[int, float] = {}
         """The last step of each rank in this attempt."""
-        self._heard_at: dict[int, float] = {}
-        """When each of these ranks last sent a heartbeat."""
+        self._last_sign_at: dict[int, float] = {}
+        """When each rank last sent a heartbeat, or wrote output if it has sent none."""
         self._advanced_at = 0.0
         """When the step of any rank last changed."""
         self._steps_from = 0.0
@@ -149,7 +150,7 @@ class HangDetector:
         self._asked_at_failure = False
         self._unanswered = set()
         self._heartbeat_ranks = set()
-        self._steps, self._heard_at = {}, {}
+        self._steps, self._last_sign_at = {}, {}
         self.stop()
         self._is_stopped = False
 
@@ -215,7 +216,9 @@ class HangDetector:
         if not self._is_stopped and not self._alone_notice_shown and self._alone_notice_at is None:
             self._alone_notice_at = now + ALONE_S
         self._steps.pop(rank, None)
-        self._heard_at.pop(rank, None)
+        self._last_sign_at.pop(rank, None)
+        if len(self._steps) < 2:
+            self._drop_series("steps")
         if not self._is_stopped and self._limit_s is not None and not self._end_notice_shown:
             self._drop_series("end")
             self._end_check_at, self._end_checks = now + END_CHECK_S, 0
@@ -376,8 +379,10 @@ class HangDetector:
             if step is not None and self._steps.get(heartbeat.rank) != step:
                 self._steps[heartbeat.rank] = step
                 advanced = True
-            if heartbeat.rank in self._steps:
-                self._heard_at[heartbeat.rank] = now
+            self._last_sign_at[heartbeat.rank] = now
+        for rank in message.wrote:
+            if rank not in self._heartbeat_ranks:
+                self._last_sign_at[rank] = now
         if advanced:
             self._advanced_at, self._steps_from = now, 0.0
             self._drop_series("steps")
@@ -393,13 +398,15 @@ class HangDetector:
         return max(self._advanced_at + self._limit_s, self._steps_from)
 
     def _lags(self, rank: int, now: float) -> bool:
-        """Return whether a rank has reported nothing for the whole time.
+        """Return whether a rank has shown no sign of life for the whole time, but did before.
 
         Without --hang-timeout, it must also be at a lower step than another rank.
         """
-        if now < self._heard_at.get(rank, 0.0) + (self._limit_s or 0.0):
+        last_sign_at = self._last_sign_at.get(rank)
+        if last_sign_at is None or now < last_sign_at + (self._limit_s or 0.0):
             return False
-        return self._timeout_s is not None or self._steps.get(rank, 0.0) < max(self._steps.values())
+        highest = max(self._steps.values(), default=0.0)
+        return self._timeout_s is not None or self._steps.get(rank, 0.0) < highest
 
     def _tick_series(self, now: float) -> list[Action]:
         """Return the request for the next sample of a job that is not silent, if it is due."""
@@ -412,7 +419,8 @@ class HangDetector:
             if any(self._lags(rank, now) for rank in self._steps):
                 self._series = _Series("steps", self._advanced_at, now)
             else:
-                self._steps_from = max(now, min(self._heard_at.values())) + (self._limit_s or 0.0)
+                first = min(self._last_sign_at[rank] for rank in self._steps)
+                self._steps_from = max(now, first) + (self._limit_s or 0.0)
         series = self._series
         if series is None or now < series.next_at:
             return []
@@ -452,7 +460,15 @@ class HangDetector:
             self._end_notice_shown = True
             return self._end_notice(hang)
         self._steps_from = float("inf")
-        return self._notice(hang, None) if self._timeout_s is None else hang
+        if self._timeout_s is not None and self._is_sure(hang):
+            return hang
+        return self._notice(hang, None)
+
+    def _is_sure(self, hang: HangDiagnosis) -> bool:
+        """Return whether no rank behind may be silent for a good reason: it never sent a heartbeat,
+        or it waits in the kernel, perhaps for a slow disk."""
+        in_kernel = {stack.rank for stack in self.stacks if stack.state == "D"}
+        return self._heartbeat_ranks.issuperset(hang.behind) and in_kernel.isdisjoint(hang.behind)
 
     def _is_held_up(
         self, series: _Series, previous: list[m.Stack] | None, hang: HangDiagnosis, now: float
@@ -468,8 +484,21 @@ class HangDetector:
             previous or [], self.stacks
         )
 
+    @property
+    def _outlook(self) -> str:
+        """Return the sentences of a notice that say when the job ends."""
+        timeout_s = self._settings.hang_timeout_s
+        if timeout_s is None:
+            return f"The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"
+        if self._settings.hang_action == "report":
+            return "The job goes on"
+        return (
+            "The job goes on. The attempt ends if no worker shows a sign of life for "
+            f"{timeout_s:g} s ({Opt.HANG_TIMEOUT})"
+        )
+
     def _end_notice(self, hang: HangDiagnosis) -> list[Action]:
-        text = f"{hang.summary}. The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"
+        text = f"{hang.summary}. {self._outlook}"
         return [
             self._record(hang, None, "end"),
             WriteStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
@@ -515,7 +544,8 @@ class HangDetector:
         """Return the notice, once in a job, with the ranks that are behind and their places. The
         job continues."""
         self._silence_notice_shown = True
-        self._reset_samples(None)
+        if self._timeout_s is None:
+            self._reset_samples(None)
         working = ""
         if activity is not None:
             working = "; it works" if hang.behind == (activity.rank,) else f"; {activity.words}"
@@ -526,8 +556,7 @@ class HangDetector:
         )
         text = (
             f"{what} for {_format_seconds(self.silent_s)} s: "
-            f"{hang.summary}{working}."
-            f" The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"
+            f"{hang.summary}{working}. {self._outlook}"
         )
         return [
             self._record(hang, activity, "notice"),

@@ -607,7 +607,7 @@ REDUCE = """Current thread 0x00007f00 (most recent call first):
 """
 
 
-def answer(watch, waits, *, lines=(5, 7), cpu_s=None) -> list:
+def answer(watch, waits, *, lines=(5, 7), cpu_s=None, states=None) -> list:
     """Answer the last request: ``waits`` are the ranks that wait in a collective."""
     serial = watch.asked()
     ranks = [rank for rank in watch.job.ranks if rank not in watch.job.policy._hang_detector.ended]
@@ -615,7 +615,7 @@ def answer(watch, waits, *, lines=(5, 7), cpu_s=None) -> list:
         m.Stack(
             rank=rank,
             pid=1000 + rank,
-            state="S",
+            state=(states or {}).get(rank, "S"),
             text=(REDUCE if rank in waits else DUMP).format(line=lines[rank not in waits]),
             taken_s=float(serial),
             cpu_s=(cpu_s or {}).get(rank, 0.0) * serial,
@@ -679,6 +679,95 @@ def test_ranks_that_lag_for_a_good_reason_are_left_alone(watched, case):
     chatter(watch, **case)
     assert watch.job.entries("hang") == []
     assert watch.job.sent(m.Stop) == []
+
+
+def lose_heartbeats_of(watch, rank) -> None:
+    """Report step 1 of ranks 0 and 2, of which ``rank`` stops, and the output of rank 1."""
+    watch.alive(0, 2)
+    for _ in range(int(3 * TIMEOUT_S)):
+        before = watch.asked()
+        watch.alive(2 - rank, wrote=[1])
+        watch.pass_time(1.0)
+        if watch.asked() != before:
+            answer(watch, (0, 2))
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_that_writes_and_reports_no_steps_does_not_lag(watched, stopped):
+    watch = watched()
+    lose_heartbeats_of(watch, stopped)
+    assert asked(watch.job)  # the workers were sampled
+    assert watch.job.entries("hang") == watch.job.entries("silence") == []
+    assert watch.job.sent(m.Stop) == []
+
+
+def test_a_rank_that_has_shown_no_sign_of_life_does_not_lag(watched):
+    watch = watched()
+    watch.alive(0, 2)
+    chatter(watch, beats=(0,))
+    assert asked(watch.job)
+    assert watch.job.entries("hang") == watch.job.entries("silence") == []
+
+
+def test_heartbeats_without_steps_are_signs_of_life_of_a_rank(watched):
+    watch = watched()
+    watch.alive(0, 2)
+    for _ in range(int(3 * TIMEOUT_S)):
+        before = watch.asked()
+        watch.alive(0)
+        watch.job.say(
+            0,
+            m.Alive(attempt=0, heartbeats=(m.Heartbeat(rank=1, values={"loss": 1.0}),), wrote=()),
+        )
+        watch.pass_time(1.0)
+        if watch.asked() != before:
+            answer(watch, (0, 2))
+    assert asked(watch.job)
+    assert watch.job.entries("hang") == []
+
+
+def test_a_rank_that_only_wrote_and_holds_up_others_is_reported_and_the_job_goes_on(watched):
+    watch = watched()
+    watch.alive(0, 2, wrote=[1])
+    chatter(watch, beats=(0,))
+    [event] = watch.job.entries("silence")
+    assert (event["behind"], event["by_steps"]) == ([1], True)
+    assert watch.job.entries("hang") == []
+    assert watch.job.sent(m.Stop) == []
+    watch.fall_silent()
+    watch.stand_still(odd=1)
+    assert len(watch.job.entries("hang")) == 1
+
+
+def test_a_rank_that_waits_for_the_disk_is_reported_and_the_job_goes_on(watched):
+    watch = watched()
+    watch.alive(0, 1, 2)
+    chatter(watch, beats=(0, 2), states={1: "D"})
+    [event] = watch.job.entries("silence")
+    assert event["behind"] == [1]
+    assert watch.job.entries("hang") == []
+    assert watch.job.sent(m.Stop) == []
+
+
+@pytest.mark.parametrize("with_timeout", [False, True])
+def test_ranks_that_reported_steps_may_end_while_workers_are_sampled(
+    watched, unwatched, with_timeout
+):
+    watch = watched() if with_timeout else unwatched()
+    watch.alive(0, 1, step=20)
+    watch.alive(0, step=21)
+    before = watch.asked()
+    while watch.asked() == before:
+        watch.alive(0, step=21)
+        watch.pass_time(1.0)
+    for rank in (0, 1):
+        watch.job.exited(rank)
+    answer(watch, (2,))
+    watch.pass_time(TIMEOUT_S / 2)
+    assert watch.job.entries("hang") == []
+    watch.job.exited(2)
+    watch.job.all_gone()
+    assert watch.job.exit_code == 0
 
 
 def test_a_rank_that_moves_on_between_the_samples_is_left_alone(watched):
@@ -763,6 +852,18 @@ def test_workers_that_wait_for_one_that_has_ended_are_reported_within_10_s(
     assert (event["when"], event["behind"], event["ended"]) == ("end", [1], [1])
     assert mentions(watch.job.notices, "rank 1", "exit code 0", "all_reduce")
     assert watch.job.sent(m.Stop) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({}, True), ({"hang_action": "restart"}, True), ({"hang_action": "report"}, False)],
+)
+def test_with_a_timeout_the_notice_says_when_the_attempt_ends(watched, settings, named):
+    watch = watched(**settings)
+    end_one(watch)
+    assert watch.job.entries("silence")
+    assert mentions(watch.job.notices, "sign of life", 30, "--hang-timeout") is named
+    assert not mentions(watch.job.notices, "ends jobs that hang")
 
 
 @pytest.mark.parametrize("case", [{"waits": (0,)}, {"waits": ()}, {"cpu_s": {0: 0.1}}])
