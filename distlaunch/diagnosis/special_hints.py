@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from distlaunch.core.model.option_names import Opt
+from distlaunch.core.model.option_names import Opt, name_of, option_names
 from distlaunch.core.model.record import fields_of
 from distlaunch.diagnosis.evidence import FailureEvidence
 from distlaunch.diagnosis.failure_kinds import Failure
@@ -136,14 +136,18 @@ def unknown_option(failure: Failure) -> str | None:
     said = refused[1].replace("--local-rank", "--local_rank")
     if failure.adds_local_rank and "--local_rank=" in said:
         return f"{Opt.OPT('local-rank=off')} leaves it out: {LOCAL_RANK_TOO}"
-    ours = fields_of(TrainOptions).keys() - _NO_OPTIONS
-    names = re.findall(r"(?:--|^')([a-z][\w-]+)", refused[1])
-    field = next((name.replace("-", "_") for name in names if name.replace("-", "_") in ours), None)
-    if field is None:
+    absent = _NO_OPTIONS | option_names().absent
+    ours = {
+        name.replace("_", "-"): name
+        for name in map(name_of, sorted(fields_of(TrainOptions).keys() - absent))
+    }
+    words = re.findall(r"(?:--|^')([a-z][\w-]+)", refused[1])
+    written = (f"--{word.replace('_', '-')}" for word in words)
+    name = next((ours[word] for word in written if word in ours), None)
+    if name is None:
         return None
-    name = field.replace("_", "-")
     return (
-        f"distlaunch has an option --{name}, which goes before {Opt.SCRIPT}: what follows "
+        f"distlaunch has an option {name}, which goes before {Opt.SCRIPT}: what follows "
         f"{Opt.SCRIPT} is "
         "the script's own"
     )

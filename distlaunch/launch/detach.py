@@ -122,6 +122,8 @@ def start_detached(
     code = command.wait()
     in_scope = rule.has_scopes and command.has_launcher
     if rule.has_scopes and not command.has_launcher:
+        if command.signal is not None:  # systemd-run was stopped, not refused
+            return 128 + command.signal
         command = _fork(in_scope=False)
         if isinstance(command, DetachedLauncher):
             return run(command)
@@ -243,6 +245,8 @@ class _Command:
         self._shown = 0
         self.has_launcher = False
         """The launcher has sent a message."""
+        self.signal: int | None = None
+        """The newest signal that has been passed on."""
         self.run_dir: str | None = None
         self._has_started = False
 
@@ -271,6 +275,7 @@ class _Command:
             os.close(self._console)
 
     def _forward(self, number: int, _: object) -> None:
+        self.signal = number
         with suppress(ProcessLookupError):
             os.kill(self._pid, number)
 

@@ -453,6 +453,7 @@ esac
     "loginctl": 'echo "Linger=$LINGER"\n',
     "systemd-run": """
 echo "$@" > scope
+[ "$SCOPE" = hangs ] && exec sleep 600
 [ "$SCOPE" = no ] && { echo 'Failed to connect to bus' >&2; exit 1; }
 while [ "$1" != -- ]; do shift; done
 shift
@@ -526,6 +527,18 @@ def test_where_no_scope_can_be_started_the_job_starts_and_a_warning_says_so(
     assert mentions(job.result.stderr, "warning", "KillUserProcesses")
     job.go()
     assert job.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_no_scope_has_started_ends_the_command(distlaunch, session, number):
+    running = distlaunch.start(
+        ["train", "--detach", "--num-procs", "1", PROGRAM, "1"],
+        env={**session(), "SCOPE": "hangs"},
+    )
+    until(lambda: is_in_scope(distlaunch), "systemd-run", within_s=LONG_S)
+    running.send_signal(number)
+    assert running.wait(LONG_S).returncode == 128 + number
+    assert list(distlaunch.jobs.glob("*")) == []
 
 
 def test_where_logind_kills_nothing_nothing_is_said(distlaunch, detached, session):

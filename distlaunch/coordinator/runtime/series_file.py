@@ -140,7 +140,6 @@ class SeriesFile:
     def _shrink(self) -> None:
         """Replace the file by one with half the blocks."""
         blocks = merge_blocks(list(split_blocks(os.pread(self._descriptor, self._size, 0))))
-        self._period_s *= 2
         while sum(map(len, blocks)) > self._most_bytes * 3 // 4:
             del blocks[: len(blocks) // 4 + 1]  # many short attempts, whose blocks do not merge
         data = MAGIC + b"".join(blocks)
@@ -159,6 +158,7 @@ class SeriesFile:
             raise
         os.close(self._descriptor)
         self._descriptor, self._size = descriptor, len(data)
+        self._period_s *= 2
 
     def _close(self) -> None:
         if self._descriptor >= 0:

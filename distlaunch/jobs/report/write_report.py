@@ -7,10 +7,11 @@ from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
+from distlaunch.core.private_files import open_private
 
 
 def write_file(path: str, text: str) -> None:
-    """Replace a file by this text, at once. Raises ConfigError if that fails."""
+    """Replace a file by this text, at once. Only the owner can read it. Raises ConfigError if that fails."""
     fresh = f"{path}.{os.urandom(4).hex()}.new"
     is_special = os.path.exists(path) and not os.path.isfile(path)
     try:
@@ -18,7 +19,8 @@ def write_file(path: str, text: str) -> None:
             with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
             return
-        with open(fresh, "x", encoding="utf-8", errors="backslashreplace") as file:
+        descriptor = open_private(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         os.replace(fresh, path)
     except OSError as exc:

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from distlaunch.core.model.option_names import OptionNames, use_names
 from distlaunch.diagnosis.evidence import read_error_file
 from distlaunch.diagnosis.first_cause import diagnose
 from tests.facts import mentions
@@ -306,6 +307,19 @@ OURS = "distlaunch has an option --num-procs, which goes before SCRIPT: what fol
 )
 def test_an_option_that_the_script_does_not_have_is_led_to_where_it_belongs(end_of, phrase, hint):
     assert one(end_of, phrase, returncode=1 if "Traceback" in phrase else 2).hint == hint
+
+
+def test_options_of_another_command_have_its_names(end_of):
+    names = OptionNames(names={"num_procs": "--nproc-per-node"}, absent=frozenset({"ssh_user"}))
+
+    def hint(option: str) -> str | None:
+        phrase = f"usage: t.py [-h]\nt.py: error: unrecognized arguments: {option} 2\n"
+        return one(end_of, phrase, returncode=2).hint
+
+    with use_names(names):
+        assert mentions(hint("--nproc_per_node"), "--nproc-per-node")
+        assert hint("--num-procs") is None
+        assert hint("--ssh-user") is None
 
 
 @pytest.mark.parametrize("phrase", ["--local_rank=0", "--local_rank=0 --num-procs 2"])

@@ -24,6 +24,8 @@ _MOST_BYTES = 4 << 20
 _GROUPS = 16
 """Largest number of process groups of a worker in an answer."""
 _TEXT_CHARS = 200
+_DIMENSIONS = 16
+"""Largest number of dimensions of a tensor."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -120,21 +122,21 @@ def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
     pending: dict[str, list[Mapping[str, Any]]] = {}
     for entry in record.get("entries", ()):
         if not entry["is_p2p"] and not entry["retired"] and entry["state"] != "completed":
-            pending.setdefault(str(entry["pg_id"]), []).append(entry)
+            pending.setdefault(_short(entry["pg_id"]), []).append(entry)
     found = []
     for name, status in list(record["pg_status"].items())[:_GROUPS]:
-        number = str(name)
+        number = _short(name)
         entries = sorted(pending.get(number, ()), key=lambda each: int(each["collective_seq_id"]))
         oldest = entries[0] if entries else None
         words = [] if oldest is None else list(oldest["process_group"])
         found.append(
             m.ProcessGroup(
-                number=number[:_TEXT_CHARS],
-                name=str(words[1] or words[0])[:_TEXT_CHARS] if len(words) > 1 else "",
+                number=number,
+                name=_short(words[1] or words[0]) if len(words) > 1 else "",
                 enqueued=int(status["last_enqueued_collective"]),
                 pending=None if oldest is None else int(oldest["collective_seq_id"]),
                 operation="" if oldest is None else _operation(oldest),
-                sizes="" if oldest is None else json.dumps(oldest["input_sizes"])[:_TEXT_CHARS],
+                sizes="" if oldest is None else _sizes(oldest["input_sizes"]),
             )
         )
     return tuple(found)
@@ -142,4 +144,31 @@ def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
 
 def _operation(entry: Mapping[str, Any]) -> str:
     """Return the name of a collective, without its backend: ``gloo:all_reduce``."""
-    return str(entry["profiling_name"]).rpartition(":")[2][:_TEXT_CHARS]
+    return _short(entry["profiling_name"]).rpartition(":")[2]
+
+
+def _short(value: object) -> str:
+    """Return a string or a small number as short text. Raises ValueError for anything else.
+
+    Lists of a pickle may share their items, so that their text would have no bound.
+    """
+    if isinstance(value, str):
+        return value[:_TEXT_CHARS]
+    if _is_number(value):
+        return str(value)
+    raise ValueError(type(value).__name__)
+
+
+def _sizes(given: object) -> str:
+    """Return sizes of tensors as short text. Raises ValueError for anything else."""
+    if not isinstance(given, list):
+        raise ValueError(type(given).__name__)  # noqa: TRY004 - the record is odd, not the call
+    first = given[:_TEXT_CHARS]
+    for size in first:
+        if not isinstance(size, list) or len(size) > _DIMENSIONS or not all(map(_is_number, size)):
+            raise ValueError(type(size).__name__)
+    return json.dumps(first)[:_TEXT_CHARS]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and value.bit_length() < 64

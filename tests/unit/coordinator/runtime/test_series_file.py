@@ -131,6 +131,22 @@ def test_a_full_disk_loses_blocks_and_no_more(series, monkeypatch):
     assert [rows[0][2] for rows in series.read()] == [1.0, 3.0]
 
 
+def test_a_full_disk_does_not_make_the_period_longer(tmp_path, monkeypatch):
+    series = Series(tmp_path / "steps.bin", most_bytes=400)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(series_file.os, "posix_fallocate", full)
+    for second in range(50):
+        series.report(second)
+        series.file.write(float(second))
+        series.now = float(second)
+    series.report(51)
+    assert series.file.due == pytest.approx(49 + PERIOD_S)
+    series.file.close()
+
+
 def test_a_directory_that_is_gone_is_no_error(tmp_path):
     series = Series(tmp_path / "gone" / "steps.bin")
     series.report(1)

@@ -81,6 +81,36 @@ def test_a_pickle_that_names_a_function_is_refused(tmp_path):
     assert f.parse_record(pickle.dumps(record())) != ()
 
 
+def nested(levels: int) -> list:
+    """Return lists that share their items, so that their text has 2**levels of them."""
+    shared: list = []
+    for _ in range(levels):
+        shared = [shared, shared]
+    return shared
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"input_sizes": nested(60)},
+        {"input_sizes": [nested(60)]},
+        {"input_sizes": [[1] * 17]},
+        {"input_sizes": [["x"]]},
+        {"input_sizes": [[1 << 70]]},
+        {"process_group": ["0", nested(60)]},
+        {"profiling_name": nested(60)},
+        {"pg_id": nested(60)},
+    ],
+)
+def test_a_record_with_lists_in_place_of_text_has_no_groups(changed):
+    assert f.parse_record(pickle.dumps(record({**entry(7), **changed}))) == ()
+
+
+def test_the_sizes_of_many_tensors_are_cut():
+    [group] = f.parse_record(pickle.dumps(record(entry(7, input_sizes=[[7, 8]] * 100_000))))
+    assert len(group.sizes) == 200
+
+
 @pytest.mark.parametrize(
     "data",
     [
