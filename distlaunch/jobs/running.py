@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from distlaunch.core.errors import ConfigError
@@ -59,6 +61,18 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
         raise NotNowError(f"job {printable(job.name)}: {exc.message}") from exc
+
+
+@contextmanager
+def refuse_odd_answers(job: Job) -> Iterator[None]:
+    """Raise ConfigError if an answer, which may come from another release, lacks a field."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"job {printable(job.name)}: its launcher gave an answer that this release cannot read",
+            hint="use the release of distlaunch that has started the job",
+        ) from exc
 
 
 def _connect(job: Job) -> socket.socket:

@@ -14,7 +14,7 @@ from distlaunch.diagnosis.collectives import group_orders
 from distlaunch.diagnosis.hang import describe_places
 from distlaunch.jobs.control import ANSWER_S
 from distlaunch.jobs.job import Job
-from distlaunch.jobs.running import ask_running
+from distlaunch.jobs.running import NotNowError, ask_running, refuse_odd_answers
 
 _ANSWER_S = 7.0
 """How long the launcher may take: it waits some seconds for nodes that do not answer."""
@@ -39,10 +39,15 @@ def read_stacks(
     ``native``: with native frames, where py-spy is installed. ``command`` is the user's command.
     Raises ConfigError if the job cannot be asked, and UsageError for a rank that does not run.
     """
-    snapshot = ask_running(job, command, "snapshot", timeout_s=ANSWER_S)
     timeout_s = _NATIVE_ANSWER_S if native else _ANSWER_S
-    answers = ask_running(job, command, "stacks", timeout_s=timeout_s, native=native)
-    return report_of(job.job_id, snapshot, answers, ranks, native=native)
+    with refuse_odd_answers(job):
+        snapshot = ask_running(job, command, "snapshot", timeout_s=ANSWER_S)
+        answers = ask_running(job, command, "stacks", timeout_s=timeout_s, native=native)
+        if snapshot["attempt"] != answers["attempt"]:
+            raise NotNowError(
+                f"job {printable(job.name)}: a restart has begun meanwhile", hint="ask again"
+            )
+        return report_of(job.job_id, snapshot, answers, ranks, native=native)
 
 
 def report_of(

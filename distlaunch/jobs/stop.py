@@ -18,6 +18,8 @@ from distlaunch.jobs.control import NoControlError, ask
 from distlaunch.jobs.events import POLL_S, is_stop_signal, read_events_but_old_progress
 from distlaunch.jobs.job import Job, State, read_job
 
+_KILLS_S = 10.0
+"""How long a launcher that was asked to kill the workers may take before it gets signals."""
 _AGAIN_S = 1.2
 """A second signal counts if it comes more than a second after the first."""
 _SUSPENDED_S = 3.0
@@ -73,9 +75,9 @@ def stop_job(
 
     The launcher gets SIGTERM and stops the workers: they get SIGTERM, too, and have the time of
     --grace. A job that is stopping already gets no further signal. With ``now`` the launcher is
-    asked to kill the workers at once; a launcher that cannot be asked gets more signals, until it
-    kills them. ``each`` is called several times a second. ``say`` is called once if the launcher is
-    suspended. Returns what the run directory shows at
+    asked to kill the workers at once. A launcher that cannot be asked, or does not end, gets more
+    signals, until it kills them. ``each`` is called several times a second. ``say`` is called once
+    if the launcher is suspended. Returns what the run directory shows at
     the end. Raises ConfigError if the job has ended, or if its launcher cannot be signalled from
     here.
     """
@@ -83,14 +85,20 @@ def stop_job(
         raise ConfigError(f"job {printable(job.name)} has ended already")
     if job.state is State.UNKNOWN or not job.is_here or job.launcher is None:
         raise elsewhere_error(job, "stop")
-    check = _SuspensionCheck(job, job.launcher, say)
-    again = None
-    if not (_is_asked_to_kill(job) if now else is_stopping(job)):
-        again = _Again(job, job.launcher)
+    launcher = job.launcher
+    check = _SuspensionCheck(job, launcher, say)
+    is_asked = now and _is_asked_to_kill(job)
+    signals_from = time.monotonic() + _KILLS_S
+    again: _Again | None = None
+    if not is_asked and (now or not is_stopping(job)):
+        again = _Again(job, launcher)
 
     def each_time() -> None:
-        if now and again is not None:
+        nonlocal again
+        if again is not None and now:
             again()
+        elif is_asked and time.monotonic() >= signals_from:
+            again = _Again(job, launcher)
         check()
         each()
 

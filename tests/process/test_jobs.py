@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from distlaunch.jobs import control
+from distlaunch.jobs import control, stop
+from distlaunch.jobs.job import read_job
 from tests.facts import mentions
 from tests.launcher import PROGRAMS
 from tests.process.conftest import until
@@ -184,6 +185,19 @@ def test_stop_now_does_not_wait_for_workers_that_ignore_signals(distlaunch):
     )
     running.wait_workers(1)
     assert distlaunch.run(["stop", "latest", "--now"], LONG_S).returncode == 0
+    assert running.wait(LONG_S).returncode > 128
+
+
+def test_stop_now_sends_signals_if_the_launcher_has_only_accepted_the_request(
+    distlaunch, monkeypatch
+):
+    words = ["--num-procs", "1", "--grace", "600", PROGRAMS / "waits.py", "--ignore", "TERM,INT"]
+    running = distlaunch.start(["train", *words])
+    running.wait_workers(1)
+    monkeypatch.setattr(stop, "_is_asked_to_kill", lambda _: True)
+    monkeypatch.setattr(stop, "_KILLS_S", 0.1)
+    job = read_job(str(running.run_dir))
+    assert stop.stop_job(job, now=True).state.has_ended
     assert running.wait(LONG_S).returncode > 128
 
 

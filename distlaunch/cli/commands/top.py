@@ -21,7 +21,7 @@ from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import plain, replace
 from distlaunch.jobs.control import ANSWER_S
 from distlaunch.jobs.job import Job
-from distlaunch.jobs.running import JobEndedError, NotNowError, ask_running
+from distlaunch.jobs.running import JobEndedError, NotNowError, ask_running, refuse_odd_answers
 from distlaunch.jobs.top import RankOrder, TopView, view_of
 from distlaunch.jobs.top_screen import ScreenState, draw, shown_ranks
 
@@ -87,6 +87,10 @@ class _Readings:
 
     def read(self) -> TopView:
         """Ask the launcher. Raises ConfigError."""
+        with refuse_odd_answers(self._job):
+            return self._read()
+
+    def _read(self) -> TopView:
         # A suspended launcher is noticed early; later it may be busy for some seconds.
         snapshot = self._ask("snapshot", ANSWER_S if self.view is None else _ANSWER_S)
         usage = None
@@ -183,7 +187,7 @@ class _Screen:
             rank, self._wanted_stacks = self._wanted_stacks, None
             try:
                 if rank is not None:
-                    self._text = self._readings.stacks(rank)
+                    self._text = self._stacks(rank)
                 self._readings.read()
             except NotNowError as exc:
                 self._text = exc.message
@@ -193,6 +197,14 @@ class _Screen:
                 os.write(self._wake_end, b"\0")
             self._order.wait(self._interval_s)
             self._order.clear()
+
+    def _stacks(self, rank: int) -> str:
+        try:
+            return self._readings.stacks(rank)
+        except JobEndedError:
+            raise
+        except LaunchError as exc:  # the rank has ended
+            return exc.message
 
     # --- drawing
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from distlaunch.cli.commands import top as commands_top
+from distlaunch.core.errors import ConfigError
+from distlaunch.jobs import stacks
+from distlaunch.jobs.running import NotNowError
 from tests.launcher import PROGRAMS
 
 LONG_S = 40.0
@@ -71,6 +76,42 @@ def test_keys_sort_show_stacks_and_help_and_quit(distlaunch, screen, top, job):
     assert screen.modes() == screen.modes_before
     (distlaunch.work / "go").touch()
     assert job.wait(LONG_S).returncode == 0
+
+
+@pytest.fixture
+def readings(monkeypatch):
+    """Return what top reads of a job whose launcher gives the answers that the test sets."""
+    answers: dict[str, object] = {}
+    for module in (commands_top, stacks):
+        monkeypatch.setattr(module, "ask_running", lambda _, __, kind, **___: answers[kind])
+    return commands_top._Readings(SimpleNamespace(name="exp", job_id="exp")), answers
+
+
+def test_the_stacks_of_a_rank_that_has_ended_are_a_text(readings):
+    read, answers = readings
+    answers["snapshot"] = {"attempt": 0, "workers": []}
+    answers["stacks"] = {"attempt": 0, "nodes": []}
+    screen = commands_top._Screen(read, 1.0)
+    assert "rank 3" in screen._stacks(3)
+    os.close(screen._wake)
+    os.close(screen._wake_end)
+
+
+def test_stacks_of_two_attempts_are_refused(readings):
+    read, answers = readings
+    answers["snapshot"] = {"attempt": 0, "workers": []}
+    answers["stacks"] = {"attempt": 1, "nodes": []}
+    with pytest.raises(NotNowError):
+        read.stacks(0)
+
+
+@pytest.mark.parametrize("answer", [{}, [], None, {"workers": [{}]}])
+def test_an_answer_without_fields_is_a_clear_error(readings, answer):
+    read, answers = readings
+    answers.update(snapshot=answer, usage=None, stacks=answer)
+    for ask in (read.read, lambda: read.stacks(0)):
+        with pytest.raises(ConfigError, match="exp"):
+            ask()
 
 
 def test_ctrl_c_quits_from_a_stack_too(screen, top, job):
