@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from distlaunch.core.model.run_files import CONSOLE
 from distlaunch.jobs.job import Job
@@ -16,10 +18,14 @@ class ConsoleLog:
     """The console of a job, as far as it has been written. Must be closed."""
 
     def __init__(self, job: Job) -> None:
-        """Open the file. Raises FileNotFoundError if the job has none."""
+        """Open the file. Raises FileNotFoundError if the job has none, and OSError if it cannot be
+        read as a file."""
         self._offset = 0
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(os.path.join(job.path, CONSOLE), flags)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.close(self._descriptor)
+            raise OSError(errno.EINVAL, "not a regular file")
 
     def close(self) -> None:
         """Close the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,8 @@ _BLOCK = 1 << 16
 """Read at each end of an event file."""
 _LONGEST_ID = 4096
 _LOCK_POLL_S = 0.05
+_INT_CHARS = 20
+"""A longer integer does not fit 64 bits."""
 _SIGNALLED = 128
 """Larger exit codes are of processes that a signal ended."""
 
@@ -228,16 +231,36 @@ def _ends(events: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def parse_events(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the events in these lines, without those that are cut or no events."""
+    """Return the events in these lines, without those that are cut or no events.
+
+    A number that is not finite, or does not fit 64 bits, is None.
+    """
     found = []
     for line in lines:
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = _decode(line.decode(errors="surrogatepass"))
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and isinstance(record.get("type"), str):
             found.append(record)
     return found
+
+
+def _bounded_int(text: str) -> int | None:
+    if len(text) > _INT_CHARS:
+        return None
+    value = int(text)
+    return value if -(1 << 63) <= value < 1 << 63 else None
+
+
+def _finite_float(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+_decode = json.JSONDecoder(
+    parse_int=_bounded_int, parse_float=_finite_float, parse_constant=lambda _: None
+).decode
 
 
 def _typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:

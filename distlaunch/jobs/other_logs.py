@@ -14,6 +14,8 @@ from distlaunch.jobs.events import read_events
 from distlaunch.jobs.job import Job
 from distlaunch.jobs.worker_logs import log_files
 
+_MOST_PLAN_BYTES = 1 << 28
+
 
 class OtherLogs(Record):
     """Logs of some ranks on another host."""
@@ -98,9 +100,10 @@ def _of_lost_nodes(job: Job, attempt: int) -> Iterator[OtherLogs]:
 
 def _nodes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     try:
-        with open(path, "rb") as file:
-            plan: Any = json.load(file)
-    except (OSError, ValueError):
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(path, flags), "rb") as file:
+            plan: Any = json.loads(file.read(_MOST_PLAN_BYTES))
+    except (OSError, ValueError, RecursionError):
         return
     nodes = plan.get("nodes") if isinstance(plan, dict) else None
     for node in nodes if isinstance(nodes, list) else ():

@@ -41,7 +41,7 @@ def _row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
     step = "-" if job.last_step is None else f"{job.last_step:g}"
     if status is not None:
         if status.workers and job.state is State.RUNNING:
-            workers = f"{status.running}/{len(status.workers)}"
+            workers = f"{status.running}/{status.world_size}"
         if status.progress is not None and status.progress.get("step_min") is not None:
             step = str(status.progress["step_min"])
     return (
@@ -187,7 +187,7 @@ def _workers(status: JobStatus) -> str:
     for worker in status.workers:
         if worker.returncode is not None:
             ended.setdefault(worker.returncode, []).append(worker.rank)
-    parts = [f"{status.running} of {len(status.workers)} run"]
+    parts = [f"{status.running} of {status.world_size} run"]
     if status.job.state is not State.RUNNING:
         parts = [counted(len(status.workers), "worker")]
     for code, ranks in sorted(ended.items()):
@@ -224,10 +224,11 @@ def _step(status: JobStatus, now: float) -> str:
 def _when(seconds: float | None, now: float) -> str:
     if seconds is None:
         return ""
-    return f"{_local(seconds, '%Y-%m-%d %H:%M:%S')} ({age(now - seconds)} ago)"
+    return f"{local_time(seconds, '%Y-%m-%d %H:%M:%S')} ({age(now - seconds)} ago)"
 
 
-def _local(seconds: float, form: str) -> str:
+def local_time(seconds: float, form: str) -> str:
+    """Format a time in seconds since 1970 as ``strftime``. Any number is allowed."""
     try:
         return time.strftime(form, time.localtime(seconds))
     except (OverflowError, OSError, ValueError):
@@ -239,7 +240,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     when = event.get("time")
     text = ""
     if isinstance(when, (int, float)) and math.isfinite(when):
-        text = f"{_local(when, '%H:%M:%S')}.{int(when % 1 * 1000):03d}"
+        text = f"{local_time(when, '%H:%M:%S')}.{int(when % 1 * 1000):03d}"
     fields = " ".join(
         f"{name}={_field(value)}"
         for name, value in event.items()

@@ -19,6 +19,9 @@ from distlaunch.jobs.job import Job, State
 _MOST_FAILURES = 100
 """The newest failures of a job that are kept."""
 _LONGEST_MESSAGE = 200
+MOST_RANKS = 1 << 20
+"""Events with higher ranks are damaged."""
+_RANK_CHARS = 7
 
 
 class WorkerStatus(Record):
@@ -105,6 +108,8 @@ class JobStatus(Record):
     """Hosts of the newest attempt, folded as in a host list."""
     workers: tuple[WorkerStatus, ...]
     lost_nodes: int
+    attempt_world_size: int | None
+    """None if no event has it."""
     progress: Mapping[str, Any] | None
     """The newest event ``progress`` of the attempt."""
     failures: tuple[FailureCause, ...]
@@ -142,6 +147,11 @@ class JobStatus(Record):
         """Return when the last sign of life of a worker came, in seconds since 1970."""
         times = (worker.last_sign for worker in self.workers if worker.last_sign is not None)
         return max(times, default=None)
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of workers of the attempt, also of those that have not started."""
+        return max(self.attempt_world_size or self.job.world_size or 0, len(self.workers))
 
     def record(self) -> dict[str, Any]:
         """Return the fields of ``--format json``."""
@@ -266,6 +276,7 @@ def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
         hosts=state.hosts or job.host,
         workers=tuple(state.workers[rank] for rank in sorted(state.workers)),
         lost_nodes=state.lost,
+        attempt_world_size=state.world_size,
         progress=state.progress,
         failures=tuple(state.failures),
         hang=state.hang,
@@ -283,6 +294,7 @@ class _State:
         self.restarts = 0
         self.max_restarts: int | None = None
         self.hosts = ""
+        self.world_size: int | None = None
         self.workers: dict[int, WorkerStatus] = {}
         self.lost = 0
         self.progress: Mapping[str, Any] | None = None
@@ -303,8 +315,10 @@ class _State:
                 when = event.get("time")
                 self.stop_signal = name
                 self.stop_time = when if isinstance(when, (int, float)) else None
-            case {"type": "composed", "hosts": str(hosts)}:
+            case {"type": "composed", "hosts": str(hosts), **more}:
                 self.hosts = hosts
+                size = more.get("world_size")
+                self.world_size = size if isinstance(size, int) else None
             case {"type": "attempt_started", "attempt": int(attempt)}:
                 self.attempt, self.workers, self.progress = attempt, {}, None
             case {"type": "workers_started", "pids": dict(pids)}:
@@ -337,11 +351,18 @@ class _State:
                 return
 
     def _started(self, rank: object, pid: object) -> None:
-        if isinstance(rank, str) and rank.isdecimal() and isinstance(pid, int):
-            number = int(rank)
+        if (number := read_rank(rank)) is not None and isinstance(pid, int):
             self.workers[number] = WorkerStatus(
                 rank=number, pid=pid, returncode=None, told_to_stop=False
             )
+
+
+def read_rank(text: object) -> int | None:
+    """Return the rank that a key of an event holds, if it is valid."""
+    if not isinstance(text, str) or not text.isdecimal() or len(text) > _RANK_CHARS:
+        return None
+    rank = int(text)
+    return rank if rank < MOST_RANKS else None
 
 
 def _failure(attempt: int | None, summary: str, fields: Mapping[Any, Any]) -> FailureCause:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -15,6 +16,7 @@ from distlaunch.jobs.job import Job, read_job
 _BLOCK = 1 << 18
 _LONGEST_LINE = 1 << 20
 """A longer line is shown in parts."""
+_MOST_INDEX_BYTES = 1 << 30
 
 
 class LogFile(Record):
@@ -199,8 +201,12 @@ def _segments(
 ) -> list[_Segment]:
     """Take a file without marks, of an older version, as one part as old as the attempt."""
     marks: dict[tuple[int, int], list[log_times.Mark]] = {}
+    wanted = {(file.rank, file.stream) for file in files}
     for mark in _read_marks(times_path(job.path, attempt)):
-        marks.setdefault((mark.rank, mark.stream), []).append(mark)
+        if (mark.rank, mark.stream) in wanted:
+            known = marks.setdefault((mark.rank, mark.stream), [])
+            if not known or mark.offset > known[-1].offset:
+                known.append(mark)
     segments: list[_Segment] = []
     for file in files:
         size = _end(file, ends)
@@ -251,12 +257,12 @@ def _gap_of(path: str, most_bytes: int) -> log_limit.Gap | None:
 
 
 def _read_marks(path: str) -> Iterator[log_times.Mark]:
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError:
-        return
-    yield from log_times.unpack_marks(data)
+    rest = b""
+    for block in _blocks(path, 0, min(_size(path), _MOST_INDEX_BYTES)):
+        data = rest + block
+        whole = len(data) - len(data) % log_times.MARK_BYTES
+        yield from log_times.unpack_marks(data[:whole])
+        rest = data[whole:]
 
 
 def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Iterator[Line]:
@@ -279,6 +285,8 @@ def _blocks(path: str, start: int, end: int) -> Iterator[bytes]:
     except OSError:
         return
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return
         while start < end and (block := os.pread(descriptor, min(_BLOCK, end - start), start)):
             start += len(block)
             yield block

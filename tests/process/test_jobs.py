@@ -359,6 +359,7 @@ def test_a_beginning_of_two_jobs_names_both(distlaunch):
         ["logs", "latest", "--grep", "("],
         ["logs", "latest", "--tail", "-1"],
         ["logs", "latest", "--attempt", "9"],
+        ["logs", "latest", "--attempt", "9", "--follow"],
         ["logs", "latest", "--since", "yesterday"],
         ["logs", "latest", "--format", "xml"],
         ["stop", "latest", "--hard"],

@@ -48,6 +48,11 @@ def attach(job: Job) -> Job | None:
             "started it",
             hint=f"distlaunch logs {name} --follow",
         ) from exc
+    except OSError as exc:
+        raise ConfigError(
+            f"the console of job {name} cannot be read: {exc.strerror}",
+            hint=f"distlaunch logs {name} --follow",
+        ) from exc
     with closing(console):
         console.skip_to_last(_screen_lines())
         stops: Literal["", "grace", "now"] = ""

@@ -218,7 +218,7 @@ def _selected_lines(
 ) -> Iterator[Line]:
     attempt, follow = values["attempt"], values["follow"]
     known = attempts_of(job)
-    if attempt is not None and attempt not in known and not follow:
+    if attempt is not None and attempt not in known and (not follow or job.state.has_ended):
         raise UsageError(
             f"job {printable(job.name)} has no output of attempt {attempt}",
             hint=f"attempts with output: {', '.join(map(str, known))}" if known else None,

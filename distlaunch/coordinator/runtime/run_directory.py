@@ -286,7 +286,7 @@ def _is_open_elsewhere(events: str) -> bool:
         return False
     try:
         record = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     return not isinstance(record, dict) or record.get("host") != os.uname().nodename
 

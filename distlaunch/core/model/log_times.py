@@ -14,6 +14,7 @@ from distlaunch.core.model.record import Record
 
 STEP_S = 1.0
 _FORMAT = struct.Struct("<dIIQ")
+MARK_BYTES = _FORMAT.size
 
 
 class Mark(Record):

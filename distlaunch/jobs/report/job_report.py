@@ -34,7 +34,7 @@ from distlaunch.jobs.report.step_times import (
     slow_ranks,
     step_time_curves,
 )
-from distlaunch.jobs.status import job_record
+from distlaunch.jobs.status import MOST_RANKS, job_record, read_rank
 
 SCHEMA = 1
 """Of ``--format json``. Increased when a field changes its meaning or is removed."""
@@ -43,7 +43,6 @@ _MOST_PLAN_BYTES = 1 << 28
 _MOST_PLANS = 50
 _LATEST = 1e11
 """Later times are damage."""
-_MOST_RANKS = 1 << 20
 
 
 class Missing(Enum):
@@ -346,10 +345,10 @@ class _AttemptBuilder:
         match event:
             case {"type": "workers_started", "pids": dict(pids)}:
                 for rank in pids:
-                    if isinstance(rank, str) and rank.isdecimal() and int(rank) < _MOST_RANKS:
-                        attempt.started[int(rank)] = when
+                    if (started := read_rank(rank)) is not None:
+                        attempt.started[started] = when
             case {"type": "worker_exited", "rank": int(rank), "returncode": int(code)} if (
-                0 <= rank < _MOST_RANKS
+                0 <= rank < MOST_RANKS
             ):
                 told = event.get("told_to_stop") is True
                 attempt.exits[rank] = (when, code, told)
@@ -545,7 +544,7 @@ def _nodes(
 def _hosts_of(job: Job, attempt: int) -> list[tuple[str, tuple[int, ...]]]:
     try:
         plan = json.loads(_read(plan_path(job.path, attempt), _MOST_PLAN_BYTES))
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     found = []
     nodes = plan.get("nodes") if isinstance(plan, dict) else None

@@ -6,7 +6,6 @@ characters that a terminal or browser would not show are replaced.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -35,6 +34,7 @@ from distlaunch.jobs.report.report_tables import (
     time_table,
     time_uses,
 )
+from distlaunch.jobs.show import local_time
 
 STYLE = """
 :root{color-scheme:light dark;--page:#fcfcfb;--ink:#16181d;--soft:#5b616e;--line:#e1e3e8;--card:#fff;
@@ -77,7 +77,7 @@ def page_of(report: JobReport) -> str:
     page = _Page(f"{report.job.name}: report")
     page.paragraph(headline(report))
     page.code(" ".join(report.job.argv))
-    when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(report.begin))
+    when = local_time(report.begin, "%Y-%m-%d %H:%M:%S %Z")
     page.paragraph(f"Started {when} on {report.job.host or 'a host that is not known'}", "soft")
     page.figures(figures(report))
     for text in missing_texts(report):

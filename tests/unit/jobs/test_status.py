@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from distlaunch.core.model.launcher_process import process_from, this_process
 from distlaunch.jobs.events import read_events, read_events_but_old_progress
+from distlaunch.jobs.find import find_jobs
 from distlaunch.jobs.job import State, read_job
+from distlaunch.jobs.report.job_report import build_report, report_record
+from distlaunch.jobs.report.report_page import page_of
+from distlaunch.jobs.report.report_text import markdown_of
 from distlaunch.jobs.show import age, event_line, jobs_table, status_lines
 from distlaunch.jobs.status import fold_events, read_status, with_snapshot
 
@@ -261,3 +265,66 @@ def test_before_the_first_attempt_the_events_stay(status):
     live = with_snapshot(status, snapshot(worker(0, state="starting"), phase="connecting"), NOW)
     assert (live.phase, live.attempt, live.workers) == ("connecting", 0, ())
     assert live.last_sign is None
+
+
+ODD_NUMBERS = [
+    "1e400",
+    "-1e400",
+    "NaN",
+    "Infinity",
+    "1e18",
+    "-1e18",
+    "9" * 400,
+    "9" * 19,
+    "9" * 5000,
+]
+DEEP = b'{"type": "job_started", "argv": ' + b"[" * 20_000 + b"]" * 20_000 + b"}\n"
+
+
+@pytest.mark.parametrize("number", ODD_NUMBERS, ids=lambda number: number[:20])
+def test_a_job_with_odd_numbers_is_shown_and_hides_no_other(tmp_path, run_dir, number):
+    lines = [
+        '{"type": "job_started", "time": N, "host": "a", "world_size": N, "log_max_size": N}',
+        '{"type": "composed", "time": N, "hosts": "a", "world_size": N}',
+        '{"type": "attempt_started", "time": N, "attempt": N}',
+        '{"type": "workers_started", "time": 5, "pids": {"N": N, "0": N}}',
+        '{"type": "progress", "time": N, "step_min": N, "step_max": N, "steps_per_s": N}',
+        '{"type": "worker_exited", "time": N, "rank": N, "returncode": N}',
+    ]
+    text = "".join(line.replace("N", number) + "\n" for line in lines)
+    (run_dir / "events.jsonl").write_bytes(DEEP + text.encode())
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".distlaunch-run").write_text("other")
+    found = find_jobs(str(tmp_path), {})
+    assert {job.name for job in found} == {"job", "other"}
+    job = read_job(str(run_dir))
+    status = read_status(job)
+    json.dumps(status.record(), allow_nan=False)
+    assert status_lines(status, NOW)
+    assert jobs_table(found, {job.path: status}, NOW)
+    events = list(read_events(job.events))
+    assert len(events) == len(lines)
+    json.dumps(events, allow_nan=False)
+    assert all(map(event_line, events))
+    report = build_report(job, now=NOW)
+    assert page_of(report)
+    assert markdown_of(report)
+    json.dumps(report_record(report), allow_nan=False)
+
+
+def test_workers_that_have_not_started_count_in_the_total(run_dir):
+    write(
+        run_dir, [{"type": "job_started", "time": 1.0, **this_process().fields(), "world_size": 4}]
+    )
+    job = read_job(str(run_dir))
+    events = [
+        {"type": "attempt_started", "attempt": 1},
+        {"type": "workers_started", "pids": {"0": 20}},
+    ]
+    status = fold_events(job, events)
+    assert (status.running, status.world_size) == (1, 4)
+    [line] = [each for each in status_lines(status, NOW) if each.startswith("workers")]
+    assert "1 of 4" in line
+    smaller = {"type": "composed", "hosts": "a", "world_size": 2}
+    assert fold_events(job, [smaller, *events]).world_size == 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import random
 from itertools import pairwise
 
@@ -9,7 +10,8 @@ import pytest
 from distlaunch.core.agent.workers import log_files as writer
 from distlaunch.core.agent.workers.log_files import LogFiles
 from distlaunch.core.model.log_times import Mark, unpack_marks
-from distlaunch.core.model.run_files import STDERR, STDOUT, TORCHRUN, TRAIN
+from distlaunch.core.model.run_files import CONSOLE, STDERR, STDOUT, TORCHRUN, TRAIN, times_path
+from distlaunch.jobs.console_log import ConsoleLog
 from distlaunch.jobs.job import read_job
 from distlaunch.jobs.worker_logs import LogFollower, attempts_of, last_lines, log_files, read_lines
 
@@ -156,3 +158,34 @@ def test_the_index_has_at_most_one_mark_for_a_file_and_second(run_dir, clock):
     marks = list(unpack_marks((run_dir / "times-0.index").read_bytes()))
     assert 9 <= len(marks) <= 11
     assert marks[0] == Mark(time=1_000.0, rank=0, stream=0, offset=0)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "zeros"])
+def test_an_index_that_no_launcher_wrote_is_not_waited_for_nor_kept(run_dir, clock, kind):
+    write(run_dir, clock, [(0, 0, b"a\n"), (2, 1, b"b\n")])
+    index = times_path(str(run_dir), 0)
+    os.unlink(index)
+    match kind:
+        case "fifo":
+            os.mkfifo(index)
+        case "device":
+            os.symlink("/dev/zero", index)
+        case _:
+            with open(index, "wb") as file:
+                file.truncate(1 << 20)
+    assert sorted(texts(read_lines(read_job(str(run_dir)), 0, None))) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+def test_a_console_that_is_no_regular_file_is_refused(run_dir, kind):
+    console = run_dir / CONSOLE
+    match kind:
+        case "fifo":
+            os.mkfifo(console)
+        case "link":
+            console.symlink_to("/dev/zero")
+        case _:
+            console.mkdir()
+    with pytest.raises(OSError, match=r"\w") as caught:
+        ConsoleLog(read_job(str(run_dir)))
+    assert not isinstance(caught.value, FileNotFoundError)
