@@ -77,9 +77,10 @@ def stop_job(
     --grace. A job that is stopping already gets no further signal. With ``now`` the launcher is
     asked to kill the workers at once. A launcher that cannot be asked, or does not end, gets more
     signals, until it kills them. ``each`` is called several times a second. ``say`` is called once
-    if the launcher is suspended. Returns what the run directory shows at
-    the end. Raises ConfigError if the job has ended, or if its launcher cannot be signalled from
-    here.
+    if the launcher is suspended.
+
+    Returns what the run directory shows at the end. Raises ConfigError if the job has ended, or if
+    its launcher cannot be signalled from here.
     """
     if job.state.has_ended:
         raise ConfigError(f"job {printable(job.name)} has ended already")
