@@ -14,14 +14,14 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence
 from distlaunch.diagnosis.stack_parser import StackView, ThreadStack, main_thread, parse_stacks
-from distlaunch.diagnosis.waits import Wait, Waiting, find_wait
+from distlaunch.diagnosis.waits import Wait, Waiting, find_wait, hint_for_place
 
 _READ_BYTES = 16384
 """Texts of libraries are looked up in this many bytes at the end of stderr."""
@@ -31,6 +31,8 @@ _NOTICED_S = 0.2
 """An exit may be noticed this much later than the failure of a rank that has lost the
 connection."""
 _STACK_LINES = 8
+_PROGRESS = 2
+"""Largest number of lines on NCCL work."""
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """Functions of a main thread's outermost frame while it runs a script."""
 _ENDINGS = (
@@ -95,6 +97,14 @@ _PARAMETER_SIZES = re.compile(
 )
 
 
+class Stall(Record):
+    """Horovod's warning that names the missing ranks."""
+
+    rank: int
+    """The rank that wrote it."""
+    text: str
+
+
 class Awaited(Record):
     """The ranks that other ranks waited for."""
 
@@ -107,6 +117,15 @@ class Awaited(Record):
     """Whether the ranks had come to the end of their script."""
     stack: tuple[str, ...] = ()
     """The stack of the first of these ranks, shortened, innermost frame first."""
+    is_absent: bool = False
+    """Whether the ranks did not come to the collective or the store."""
+    is_behind: bool = False
+    """Whether the ranks had issued fewer collectives than the others."""
+    place_hint: str | None = None
+    """The hint for the library call in which the first of these ranks is."""
+    progress: tuple[str, ...] = ()
+    """Lines on the last NCCL work of these ranks."""
+    stall: Stall | None = None
 
 
 class _Place:
@@ -168,20 +187,24 @@ def find_awaited(
     places = _places_of_stacks(stacks, script_dir)
     named = _named(_NAMING, text.values()) - failed or _named(_NAMING_NOW, text.values())
     failed -= named
+    progress = _progress(ends)
+    stall = next(filter(None, (_stall(rank, told) for rank, told in text.items())), None)
     text = {rank: told for rank, told in text.items() if rank in failed}
     if named and failed:
-        return _absent(sorted(named), failed, places)
+        return replace(_absent(sorted(named), failed, places, progress), stall=stall)
     first_s = min(one.end.ended_s for one in victims)
     if early := [end.rank for end in ends if _ended_early(end, first_s)]:
         return _ended(early, failed)
     silent = sorted(({end.rank for end in ends if end.told_to_stop} | set(running)) - failed)
     if over := [rank for rank in silent if rank in places and places[rank].is_over]:
         return _over(over, failed)
-    if behind := _behind(text):
+    if behind := _behind(text, progress):
         return behind
     if all(one.standing is not Standing.TIMED_OUT for one in victims):
         return None
-    return _elsewhere(silent, failed, places) or _in_another_call(victims, places, script_dir)
+    return _elsewhere(silent, failed, places, progress) or _in_another_call(
+        victims, places, script_dir
+    )
 
 
 def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
@@ -294,7 +317,12 @@ def _over(ranks: Sequence[int], failed: set[int]) -> Awaited:
     )
 
 
-def _absent(ranks: Sequence[int], failed: set[int], places: Mapping[int, _Place]) -> Awaited:
+def _absent(
+    ranks: Sequence[int],
+    failed: set[int],
+    places: Mapping[int, _Place],
+    progress: Mapping[int, str],
+) -> Awaited:
     them = "it" if len(ranks) == 1 else "them"
     place = places.get(ranks[0])
     call = place.call if place else None
@@ -305,10 +333,43 @@ def _absent(ranks: Sequence[int], failed: set[int], places: Mapping[int, _Place]
         f"{them}",
         frame=place.frame if place else None,
         stack=place.stack if place else (),
+        is_absent=True,
+        place_hint=hint_for_place(place.view) if place and place.view and not call else None,
+        progress=_of_ranks(progress, ranks),
     )
 
 
-def _behind(texts: Mapping[int, str]) -> Awaited | None:
+def _of_ranks(progress: Mapping[int, str], ranks: Sequence[int]) -> tuple[str, ...]:
+    return tuple(progress[rank] for rank in ranks if rank in progress)[:_PROGRESS]
+
+
+def _stall(rank: int, text: str) -> Stall | None:
+    """Return Horovod's last warning in a rank's output that names the missing ranks."""
+    found: list[re.Match[str]] = [*_NAMING[1].finditer(text), *_NAMING[2].finditer(text)]
+    if not found:
+        return None
+    begin, end = found[-1].span()
+    if found[-1].re is _NAMING[1]:  # "Stalled ops:allreduce.loss [missing ranks: 2, 3]"
+        begin = text.rfind("\n", 0, begin) + 1
+    return Stall(rank=rank, text=" ".join(text[begin:end].split()))
+
+
+def _progress(ends: Sequence[WorkerExit]) -> dict[int, str]:
+    """Return by rank a line on its last NCCL work, as any rank has written it."""
+    found: dict[int, str] = {}
+    for end in ends[:_READ_RANKS]:
+        text = end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
+        kinds = {match[2]: match[3] for match in _WORK.finditer(text)}
+        for match in _ENQUEUED.finditer(text):
+            name = f" ({kinds[match[2]]})" if match[2] in kinds else ""
+            found[int(match[1][:9])] = (
+                f"{name_ranks((int(match[1][:9]),))}: last enqueued NCCL work {match[2]}{name}, last "
+                f"completed {match[3]}"
+            )
+    return found
+
+
+def _behind(texts: Mapping[int, str], progress: Mapping[int, str]) -> Awaited | None:
     """Return the ranks whose NCCL work has the lowest number, or another type."""
     enqueued: dict[int, int] = {}
     calls: dict[int, str] = {}
@@ -327,17 +388,22 @@ def _behind(texts: Mapping[int, str]) -> Awaited | None:
             ranks=tuple(low),
             summary=f"{verb} behind: the last collective was number {numbers[0]}, and "
             f"{numbers[1]} or more on {name_ranks(rest)}",
+            is_behind=True,
+            progress=_of_ranks(progress, low),
         )
     return _odd(calls, None)
 
 
 def _elsewhere(
-    silent: Sequence[int], failed: set[int], places: Mapping[int, _Place]
+    silent: Sequence[int],
+    failed: set[int],
+    places: Mapping[int, _Place],
+    progress: Mapping[int, str],
 ) -> Awaited | None:
     """Return the ranks that had not failed and did not wait for others, by their stacks."""
     away = [rank for rank in silent if rank not in places or not places[rank].waits_surely]
     known = [rank for rank in away if rank in places and places[rank].view is not None]
-    return _absent(known or away, failed, places) if away else None
+    return _absent(known or away, failed, places, progress) if away else None
 
 
 def _in_another_call(

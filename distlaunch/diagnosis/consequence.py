@@ -27,6 +27,7 @@ class Standing(IntEnum):
 _NEVER_CONSEQUENCE = (
     "cuda error",
     "out of memory",
+    "oom when allocating tensor",
     "device-side assert",
     "illegal memory access",
     "unhandled cuda error",
@@ -163,6 +164,12 @@ def is_own_interrupt(raised: Raised) -> bool:
 def standing_of_chain(chain: Sequence[Raised]) -> Standing:
     """Return the standing of the exception that was raised first.
 
-    An exception that was raised while a consequence was handled is a consequence too.
+    An exception that was raised while a consequence was handled is a consequence too, unless it
+    is a lack of memory or the like.
     """
-    return standing_of(chain[0])
+    first = standing_of(chain[0])
+    if first >= Standing.TIMED_OUT and any(
+        mark in raised.text.lower() for raised in chain[1:] for mark in _NEVER_CONSEQUENCE[:3]
+    ):
+        return Standing.CAUSE
+    return first

@@ -60,6 +60,11 @@ from distlaunch.diagnosis.tracebacks import (
 from distlaunch.diagnosis.unwrap import unwrap
 
 _EXCERPT = 20
+_LAST_WORDS = 3
+_GIVES_UP = re.compile(
+    r"giving up|\b(?:exit(?:ing)?|abort(?:ing)?|quit(?:ting)?|terminating|shutting down)\b",
+    re.IGNORECASE,
+)
 _STALE = 20
 """If more lines of ordinary output follow a traceback, its exception was handled."""
 _FLOOD_S = 60.0
@@ -119,9 +124,10 @@ class FailureEvidence(Record):
     left_the_script: bool = False
     """Whether the traceback of the main thread begins where the interpreter begins to run the
     script. The script has not caught the exception, or has caught it outside all functions."""
-    uncaught: bool = False
-    """Whether the script did not catch the exception, and nothing was printed after its
-    traceback."""
+    is_last: bool = False
+    """Whether nothing was printed after the traceback of the main thread."""
+    gives_up: bool = False
+    """Whether the lines after the traceback say that the process ends."""
     standing: Standing = Standing.CAUSE
     exception_type: str | None = None
     message: str | None = None
@@ -142,8 +148,17 @@ class FailureEvidence(Record):
     """Whether a child process has crashed in native code, and the failure results from that."""
     text: str = ""
     """The text in which hints are looked up."""
+    between: str = ""
+    """The exceptions between the original and the outermost one, in which hints are looked up if
+    ``text`` has none."""
     stream: Stream = "stderr"
     """The stream to which the worker wrote the excerpt."""
+
+    @property
+    def is_uncaught(self) -> bool:
+        """Whether the script did not catch the exception, or ends with it, as far as its output
+        shows."""
+        return (self.left_the_script and self.is_last) or self.gives_up
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -214,15 +229,23 @@ def read(end: WorkerExit) -> FailureEvidence:
     if not lines and not chain and end.returncode > 0:
         changes["summary"] = f"{evidence.summary}, and it wrote nothing to stderr"
     changes["failed_s"] = end.ended_s
-    if chain and kind == "main" and _left_the_script(chain[-1]):
+    if chain and kind == "main":
+        gives_up = _gives_up((*chain[-1].detail, *trailing))
         # The last lines of its message may have been written by the script that has survived.
-        uncaught = not trailing and not chain[-1].detail
-        changes |= {"left_the_script": True, "uncaught": uncaught}
-        if uncaught or (end.returncode == 1 and not end.told_to_stop):
+        is_last = not trailing and not chain[-1].detail
+        left = _left_the_script(chain[-1])
+        changes |= {"left_the_script": left, "is_last": is_last, "gives_up": gives_up}
+        if left and (is_last or gives_up or (end.returncode == 1 and not end.told_to_stop)):
             changes["failed_s"] = printed_s(end)
     if evidence.message is not None:
         changes["message"] = shorten_middle(evidence.message, _MESSAGE_CHARS) or None
     return replace(evidence, **changes)
+
+
+def _gives_up(lines: Sequence[str]) -> bool:
+    """Return whether the last of the few lines after a traceback says that the process ends."""
+    written = [line for line in lines if line.strip()]
+    return 0 < len(written) <= _LAST_WORDS and _GIVES_UP.search(written[-1]) is not None
 
 
 def _left_the_script(raised: Raised) -> bool:
@@ -573,6 +596,7 @@ def _of_chain(
             f"{raised.text}\n" + "\n".join(raised.detail[:12])
             for raised in (head, original, outermost)
         ),
+        between="\n".join((raised.inner or raised).text for raised in chain[1:-1]),
     )
 
 

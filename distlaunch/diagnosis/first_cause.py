@@ -24,9 +24,11 @@ from distlaunch.diagnosis.awaited import (
     ranks_in_the_script,
     ranks_with_the_exception,
 )
+from distlaunch.diagnosis.awaited_hints import hint_for_awaited
 from distlaunch.diagnosis.clean_text import shorten_middle, to_lines
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, printed_s, read, was_stopped
+from distlaunch.diagnosis.exception_text import text_of
 from distlaunch.diagnosis.hints import hint_for
 from distlaunch.diagnosis.last_lines import is_logged_error, last_lines, line_about_waiting
 from distlaunch.diagnosis.model import Cause, Diagnosis
@@ -34,6 +36,7 @@ from distlaunch.diagnosis.native import DUMP_BEGINS, find_crash, signal_name
 from distlaunch.diagnosis.special_hints import missing_module
 from distlaunch.diagnosis.tracebacks import read_tracebacks
 from distlaunch.diagnosis.unwrap import unwrap
+from distlaunch.diagnosis.waits import DIFFERENT
 
 _OWN_FAILURE_S = 2.0
 """A failure within this time of the first one may be the worker's own, even after a request to
@@ -46,6 +49,7 @@ it. There is no limit if its stack shows that the script has ended."""
 _BEFORE_THE_STOP_S = 0.1
 """Other workers run on for at least this long after a failure with output on stderr."""
 _WHILE_ENDING = "stopped by us while it was ending with its own exception"
+_PRINTED = "had just printed an exception of its own"
 _READ_WHOLE = 256
 """Number of exits to examine. If none of them is a cause, more are examined, at most
 ``_READ_AT_MOST``."""
@@ -153,7 +157,8 @@ def diagnose(
             first = (best.end.rank, *(end.rank for end in bad if end.rank != best.end.rank))
             written = what_ranks_wrote(ends, first, awaited.ranks)
             told = cause.message or cause.summary
-            cause = replace(cause, written=tuple(line for line in written if told not in line))
+            written = tuple(line for line in written if told not in line)
+            cause = replace(cause, written=(*awaited.progress, *written))
         named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
     too = {
@@ -178,10 +183,8 @@ def diagnose(
     elif awaited is not None and awaited.is_over:
         hint = "do all ranks run the same number of steps?"
     elif not (known and known.tells_why_ranks_did_not_meet):
-        hint = (
+        hint = _hint_to_meet(awaited, best, hint) or (
             _hint_at_others(ends, running, world_size, lost) or hint or _hint_at_network(best)
-            if awaited is None or awaited.frame is None
-            else None
         )
     if hint is None and after_grace is not None and any(map(was_killed_by_us, others)):
         hint = (
@@ -266,7 +269,7 @@ def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
             raised = dead[-1].chain[-1]
             where = f", at {raised.frame}" if raised.frame is not None else ""
             what = "a thread" if dead[-1].kind == "thread" else "a child process"
-            text = shorten_middle(raised.text, _MORE_CHARS)
+            text = shorten_middle(text_of(raised), _MORE_CHARS)
             kinds.setdefault(f"{what} had ended with {text}{where}", []).append(end.rank)
     return tuple(f"{name_ranks(ranks)}: {text}" for text, ranks in islice(kinds.items(), _DEAD))
 
@@ -301,7 +304,8 @@ def _line_about_waiting(end: WorkerExit, *, problems: bool) -> str | None:
         last = tracebacks[-1] if tracebacks and tracebacks[-1].chain else None
         if last is not None and len(last_lines(lines[last.end :], _SURVIVED + 1)) <= _SURVIVED:
             raised = last.chain[-1]
-            return f"{raised.text} ({raised.frame})" if raised.frame is not None else raised.text
+            text = text_of(raised)
+            return f"{text} ({raised.frame})" if raised.frame is not None else text
         logged = (line for line in last_lines(lines, _SURVIVED) if is_logged_error(line))
         if (line := next(logged, None)) is not None:
             return line.strip()
@@ -324,8 +328,9 @@ def _broken_before(
         if since_s <= 0 or in_script.get(end.rank, False):
             continue
         evidence = _as_if_it_had_ended(end)
-        ends_now = in_script.get(end.rank) is False or (evidence.uncaught and since_s <= _ENDING_S)
-        if ends_now and evidence.standing is Standing.CAUSE and evidence.left_the_script:
+        over = in_script.get(end.rank) is False and evidence.left_the_script
+        ends_now = over or (evidence.is_uncaught and since_s <= _ENDING_S)
+        if ends_now and evidence.standing is Standing.CAUSE:
             yield replace(evidence, failed_s=printed_s(end))
 
 
@@ -351,8 +356,13 @@ def _broken_with(
             continue
         if printed_s(end) <= first_s + _BEFORE_THE_STOP_S:
             evidence = _as_if_it_had_ended(end)
-            if evidence.uncaught and evidence.kind[2:] != best.kind[2:]:
+            if evidence.kind[2:] == best.kind[2:] or evidence.standing is not Standing.CAUSE:
+                continue
+            if evidence.is_uncaught:
                 found[end.rank] = replace(evidence, failed_s=printed_s(end))
+            elif evidence.is_last and printed_s(end) <= best.failed_s:
+                # It may be ending: a function has caught the exception, and called sys.exit.
+                found[end.rank] = replace(evidence, summary=_PRINTED, failed_s=printed_s(end))
     return found
 
 
@@ -454,17 +464,20 @@ def _of_awaited(awaited: Awaited, best: FailureEvidence, ends: Sequence[WorkerEx
     hosts = {end.rank: end.host for end in ends}
     returncodes = {end.rank: end.returncode for end in ends}
     first = awaited.ranks[0]
+    told_by, type_, message = best.end.rank, best.exception_type, best.message
+    if awaited.stall is not None and type_ is not None:
+        told_by, type_, message = awaited.stall.rank, None, awaited.stall.text
     return Cause(
         ranks=awaited.ranks,
         host=hosts.get(first, ""),
         returncode=returncodes.get(first, 0),
         summary=awaited.summary,
-        exception_type=best.exception_type,
-        message=best.message,
+        exception_type=type_,
+        message=message,
         frame=awaited.frame,
         excerpt=awaited.stack or (() if awaited.frame else best.excerpt),
         awaited=True,
-        told_by=best.end.rank,
+        told_by=told_by,
     )
 
 
@@ -510,6 +523,16 @@ def _hint_at_others(
     if missing := [rank for rank in range(world_size) if rank not in known]:
         return f"{name_ranks(missing)} did not fail: did it end early, or does it hang?"
     return None
+
+
+def _hint_to_meet(awaited: Awaited | None, best: FailureEvidence, known: str | None) -> str | None:
+    """Return the hint for the awaited ranks if their line, or their number of collectives, is
+    known."""
+    if awaited is None or (awaited.frame is None and not awaited.is_behind and not awaited.stall):
+        return None
+    stall = awaited.stall.text if awaited.stall else ""
+    text = f"{best.message or ''}\n{best.text}\n{stall}"
+    return hint_for_awaited(awaited, text) or known or DIFFERENT
 
 
 def _hint_at_network(best: FailureEvidence) -> str:
@@ -606,4 +629,5 @@ def _doing(
     what = ": ".join(part for part in (evidence.exception_type, evidence.message) if part)
     where = f" ({evidence.frame})" if evidence.frame else ""
     more = f": {shorten_middle(what, _MORE_CHARS)}{where}" if what else ""
-    return _Doing(one=f"failed too, {evidence.summary}{more}")
+    failed = "" if evidence.summary == _PRINTED else "failed too, "
+    return _Doing(one=f"{failed}{evidence.summary}{more}")

@@ -531,7 +531,7 @@ _MEMORY: tuple[HintRow, ...] = (
     HintRow(
         kind=K.HOST_MEMORY,
         hint=(
-            "Ray ended the task because the node's host memory (not GPU memory) is nearly full: "
+            "Ray ended the task because the memory of the node's host is nearly full: "
             "start fewer tasks on a node, or smaller ones; RAY_memory_usage_threshold sets the "
             "limit"
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distlaunch.core.model.record import replace
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence
 from distlaunch.diagnosis.failure_kinds import Failure, Hint
@@ -25,20 +26,22 @@ def hint_for(
     the script ``--local_rank=N``. ``dashes_first``: the script's first argument is ``--``.
     ``nodes`` is the number of nodes on which workers ended.
     """
-    failure = Failure(
-        evidence,
-        python=python,
-        world_size=world_size,
-        adds_local_rank=adds_local_rank,
-        dashes_first=dashes_first,
-        master_port=master_port,
-        nodes=nodes,
-    )
-    for row in ROWS if evidence.standing < Standing.TIMED_OUT else ROWS_BY_TEXT:
-        if (text := row.hint_of(failure)) is not None:
-            return Hint(
-                kind=row.kind,
-                text=text,
-                tells_why_ranks_did_not_meet=row.tells_why_ranks_did_not_meet,
-            )
+    texts = (evidence.text, f"{evidence.text}\n{evidence.between}")
+    for text in texts if evidence.between else texts[:1]:
+        failure = Failure(
+            replace(evidence, text=text),
+            python=python,
+            world_size=world_size,
+            adds_local_rank=adds_local_rank,
+            dashes_first=dashes_first,
+            master_port=master_port,
+            nodes=nodes,
+        )
+        for row in ROWS if evidence.standing < Standing.TIMED_OUT else ROWS_BY_TEXT:
+            if (hint := row.hint_of(failure)) is not None:
+                return Hint(
+                    kind=row.kind,
+                    text=hint,
+                    tells_why_ranks_did_not_meet=row.tells_why_ranks_did_not_meet,
+                )
     return None

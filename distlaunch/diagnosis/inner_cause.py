@@ -53,6 +53,12 @@ _SHOWN_NEAR = 3
 _SHOWN_CHARS = 300
 _NEAR = 60
 """Largest number of lines between a child's output and the exception that reports its end."""
+_HAS_ENDED = re.compile(
+    # torch's data loader and spawn, joblib, Hugging Face's datasets
+    r"is killed by signal: (?!Killed)|terminated with signal (?!SIGKILL)|exited unexpectedly"
+    r"|unexpectedly terminated|has abruptly died"
+)
+"""Messages on the end of a child process that may have crashed."""
 _LOADER_ERROR = re.compile(
     # torch 1.0 to 2.13: "ERROR: Unexpected bus error encountered in worker. This might be caused by
     # insufficient shared memory (shm)."
@@ -171,7 +177,10 @@ def crash_of_child(
 
     ``lines`` are those before the ``chain``, which reports the end of the process.
     """
-    if not any(map(is_report_of_another_end, (chain[0], chain[-1]))):
+    if not any(
+        is_report_of_another_end(raised) or _HAS_ENDED.search(raised.message)
+        for raised in (chain[0], chain[-1])
+    ):
         return None
     crash, dump = find_native_message(lines), find_crash(lines)
     if crash is None or crash.frame is None:

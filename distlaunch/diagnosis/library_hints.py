@@ -503,6 +503,21 @@ LIBRARY_ROWS: tuple[HintRow, ...] = (
     HintRow(
         kind=K.DOWNLOAD,
         hint=(
+            "the server refused the request (401 or 403): has the token or the signed URL expired, "
+            "and does the token allow this? Give the workers a new one ({Opt.ENV}), or make the URL "
+            "shortly before it is used"
+        ),
+        marks=("401", "403"),
+        pattern=(
+            r"client error '40[13]|ClientResponseError: 40[13], message="
+            r"|\bHTTP(?:/[\d.]+)?(?: status)?(?: code)?:? 40[13]\b"
+            r"|\bstatus(?:[ _]code)?(?:=|: ?| )40[13]\b|<Response \[40[13]\]>"
+            r"|\b40[13]\b[^\n]*(?:X-Amz-|X-Goog-|[?&](?:Signature|sig|Expires)=)"
+        ),
+    ),
+    HintRow(
+        kind=K.DOWNLOAD,
+        hint=(
             "the server wants a login: give the workers the token ({Opt.ENV} HF_TOKEN for "
             "Hugging Face), and accept the terms of the model or data set there"
         ),

@@ -81,7 +81,14 @@ PLACES: tuple[PlaceRow, ...] = (
         files=("<frozen importlib._bootstrap>",),
         functions=frozenset({"acquire", "_lock_unlock_module", "_get_module_lock"}),
     ),
-    PlaceRow(kind=K.QUESTION, hint="a debugger waits for its user", files=("/pdb.py", "/bdb.py")),
+    PlaceRow(
+        kind=K.QUESTION,
+        hint=(
+            "a debugger waits for its user: remove the breakpoint, or debug one worker alone "
+            "(docs/debugging.md)"
+        ),
+        files=("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/remote_pdb", "/ipdb/"),
+    ),
     PlaceRow(
         kind=K.QUESTION,
         hint="it waits for a password: set it with an option or a variable ({Opt.ENV})",

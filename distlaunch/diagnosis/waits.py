@@ -198,6 +198,7 @@ _CHILDREN = (
     "/joblib/",
 )
 """Parts of paths of files in which a worker waits for its own child processes."""
+_QUESTION = re.compile(r"\b(?:input|breakpoint|sys\.stdin\.read(?:line)?)\(|\bset_trace\(")
 _SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("/threading.py", frozenset({"wait", "join", "acquire", "_wait_for_tstate_lock", "__enter__"})),
     ("/queue.py", None),
@@ -237,6 +238,11 @@ def hint_for_place(view: StackView) -> str | None:
     """Return a hint for a worker that does not wait for other ranks, by the library call that its
     stack shows. Return None if no hint is known."""
     row = find_place(view.below)
+    if row is None and not view.below and _QUESTION.search(view.source):
+        return (
+            "it waits for a line on stdin: take the value from an option or a variable, and remove "
+            "breakpoints (docs/debugging.md)"
+        )
     return row.hint.format(Opt=Opt) if row else None
 
 

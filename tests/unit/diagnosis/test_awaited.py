@@ -326,3 +326,66 @@ def test_an_error_that_the_awaited_rank_has_survived_is_in_the_report(end_of, ta
     assert found.cause.awaited
     [written] = found.cause.written
     assert mentions(written, "rank 2", told)
+
+
+# --- hints
+
+AWAY = stack(2, "/home/user/data.py:7:load", "/home/user/train.py:12:<module>")
+
+
+def met(end_of, text="", *, at=AWAY, own=""):
+    """Return the diagnosis of two ranks that waited in vain for rank 2."""
+    ends = [end_of(rank, text or timed_out()) for rank in (0, 1)]
+    ends += [end_of(2, own, returncode=-15, told_to_stop=True, ended_s=6.0)]
+    return diagnose(ends, world_size=3, stacks=[at], script_dir="/home/user")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ("rank 2", "init_process_group", "timeout=", "monitored_barrier")),
+        (
+            timed_out(text="wait timeout after 5000ms, keys: /vocab"),
+            ("the key vocab", "rank 2", "has not set"),
+        ),
+        (timed_out(text="wait timeout after 5000ms, keys: /default_pg/0//0"), ("timeout=",)),
+        (watchdog(0, 412), ("rank 2", "blocked", "timeout=")),
+    ],
+)
+def test_hint_tells_what_to_do_about_a_rank_that_did_not_come(end_of, text, words):
+    found = met(end_of, text)
+    assert found.cause.ranks == (2,)
+    assert mentions(found.hint or "", *words)
+
+
+def test_a_rank_in_a_debugger_has_the_hint_of_that_place(end_of):
+    at = stack(2, "/usr/lib/python3.11/bdb.py:96:trace_dispatch", "/home/user/train.py:12:<module>")
+    found = met(end_of, at=at)
+    assert mentions(found.hint or "", "rank 2", "breakpoint")
+
+
+def test_ranks_with_other_numbers_have_the_hint_at_unequal_collectives(end_of):
+    ends = [end_of(0, watchdog(0, 411, enqueued=411)), end_of(1, watchdog(1, 412, enqueued=414))]
+    found = diagnose(ends, world_size=2)
+    assert found.cause.ranks == (0,)
+    assert mentions(found.hint or "", "different collectives", "behind")
+    assert mentions(found.cause.written[0], "rank 0", "411", "ALLREDUCE", "410")
+
+
+def test_last_work_of_the_awaited_rank_is_in_the_report(end_of):
+    own = "[PG ID 0 PG GUID 0(default_pg) Rank 2]  PG status: last enqueued work: 411, last completed work: 411\n"
+    found = met(end_of, watchdog(0, 412), own=own)
+    assert found.cause.ranks == (2,)
+    assert mentions(found.cause.written[0], "rank 2", "411", "411")
+
+
+def test_horovods_stall_takes_the_place_of_its_general_sentence(end_of):
+    log = STALLED + SHUT_DOWN
+    ends = [end_of(0, log), end_of(1, SHUT_DOWN), stopped(end_of, 2)]
+    found = diagnose(ends, world_size=3, stacks=[AWAY], script_dir="/home/user")
+    assert (found.cause.ranks, found.cause.told_by) == ((2,), 0)
+    assert (found.cause.exception_type, found.cause.message) == (
+        None,
+        "Missing ranks: 2: [allreduce.grad]",
+    )
+    assert mentions(found.hint or "", "same order", "rank 2")

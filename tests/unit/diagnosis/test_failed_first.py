@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distlaunch.diagnosis.first_cause import diagnose, exceptions_of_threads
 from distlaunch.diagnosis.report import render_report
 from tests.facts import mentions
@@ -48,7 +50,9 @@ def test_a_traceback_that_the_script_survived_is_no_failure(end_of):
             traceback_age_s=0.4,
         ),
     ]
-    assert diagnose(ends, world_size=3).cause.ranks == (1,)
+    found = diagnose(ends, world_size=3)
+    assert found.cause.ranks == (1,)
+    assert found.failed_too == ()
 
 
 def test_a_traceback_long_before_the_first_exit_is_no_failure(end_of):
@@ -111,3 +115,43 @@ def test_thread_that_had_ended_with_an_exception_is_named_for_a_hang(end_of):
     assert exceptions_of_threads(ends) == (
         "rank 1: a thread had ended with ValueError: loss is nan, at train.py:12 in step",
     )
+
+
+CAUGHT = RAISED.replace("in <module>", "in main")
+
+
+def ending(end_of, tail):
+    """Return a rank that printed its traceback 0.5 s before another failed, and was stopped."""
+    return end_of(2, tail, returncode=-15, ended_s=5.6, told_to_stop=True, traceback_age_s=0.9)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        RAISED,
+        f"ERROR:root:failed\n{RAISED}",
+        f"{RAISED}ERROR:root:giving up\n",
+        f"{CAUGHT}Exiting with code 1\n",
+    ],
+)
+def test_a_rank_that_says_that_it_ends_is_named_before_a_later_failure(end_of, tail):
+    found = diagnose([end_of(1, LATER, ended_s=5.2), ending(end_of, tail)], world_size=3)
+    assert (found.cause.ranks, found.cause.exception_type) == ((2,), "ValueError")
+    assert mentions(found.failed_too[0], "rank 1", "KeyError")
+
+
+def test_a_caught_exception_that_was_the_last_output_is_in_the_first_lines(end_of):
+    found = diagnose([end_of(1, LATER, ended_s=5.2), ending(end_of, CAUGHT)], world_size=3)
+    assert found.cause.ranks == (1,)
+    [line] = found.failed_too
+    assert mentions(line, "rank 2", "ValueError: loss is nan", "train.py:12")
+    assert "failed" not in line
+    assert found.others == ()
+
+
+@pytest.mark.parametrize(
+    "tail", [f"{CAUGHT}again in 1 s\n", f"{CAUGHT}INFO exit code was 1\nstep 4\n"]
+)
+def test_a_caught_exception_before_other_output_is_not(end_of, tail):
+    found = diagnose([end_of(1, LATER, ended_s=5.2), ending(end_of, tail)], world_size=3)
+    assert (found.cause.ranks, found.failed_too) == ((1,), ())

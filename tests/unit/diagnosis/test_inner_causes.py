@@ -298,3 +298,60 @@ def test_excerpt_has_the_last_lines_of_a_command(end_of):
     lines = [f"| step {n}\n" for n in range(8)]
     note = "".join(["The command wrote:\n", *lines, "| fatal: no space\n"])
     assert cause_of(end_of, CALLED + note).excerpt[-1] == "| fatal: no space"
+
+
+OOM = """\
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 15, in step
+    model(batch)
+tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node a}} OOM when allocating tensor with shape[64,512] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc [Op:MatMul]
+"""
+SHUT_DOWN = """\
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 18, in finish
+    hvd.allreduce(loss)
+horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce after one of the ranks finished execution.
+"""
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize("log", [OOM + DURING + SHUT_DOWN, SHUT_DOWN + DURING + OOM])
+def test_lack_of_gpu_memory_in_a_chain_with_horovods_errors_is_the_cause(end_of, log):
+    ends = [end_of(0, SHUT_DOWN, ended_s=4.9), end_of(1, log)]
+    ends += [end_of(2, returncode=-15, told_to_stop=True, ended_s=6.0)]
+    found = diagnose(ends, world_size=3)
+    assert (found.cause.ranks, found.hint_kind) == ((1,), "gpu-memory")
+
+
+def test_hint_for_memory_of_ray_does_not_name_the_gpu(end_of):
+    text = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
+    found = diagnose([end_of(0, CHILD.replace("ValueError: bad vocab", text))], world_size=1)
+    assert found.hint_kind == "host-memory"
+    assert "GPU" not in (found.hint or "")
+
+
+def test_hint_is_looked_up_in_the_middle_of_a_chain_too(end_of):
+    refused = CHILD.replace(
+        "ValueError: bad vocab",
+        "httpx.HTTPStatusError: Client error '403 Forbidden' for url 'https://h'",
+    )
+    first = CHILD.replace("ValueError: bad vocab", "LookupError: not cached")
+    log = first + DURING + refused + DURING + CHILD.replace("bad vocab", "no shard")
+    found = diagnose([end_of(0, log)], world_size=2)
+    assert (found.cause.original or "").startswith("LookupError: not cached")
+    assert found.hint_kind == "downloads"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted.",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGABRT",
+        "joblib.loky.TerminatedWorkerError: A worker process managed by the executor was unexpectedly terminated.",
+    ],
+)
+def test_last_words_of_a_child_are_the_original_cause_whatever_reports_its_end(end_of, report):
+    log = "free(): invalid pointer\n" + CHILD.replace("ValueError: bad vocab", report)
+    assert (cause_of(end_of, log).original or "").startswith("free(): invalid pointer")
+    killed = log.replace("Aborted", "Killed").replace("SIGABRT", "SIGKILL")
+    assert ("free()" in (cause_of(end_of, killed).original or "")) is ("loky" in report)

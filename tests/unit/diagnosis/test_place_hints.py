@@ -26,15 +26,18 @@ FILE = Path(__file__).parents[2] / "data" / "hints_of_places.toml"
 ROWS: list[dict[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["row"]
 
 
-def hint_of(calls):
-    """Return the hint in the report of a job with one worker that stands in these calls."""
+def hint_of(calls, source=""):
+    """Return the hint in the report of a job with one worker that stands in these calls.
+
+    ``source`` is the innermost line of the script.
+    """
     lines = [
         '  File "{}", line 7 in {}\n'.format(*call.rsplit(" in ", 1))
         for call in (*calls, "/home/user/project/train.py in main")
     ]
     text = "Current thread 0x00007f0 (most recent call first):\n" + "".join(lines)
     reported = diagnose_hang(
-        [m.Stack(rank=0, pid=4000, state="S", text=text)],
+        [m.Stack(rank=0, pid=4000, state="S", text=text, source=source)],
         world_size=1,
         silent_s=30.0,
         heartbeats={},
@@ -64,3 +67,17 @@ def test_each_row_of_the_table_is_the_first_for_some_place():
     ]
     assert found == list(PLACES)
     assert [row.kind.value for row in PLACES] == [row["kind"] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('name = input("name? ")', "line on stdin"),
+        ("breakpoint()", "breakpoints"),
+        ("pdb.set_trace()", "breakpoints"),
+        ("batch = my_input(5)", ""),
+    ],
+)
+def test_a_line_that_asks_the_user_has_a_hint(source, words):
+    hint = hint_of([], source)
+    assert (words in hint) if words else hint == ""
