@@ -48,5 +48,5 @@ class ConsoleLog:
         return os.pread(self._descriptor, _BLOCK, self._offset)
 
     def advance(self, count: int) -> None:
-        """Take ``count`` bytes of the last block for read."""
+        """Continue the next read after ``count`` bytes of the last block."""
         self._offset += count

@@ -12,9 +12,9 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.collectives import group_orders
 from distlaunch.diagnosis.hang import describe_places
+from distlaunch.jobs.ask_running import NotNowError, ask_running, refuse_odd_answers
 from distlaunch.jobs.control import ANSWER_S
 from distlaunch.jobs.job import Job
-from distlaunch.jobs.running import NotNowError, ask_running, refuse_odd_answers
 
 _ANSWER_S = 7.0
 """How long the launcher may take: it waits some seconds for nodes that do not answer."""

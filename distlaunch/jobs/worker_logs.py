@@ -199,7 +199,7 @@ def _segments(
     since: float | None,
     ends: Mapping[str, int] | None,
 ) -> list[_Segment]:
-    """Take a file without marks, of an older version, as one part as old as the attempt."""
+    """Return the parts of a file. A file of an older version has no marks and is one part."""
     marks: dict[tuple[int, int], list[log_times.Mark]] = {}
     wanted = {(file.rank, file.stream) for file in files}
     for mark in _read_marks(times_path(job.path, attempt)):

@@ -73,7 +73,7 @@ class DetachedLauncher:
         os.close(self._status)
 
     def on_alive(self) -> None:
-        """Tell the command that systemd-run has started the launcher."""
+        """Report to the command that systemd-run has started the launcher."""
         self._send({"alive": True})
 
     def _copy(self, console: int, offset: int) -> int:

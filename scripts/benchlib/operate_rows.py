@@ -146,7 +146,7 @@ def watch(launcher: Launcher, scale: Scale) -> Sample:
 
 @contextmanager
 def _observers(launcher: Launcher, command: Command, url: str) -> Iterator[None]:
-    """Have ``top`` on a terminal, ``logs --follow`` and a scraper beside a job."""
+    """Run ``top`` on a terminal, ``logs --follow`` and a scraper beside a job."""
     env = _environment(command.directory)
     where = ("latest", "--log-dir", f"{command.directory}/logs")
     master, slave = pty.openpty()

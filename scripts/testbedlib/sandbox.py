@@ -109,7 +109,7 @@ def keep(
 
 
 def _lock(directory: str) -> None:
-    """Take a lock for the life of this process. It is close-on-exec, and the init closes its
+    """Lock a file for the life of this process. It is close-on-exec, and the init closes its
     copy."""
     fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

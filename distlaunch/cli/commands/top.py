@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from distlaunch.cli.error_output import print_notice
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import plain, replace
+from distlaunch.jobs.ask_running import JobEndedError, NotNowError, ask_running, refuse_odd_answers
 from distlaunch.jobs.control import ANSWER_S
 from distlaunch.jobs.job import Job
-from distlaunch.jobs.running import JobEndedError, NotNowError, ask_running, refuse_odd_answers
 from distlaunch.jobs.top import RankOrder, TopView, view_of
 from distlaunch.jobs.top_screen import ScreenState, draw, shown_ranks
 

@@ -12,7 +12,7 @@ import pytest
 from distlaunch.cli.commands import top as commands_top
 from distlaunch.core.errors import ConfigError
 from distlaunch.jobs import stacks
-from distlaunch.jobs.running import NotNowError
+from distlaunch.jobs.ask_running import NotNowError
 from tests.launcher import PROGRAMS
 
 LONG_S = 40.0

@@ -96,7 +96,7 @@ def planner(
 
 
 def survey_all(made: SurveyedPlanner, **changed) -> dict[int, Surveyed]:
-    """Give all hosts the same survey, but for names and addresses."""
+    """Return surveys that differ in names and addresses alone."""
     return {
         number: surveyed(node.host, **{"address": f"10.0.0.{number + 1}", **changed})
         for number, node in enumerate(made.hosts)

@@ -242,7 +242,7 @@ def _nodes(
 def _launcher_args(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
-    """Give --launcher_args to srun; on one machine they have no effect. Raises UsageError if they
+    """Pass --launcher_args to srun. On one machine they have no effect. Raises UsageError if they
     are not srun's."""
     if own["launcher"] == _SLURM:
         values["srun_args"] = own["launcher_args"]

@@ -138,7 +138,7 @@ class _GroupsFinder:
         return spec
 
     def watch(self) -> None:
-        """Have the thread started that answers about process groups. Never raises."""
+        """Start the thread that answers about process groups as soon as there is one. Never raises."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 code = compile(file.read(), "<frozen _distlaunch_groups>", "exec")

@@ -68,7 +68,7 @@ class HorovodStore:
         failed: Callable[[str], None] | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
-        """Take ownership of ``listener``, which must not block.
+        """Own ``listener``, which must not block.
 
         With ``loopback_only``, clients on other machines are refused. ``failed`` gets the reason if
         the thread fails, in the thread.

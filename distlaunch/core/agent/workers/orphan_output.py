@@ -42,7 +42,7 @@ class OrphanOutput:
         self._has_pump: threading.Event | None = None
 
     def add(self, rank: int, streams: Sequence[int], descriptors: Sequence[int]) -> None:
-        """Take ownership of the read ends of a worker's streams."""
+        """Own the read ends of a worker's streams from now on."""
         self._of_rank[rank] = descriptors
         self._read_ends.update(
             {each: (rank, stream) for stream, each in zip(streams, descriptors, strict=True)}
