@@ -113,7 +113,7 @@ class OneAgent:
             taken = (
                 threading.Event()
             )  # the coordinator's own thread takes output, and these tests look at once
-            self.intakes[0]._add(lambda _: taken.set())
+            self.intakes[0]._enqueue(lambda _: taken.set())
             assert taken.wait(20)
         return events
 
