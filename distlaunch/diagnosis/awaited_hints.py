@@ -16,6 +16,7 @@ _KEY = re.compile(
 _KEY_OF_TORCH = re.compile(r"default_pg|store_based_barrier|worker_count|torchelastic|rank|init/")
 """Parts of keys that torch sets itself."""
 _STALL = ("missing ranks", "stalled ops", "waiting for remainder of ranks")
+_OTHER_LIBRARIES = ("horovod", "coordination service", "collective ops", "jax", "mpi4py")
 _WATCHDOG = ("heartbeat", "watchdog")
 
 
@@ -40,19 +41,24 @@ def hint_for_awaited(awaited: Awaited, text: str) -> str | None:
     if any(mark in low for mark in _STALL):
         return (
             "all ranks must call the same collectives of Horovod, with the same names, in the same "
-            f"order: what {ranks} did {there} decides"
+            f"order: see what {ranks} did {there}"
         )
     if (key := _KEY.search(text)) is not None and not _KEY_OF_TORCH.search(key["key"]):
         return (
             f"the others wait for the key {key['key']} of the store, which {ranks} has not set: "
-            f"what it did {there} decides; set the key earlier, or wait longer for it"
+            f"see what it did {there}; set the key earlier, or wait longer for it"
         )
     if any(mark in low for mark in _WATCHDOG):
         return (
             f"{ranks} was blocked or at work {there}, and the others waited in NCCL: do long work on "
             "all ranks or before init_process_group, or raise its timeout="
         )
+    if any(mark in low for mark in _OTHER_LIBRARIES):
+        return (
+            f"see what {ranks} did {there}: do long work before the group is made or on all "
+            "ranks, or raise the timeout"
+        )
     return (
-        f"what {ranks} did {there} decides: do long work before init_process_group or on all ranks, "
+        f"see what {ranks} did {there}: do long work before init_process_group or on all ranks, "
         "or raise the timeout (timeout= of init_process_group or monitored_barrier)"
     )

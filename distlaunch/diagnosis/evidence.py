@@ -24,7 +24,6 @@ from distlaunch.diagnosis.consequence import (
 )
 from distlaunch.diagnosis.exception_text import is_decoration, lines_below, message_of, text_of
 from distlaunch.diagnosis.inner_cause import (
-    WROTE,
     before,
     crash_of_child,
     device_assertion,
@@ -32,6 +31,7 @@ from distlaunch.diagnosis.inner_cause import (
     is_report_of_a_child,
     is_report_of_another_end,
     limit_of_library,
+    start_of_note,
     words_of_child,
 )
 from distlaunch.diagnosis.last_lines import (
@@ -65,6 +65,11 @@ _GIVES_UP = re.compile(
     r"giving up|\b(?:exit(?:ing)?|abort(?:ing)?|quit(?:ting)?|terminating|shutting down)\b",
     re.IGNORECASE,
 )
+_MAINS = ("main", "_main", "run", "cli")
+_GOES_ON = re.compile(
+    r"retr(?:y|ies)|again|attempt|skip|ignor|continu|recover|\bWARN", re.IGNORECASE
+)
+"""Words before the traceback of an exception after which a script goes on."""
 _STALE = 20
 """If more lines of ordinary output follow a traceback, its exception was handled."""
 _FLOOD_S = 60.0
@@ -126,6 +131,9 @@ class FailureEvidence(Record):
     script. The script has not caught the exception, or has caught it outside all functions."""
     is_last: bool = False
     """Whether nothing was printed after the traceback of the main thread."""
+    caught_in_main: bool = False
+    """Whether the function that runs the whole script has caught the exception, and its output does
+    not say that it goes on."""
     gives_up: bool = False
     """Whether the lines after the traceback say that the process ends."""
     standing: Standing = Standing.CAUSE
@@ -158,7 +166,7 @@ class FailureEvidence(Record):
     def is_uncaught(self) -> bool:
         """Whether the script did not catch the exception, or ends with it, as far as its output
         shows."""
-        return (self.left_the_script and self.is_last) or self.gives_up
+        return (self.is_last and (self.left_the_script or self.caught_in_main)) or self.gives_up
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -235,7 +243,10 @@ def read(end: WorkerExit) -> FailureEvidence:
         is_last = not trailing and not chain[-1].detail
         left = _left_the_script(chain[-1])
         changes |= {"left_the_script": left, "is_last": is_last, "gives_up": gives_up}
-        if left and (is_last or gives_up or (end.returncode == 1 and not end.told_to_stop)):
+        in_main = _was_caught_in_main(chain, found, lines)
+        changes["caught_in_main"] = in_main
+        ends_itself = is_last or gives_up or (end.returncode == 1 and not end.told_to_stop)
+        if (left and ends_itself) or (in_main and is_last):
             changes["failed_s"] = printed_s(end)
     if evidence.message is not None:
         changes["message"] = shorten_middle(evidence.message, _MESSAGE_CHARS) or None
@@ -246,6 +257,18 @@ def _gives_up(lines: Sequence[str]) -> bool:
     """Return whether the last of the few lines after a traceback says that the process ends."""
     written = [line for line in lines if line.strip()]
     return 0 < len(written) <= _LAST_WORDS and _GIVES_UP.search(written[-1]) is not None
+
+
+def _was_caught_in_main(
+    chain: list[tb.Raised], found: Sequence[tb.Traceback], lines: Sequence[str]
+) -> bool:
+    frames = chain[-1].frames
+    start = next((one.start for one in found if one.chain is chain), 0)
+    return (
+        bool(frames)
+        and frames[0].function in _MAINS
+        and not any(map(_GOES_ON.search, lines[max(0, start - 1) : start + 1]))
+    )
 
 
 def _left_the_script(raised: Raised) -> bool:
@@ -629,8 +652,9 @@ def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
         for n, line in enumerate(detail)
         if line.startswith(("Exception raised from ", "C++ CapturedTraceback"))
     )
-    if WROTE in detail[:-6]:
-        detail = [WROTE, *detail[-5:]]
+    note = start_of_note(detail)
+    if note is not None and len(detail) > 6:
+        detail = [detail[note], *detail[-5:]]
     shown.extend(detail[: min(next(native, 6), 6)])
     shown.extend([line for line in trailing if not is_decoration(line)][-3:])
     return tuple(

@@ -20,9 +20,11 @@ _OF_LAUNCHERS = ("ChildFailedError", "ProcessExitedException", "SignalException"
 """Exceptions of torchrun, of torch.multiprocessing, and of launchers based on these, when a child
 process has failed."""
 _OF_PROCESSES = ("CalledProcessError", "TimeoutExpired")
-WROTE = "The command wrote:"
-"""First line of the note of ``boot/sitecustomize.py`` on an exception of ``subprocess``. The
-command's lines follow, each after ``| ``."""
+_WROTE = "The command wrote:"
+_WROTE_TO_STDOUT = "The command wrote to stdout:"
+"""First line of the note of ``boot/sitecustomize.py`` on an exception of ``subprocess``: what the
+command wrote to a stderr that the script had captured, or else to stdout. The command's lines follow,
+each after ``| ``."""
 _SAYS_ERROR = re.compile(
     r"(?:\S+: )?(?:fatal|(?:fatal )?error|exception|panic|critical)\b[^:]{0,40}:", re.IGNORECASE
 )
@@ -103,8 +105,10 @@ def words_of_child(
     """
     if main is None or raised.type.rpartition(".")[2] not in _OF_PROCESSES:
         return ()
-    noted = _noted(raised)
-    if any(map(PROBLEM.search, noted)):
+    begin = start_of_note(raised.detail)
+    noted = () if begin is None else _noted(raised.detail[begin + 1 :])
+    names_problem = any(map(PROBLEM.search, noted))
+    if names_problem and begin is not None and raised.detail[begin] == _WROTE:
         return _with_cause_last(noted)[-1:]
     child = before(main, found)
     if child is not None:
@@ -114,15 +118,16 @@ def words_of_child(
     above = last_lines(lines[max(0, main.start - _NEAR) : main.start], 6)
     if any(map(PROBLEM.search, above)):
         return _with_cause_last(above)
-    return (noted or above)[-1:]
+    return _with_cause_last(noted)[-1:] if names_problem else (noted or above)[-1:]
 
 
-def _noted(raised: Raised) -> tuple[str, ...]:
-    """Return the lines of a command in the note on its exception."""
-    if WROTE not in raised.detail:
-        return ()
-    noted = raised.detail[raised.detail.index(WROTE) + 1 :]
-    return tuple(line[2:] for line in noted if line.startswith("| "))
+def start_of_note(detail: Sequence[str]) -> int | None:
+    """Return the index of the first line of the note on a failed command."""
+    return next((n for n, line in enumerate(detail) if line in (_WROTE, _WROTE_TO_STDOUT)), None)
+
+
+def _noted(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(line[2:] for line in lines if line.startswith("| "))
 
 
 def _with_cause_last(lines: Sequence[str]) -> tuple[str, ...]:

@@ -90,6 +90,17 @@ def test_error_of_a_command_whose_stdout_the_script_captured_is_in_the_report(jo
     assert not mentions(result.stderr, "The command wrote:")
 
 
+def test_error_in_the_log_counts_before_what_a_command_wrote_to_a_captured_stdout(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    command = "echo 2 files are missing; echo fatal: no branch >&2; exit 3"
+    script.write_text(f"import subprocess\nsubprocess.check_output(['sh', '-c', {command!r}])\n")
+    result = job.run(script)
+    diagnosis = json.loads((result.run_dir / "report.json").read_text())["diagnosis"]
+    assert diagnosis["original"] == "fatal: no branch"
+    shown = any("2 files are missing" in line for line in diagnosis["excerpt"])
+    assert shown is (sys.version_info >= (3, 11))
+
+
 def test_hint_at_shared_memory_has_the_size_on_the_node(job, distlaunch):
     script = distlaunch.work / "train.py"
     script.write_text(

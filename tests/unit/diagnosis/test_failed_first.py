@@ -117,7 +117,8 @@ def test_thread_that_had_ended_with_an_exception_is_named_for_a_hang(end_of):
     )
 
 
-CAUGHT = RAISED.replace("in <module>", "in main")
+CAUGHT = RAISED.replace("in <module>", "in fetch")
+IN_MAIN = RAISED.replace("in <module>", "in main")
 
 
 def ending(end_of, tail):
@@ -132,6 +133,8 @@ def ending(end_of, tail):
         f"ERROR:root:failed\n{RAISED}",
         f"{RAISED}ERROR:root:giving up\n",
         f"{CAUGHT}Exiting with code 1\n",
+        IN_MAIN,
+        f"ERROR:root:training failed\n{IN_MAIN}",
     ],
 )
 def test_a_rank_that_says_that_it_ends_is_named_before_a_later_failure(end_of, tail):
@@ -140,8 +143,9 @@ def test_a_rank_that_says_that_it_ends_is_named_before_a_later_failure(end_of, t
     assert mentions(found.failed_too[0], "rank 1", "KeyError")
 
 
-def test_a_caught_exception_that_was_the_last_output_is_in_the_first_lines(end_of):
-    found = diagnose([end_of(1, LATER, ended_s=5.2), ending(end_of, CAUGHT)], world_size=3)
+@pytest.mark.parametrize("tail", [CAUGHT, f"ERROR:root:shard 7 failed, next attempt\n{IN_MAIN}"])
+def test_a_caught_exception_that_was_the_last_output_is_in_the_first_lines(end_of, tail):
+    found = diagnose([end_of(1, LATER, ended_s=5.2), ending(end_of, tail)], world_size=3)
     assert found.cause.ranks == (1,)
     [line] = found.failed_too
     assert mentions(line, "rank 2", "ValueError: loss is nan", "train.py:12")

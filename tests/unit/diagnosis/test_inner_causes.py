@@ -273,7 +273,15 @@ def test_output_below_an_exception_without_a_message_is_no_part_of_it(end_of):
     assert "epoch 4" not in (cause_of(end_of, log).message or "")
 
 
-@pytest.mark.parametrize("note", ["", "The command wrote:\n", "The command wrote:\n| 3 files\n"])
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "The command wrote:\n",
+        "The command wrote:\n| 3 files\n",
+        "The command wrote to stdout:\n| 3 files are missing\n",
+    ],
+)
 def test_error_that_the_script_did_not_capture_is_found_before_the_traceback(end_of, note):
     assert cause_of(end_of, GIT + CALLED + note).original == (
         "fatal: Could not read from remote repository."
@@ -355,3 +363,10 @@ def test_last_words_of_a_child_are_the_original_cause_whatever_reports_its_end(e
     assert (cause_of(end_of, log).original or "").startswith("free(): invalid pointer")
     killed = log.replace("Aborted", "Killed").replace("SIGABRT", "SIGKILL")
     assert ("free()" in (cause_of(end_of, killed).original or "")) is ("loky" in report)
+
+
+def test_what_a_command_wrote_to_a_captured_stdout_is_the_original_cause_if_the_log_has_none(
+    end_of,
+):
+    note = "The command wrote to stdout:\n| 3 files\n| 2 are missing\n"
+    assert cause_of(end_of, "step 3\n" + CALLED + note).original == "2 are missing"

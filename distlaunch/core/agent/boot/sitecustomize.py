@@ -80,7 +80,8 @@ def _note_captured_errors(exception: BaseException) -> None:
     """Add the last lines of a failed command's stderr as a note to its CalledProcessError."""
     seen = exception
     for _ in range(8):
-        told = getattr(seen, "stderr", None) or getattr(seen, "output", None)
+        stderr = getattr(seen, "stderr", None)
+        told = stderr or getattr(seen, "output", None)
         if type(seen).__module__ == "subprocess" and isinstance(told, (bytes, str)):
             text = told[-4000:]
             lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).split("\n")
@@ -95,7 +96,8 @@ def _note_captured_errors(exception: BaseException) -> None:
                 return
             # A traceback in a note must not look like one of this process.
             heading = "Traceback (most recent call last)"
-            note = "\n".join(["The command wrote:", *shown]).replace(heading, "Traceback")
+            where = " to stdout" if stderr is None else ""  # then its stderr is in the log
+            note = "\n".join([f"The command wrote{where}:", *shown]).replace(heading, "Traceback")
             seen.add_note(note)  # type: ignore[attr-defined]
             return
         following = seen.__cause__ or seen.__context__
