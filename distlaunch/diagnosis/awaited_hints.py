@@ -13,6 +13,7 @@ _KEY = re.compile(
     r"(?:wait timeout after \d+ ?ms, keys: |timeout waiting for key: )/?(?P<key>[^\s,]+)",
     re.IGNORECASE,
 )
+_GROUP = re.compile(r"^default_pg/\d+//")
 _KEY_OF_TORCH = re.compile(r"default_pg|store_based_barrier|worker_count|torchelastic|rank|init/")
 """Parts of keys that torch sets itself."""
 _STALL = ("missing ranks", "stalled ops", "waiting for remainder of ranks")
@@ -43,10 +44,10 @@ def hint_for_awaited(awaited: Awaited, text: str) -> str | None:
             "all ranks must call the same collectives of Horovod, with the same names, in the same "
             f"order: see what {ranks} did {there}"
         )
-    if (key := _KEY.search(text)) is not None and not _KEY_OF_TORCH.search(key["key"]):
+    if (key := _key(text)) is not None:
         return (
-            f"the others wait for the key {key['key']} of the store, which {ranks} has not set: "
-            f"see what it did {there}; set the key earlier, or wait longer for it"
+            f"the others wait for the key {key} of the store, which {ranks} has not set: see what "
+            f"it did {there}; set the key earlier, or wait longer for it"
         )
     if any(mark in low for mark in _WATCHDOG):
         return (
@@ -62,3 +63,13 @@ def hint_for_awaited(awaited: Awaited, text: str) -> str | None:
         f"see what {ranks} did {there}: do long work before init_process_group or on all ranks, "
         "or raise the timeout (timeout= of init_process_group or monitored_barrier)"
     )
+
+
+def _key(text: str) -> str | None:
+    """Return the key of the script's own for which ranks have waited at a store, without torch's
+    prefix."""
+    found = _KEY.search(text)
+    if found is None:
+        return None
+    key = _GROUP.sub("", found["key"])
+    return None if "//" in key or key.isdigit() or _KEY_OF_TORCH.search(key) else key

@@ -345,7 +345,7 @@ def met(end_of, text="", *, at=AWAY, own=""):
     [
         ("", ("rank 2", "init_process_group", "timeout=", "monitored_barrier")),
         (
-            timed_out(text="wait timeout after 5000ms, keys: /vocab"),
+            timed_out(text="wait timeout after 5000ms, keys: /default_pg/0//vocab"),
             ("the key vocab", "rank 2", "has not set"),
         ),
         (timed_out(text="wait timeout after 5000ms, keys: /default_pg/0//0"), ("timeout=",)),
