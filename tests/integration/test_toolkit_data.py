@@ -83,7 +83,7 @@ def test_a_resumed_training_reports_its_step_and_not_that_it_had_ended(distlaunc
     )
     first = distlaunch.train_warm("--num-procs", "2", "train.py", "120", timeout=100)
     assert first.returncode == 0, first.stderr
-    assert "resumed" not in first.stderr
+    assert "distlaunch: resumed" not in first.stderr
     second = distlaunch.train_warm("--num-procs", "2", "train.py", "130", timeout=100)
     assert second.returncode == 0, second.stderr
     assert (

@@ -50,4 +50,4 @@ def test_ctrl_c_at_any_moment_shows_no_traceback_of_ours(clean_env, words):
             codes.add(code)
             assert len(message.splitlines()) <= 1, message
     assert codes <= {130, -2, 0}, "0: it was ready before"
-    assert 130 in codes
+    assert codes - {0}, "no moment was early enough"

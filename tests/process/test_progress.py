@@ -134,9 +134,9 @@ def test_pipes_of_many_attempts_are_all_closed(job, distlaunch):
         running.wait_event("attempt_started", count=attempt + 1)
         counts.append(len(os.listdir(f"/proc/{running.pid}/fd")))
     assert running.wait().returncode == 0
-    assert max(counts[25:]) <= max(counts[:5]) + 15, (
+    assert min(counts[25:]) <= max(counts[:5]) + 15, (
         counts
-    )  # streams of the moment; one kept by each would make 25
+    )  # streams of the moment come and go; one kept by each attempt would make 25
 
 
 def test_the_helper_works_in_children_of_every_kind(job, distlaunch):
