@@ -9,6 +9,7 @@ launchers do not wait for it.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -69,6 +70,8 @@ _LAST_S = 2.0
 BOUND_S = 2.0
 """Longest time for reporting to node 0 why this launcher ends. Node 0 may never start."""
 _LONGEST = 4000
+_CLOSED_SOON_S = 5.0
+"""After a pause of this process, the end of its connection is noticed within this time."""
 
 
 class JoinedSettings(Record):
@@ -157,6 +160,9 @@ class JoinedRunner:
         self._job_id = settings.job_id
         self._coordinator = CoordinatorConnection()
         self._silence = SilenceMonitor(settings.lost_after_s)
+        self._long_poll_s = 0.0
+        """Duration of the last poll that was as long as --lost-after."""
+        self._long_poll_ended_at = -math.inf
         self._joined_at = 0.0
         self._loss = ""
         """Why the coordinator is lost, or why this launcher leaves the job. Empty if neither is the
@@ -311,6 +317,8 @@ class JoinedRunner:
             if descriptor == self._signals.fileno():
                 for signum in self._signals.read():
                     self._take_signal(signum, spawner=False)
+        if (polled_s := self._silence.polled_s) >= self._settings.lost_after_s - m.LATE_S:
+            self._long_poll_s, self._long_poll_ended_at = polled_s, time.monotonic()
 
     def _receive(self) -> None:
         connection = self._coordinator.connection
@@ -335,11 +343,11 @@ class JoinedRunner:
 
         Otherwise return an empty string.
         """
-        polled_s = self._silence.polled_s
-        if polled_s < self._settings.lost_after_s - m.LATE_S:
+        # Messages that arrived before the end of the connection may have ended polls since.
+        if time.monotonic() - self._long_poll_ended_at > _CLOSED_SOON_S:
             return ""
         return (
-            f"this launcher, its machine or the network stood still for {polled_s:.0f} s, and "
+            f"this launcher, its machine or the network stood still for {self._long_poll_s:.0f} s, and "
             "it was taken for lost"
         )
 
