@@ -122,36 +122,30 @@ def test_preloaded_workers_have_been_forked_when_the_command_returns(distlaunch,
     assert job.wait() == 0
 
 
-def test_a_signal_during_the_start_stops_the_job(distlaunch, tmp_path):
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "waits_long.py").write_text(
-        "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(600)\n"
+def start_with_slow_import(distlaunch, folder, wait):
+    """Start a job in the background. Return when it imports a module that runs ``wait``."""
+    (folder / "slow_import.py").write_text(
+        f"import pathlib, time\npathlib.Path('importing').touch()\n{wait}\n"
     )
     running = distlaunch.start(
-        ["train", "--detach", "--num-procs", "1", "--preload", "waits_long", PROGRAM, "1"],
-        env={"PYTHONPATH": str(modules)},
+        ["train", "--detach", "--num-procs", "1", "--preload", "slow_import", PROGRAM, "1"],
+        env={"PYTHONPATH": str(folder)},
     )
     until((distlaunch.work / "importing").exists, "the import", within_s=LONG_S)
+    return running
+
+
+def test_a_signal_during_the_start_stops_the_job(distlaunch, tmp_path):
+    running = start_with_slow_import(distlaunch, tmp_path, "time.sleep(600)")
     running.send_signal(signal.SIGINT)
     assert running.wait(LONG_S).returncode == 130
     assert distlaunch.run(["ps"]).stdout == ""
 
 
 def test_the_job_starts_although_the_command_is_killed_meanwhile(distlaunch, tmp_path):
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "waits_for_sign.py").write_text(
-        "import pathlib, time\n"
-        "pathlib.Path('importing').touch()\n"
-        "while not pathlib.Path('imported').exists():\n"
-        "    time.sleep(0.01)\n"
+    running = start_with_slow_import(
+        distlaunch, tmp_path, "while not pathlib.Path('imported').exists(): time.sleep(0.01)"
     )
-    running = distlaunch.start(
-        ["train", "--detach", "--num-procs", "1", "--preload", "waits_for_sign", PROGRAM, "1"],
-        env={"PYTHONPATH": str(modules)},
-    )
-    until((distlaunch.work / "importing").exists, "the import", within_s=LONG_S)
     running.send_signal(signal.SIGKILL)
     assert running.wait(LONG_S).returncode == -signal.SIGKILL
     for name in ("imported", "go"):

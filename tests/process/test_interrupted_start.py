@@ -13,6 +13,8 @@ import distlaunch
 from tests.launcher import default_signals
 
 MOMENTS = 25
+ROUNDS = 8
+"""A quick command may end, or be in Python's own start, at all moments of one round."""
 
 
 def interrupted(words: list[str], after_s: float) -> tuple[int, str]:
@@ -42,12 +44,14 @@ def test_ctrl_c_at_any_moment_shows_no_traceback_of_ours(clean_env, words):
     subprocess.run(command, capture_output=True, check=True)
     whole_s = time.monotonic() - began
     ours = str(Path(distlaunch.__file__).parent)
-    codes = set()
-    for moment in range(MOMENTS):
-        code, message = interrupted(command, whole_s * moment / MOMENTS)
+    codes: set[int] = set()
+    for number in range(MOMENTS * ROUNDS):
+        if number % MOMENTS == 0 and 130 in codes:
+            break
+        code, message = interrupted(command, whole_s * (number % MOMENTS) / MOMENTS)
         assert ours not in message, message
         if "Traceback" not in message:
             codes.add(code)
             assert len(message.splitlines()) <= 1, message
     assert codes <= {130, -2, 0}, "0: it was ready before"
-    assert codes - {0}, "no moment was early enough"
+    assert 130 in codes

@@ -403,7 +403,6 @@ def test_rm_removes_a_job_that_has_ended_and_keeps_foreign_files(distlaunch):
     assert not other.exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a file to another user")
 def test_rm_refuses_a_job_whose_launcher_runs_without_event_file(distlaunch):
     running = start(distlaunch)
     (running.run_dir / "events.jsonl").unlink()
@@ -456,6 +455,7 @@ def test_a_terminal_gets_no_harmful_sequences_of_logs_and_a_pipe_gets_each_byte(
     assert "\x1b]52" not in seen
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a file to another user")
 def test_a_job_of_another_user_is_not_touched(distlaunch, ended):
     os.chown(ended, 65534, 65534)
     assert ask(distlaunch, "ps", "--all") == []

@@ -248,8 +248,10 @@ def _refuse_absent(target: Target, options: TrainOptions) -> None:
 
 
 def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
-    """Take a value of ``-o`` without ``=`` as the name of the file, unless the backend has such an
-    option."""
+    """Split the options into those of train and those of render.
+
+    A value of ``-o`` without ``=`` is the name of the file, unless the backend has such an option.
+    """
     own = fields_of(RenderOptions)
     backend = values.get("backend", TrainOptions().backend)
     more = {field: value for field, value in values.items() if field in own}
