@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -168,6 +170,37 @@ def test_stop_ends_the_job_and_waits_for_it(distlaunch):
     assert distlaunch.run(["stop", "latest"]).returncode == 0
     assert running.wait(LONG_S).returncode == 128 + signal.SIGTERM
     assert ask(distlaunch, "status", "latest")["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("command", "code"), [("stop", 0), ("wait", 128 + signal.SIGTERM)])
+def test_a_sigterm_after_the_end_of_the_job_changes_no_exit_code(distlaunch, command, code):
+    running = start(distlaunch)
+    other = distlaunch.start([command, "latest"])
+    until(lambda: _catches_sigterm(other.pid), "the handler")
+    if command == "wait":
+        running.send_signal(signal.SIGTERM)
+    else:
+        running.wait_event("signal")
+    other.send_signal(signal.SIGSTOP)
+    running.wait(LONG_S)
+    other.send_signal(signal.SIGTERM)
+    other.send_signal(signal.SIGCONT)
+    assert other.wait(LONG_S).returncode == code
+
+
+def test_a_sigterm_before_the_end_of_the_job_ends_wait(distlaunch):
+    running = start(distlaunch)
+    other = distlaunch.start(["wait", "latest"])
+    until(lambda: _catches_sigterm(other.pid), "the handler")
+    other.send_signal(signal.SIGTERM)
+    assert other.wait(LONG_S).returncode == -signal.SIGTERM
+    running.send_signal(signal.SIGTERM)
+    running.wait(LONG_S)
+
+
+def _catches_sigterm(pid: int) -> bool:
+    [caught] = re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def test_stop_now_does_not_wait_for_workers_that_ignore_signals(distlaunch):

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
@@ -26,7 +28,7 @@ from distlaunch.jobs.find import find_job, find_jobs, newer_jobs
 from distlaunch.jobs.job import Job, State, remove_job, wait_for_launcher
 from distlaunch.jobs.show import describe_stop, event_line, jobs_table, status_lines
 from distlaunch.jobs.status import job_record, read_status
-from distlaunch.jobs.stop import stop_job, wait_for_end
+from distlaunch.jobs.stop import find_end, stop_job, wait_for_end
 from distlaunch.jobs.worker_logs import Line, LogFollower, attempts_of, last_lines, read_lines
 
 EXIT_KILLED = 137
@@ -330,7 +332,9 @@ def _report_format(given: str | None, output: str | None) -> str:
 
 
 def _wait(request: _Request) -> int:
-    return _report_end(wait_for_end(request.job()))
+    job = request.job()
+    with _terminable_until_end(job):
+        return _report_end(wait_for_end(job))
 
 
 def _attach(request: _Request) -> int:
@@ -343,9 +347,39 @@ def _attach(request: _Request) -> int:
     return EXIT_KILLED if ended.exit_code is None else ended.exit_code
 
 
+@contextmanager
+def _terminable_until_end(job: Job) -> Iterator[None]:
+    """Ignore SIGTERM from the end of the job on.
+
+    A step of Slurm in the allocation of the job gets SIGTERM when the batch script ends, and that
+    is at once after the job.
+    """
+
+    def on_term(number: int, _frame: object) -> None:
+        with suppress(ConfigError):
+            if find_end(job) is not None:
+                return
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, on_term)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _stop(request: _Request) -> int:
     [job] = request.single_jobs(lambda job: not job.state.has_ended)
-    name, now = printable(job.name), request.values["now"]
+    with _terminable_until_end(job):
+        return _stop_one(job, now=request.values["now"])
+
+
+def _stop_one(job: Job, *, now: bool) -> int:
+    name = printable(job.name)
     try:
         if not now and (stopping := describe_stop(read_status(job), time.time())):
             print_notice(f"job {name} is {stopping} already; --now kills its workers")
