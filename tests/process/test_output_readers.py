@@ -163,7 +163,7 @@ def test_a_launcher_that_waits_for_its_reader_alone_can_be_ended(distlaunch, pip
 
 
 def test_200_000_lines_through_a_slow_reader_are_all_there_and_memory_stays_flat(distlaunch, pipe):
-    count, width = 100_000, 20
+    count, width = 100_000, 150  # 31 MB, which would not be within the bound
     running = distlaunch.start(
         ["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1]
     )

@@ -306,23 +306,16 @@ def test_a_signal_at_any_moment_of_endless_restarts_ends_the_job(job, distlaunch
 # --- the delay before a restart
 
 
-def times(result, kind: str) -> list[float]:
-    return [event["time"] for event in result.of_type(kind)]
-
-
-def test_a_restart_waits_for_its_delay_and_the_delay_doubles(job):
-    options = ["--max-restarts", "2", "--restart-delay", "0.5:60", *AGAIN]
+def test_the_delay_of_a_restart_doubles_and_is_told(job):
+    options = ["--max-restarts", "2", "--restart-delay", "0.1:60", *AGAIN]
     result = job.run("ends.py", "3", "4", "ok", options=options)
     assert result.returncode == 0, result.stderr
-    assert [event["delay_s"] for event in result.of_type("restarting")] == [0.5, 1.0]
+    assert [event["delay_s"] for event in result.of_type("restarting")] == [0.1, 0.2]
     assert [line for line in result.stderr.splitlines() if "restarting in" in line] == [
-        "distlaunch: restarting in 0.5 s ...",
-        "distlaunch: restarting in 1 s ...",
+        "distlaunch: restarting in 0.1 s ...",
+        "distlaunch: restarting in 0.2 s ...",
     ]
-    for delay_s, message, begun in zip(
-        (0.5, 1.0), times(result, "restarting"), times(result, "attempt_started")[1:], strict=True
-    ):
-        assert begun - message >= delay_s - 0.05
+    assert attempts(result) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

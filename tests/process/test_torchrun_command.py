@@ -180,7 +180,10 @@ def test_train_passes_dashes_on_and_a_script_that_refuses_them_gets_a_hint(distl
     assert distlaunch.train("b.py", "--", "--lr").lines_of(0) == ["['--', '--lr']"]
 
 
-LOCAL_RANKS = "import os, sys; print(os.environ['LOCAL_RANK'], sys.argv[1:])"
+LOCAL_RANKS = """
+import os, sys
+os.write(1, f"{os.environ['LOCAL_RANK']} {sys.argv[1:]}\\n".encode())  # in one write: workers of torch share stdout
+"""
 
 
 def test_under_torch_distributed_launch_scripts_get_their_local_rank_unless_use_env_is_given(
