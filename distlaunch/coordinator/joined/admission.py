@@ -46,7 +46,8 @@ class RendezvousPort:
     ) -> None:
         """Listen for ``num_launchers`` launchers. Raises ConfigError if no port can be opened.
 
-        ``say`` is called with notices for the user.
+        ``say`` is called with notices for the user. Launchers that connect have to wait until
+        ``open``.
         """
         self._joined_launchers: JoinedLaunchers
         """Admits launchers and polls the listener. Set by `open`."""
@@ -167,11 +168,13 @@ class CoordinatorConnector:
         return TcpConnection(connection, self.coordinator), welcome
 
     def _is_ended(self) -> bool:
-        """Read pending signals. Return whether they include one that ends the launcher."""
+        """Read the pending signals. Return whether one of them ends the launcher, and store it in
+        ``ended_by``."""
         self.ended_by = next((number for number in self._signals.read() if number in ENDING), None)
         return self.ended_by is not None
 
     def _progress(self, elapsed_s: float, why: str) -> None:
+        """Show a notice of the wait, after 5 s and then once a minute."""
         if elapsed_s >= self._notice_at:
             self._notice_at = elapsed_s + _NEXT_NOTICE_S
             left_s = max(0.0, self._until - time.monotonic())

@@ -20,7 +20,7 @@ class ForwardingSink(Sink):
         self._sink = sink
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show messages of distlaunch."""
+        """Show a message of distlaunch."""
         self._sink.say(text, level=level)
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
@@ -66,7 +66,8 @@ class ForwardingSink(Sink):
 
 
 class LocalRanks(ForwardingSink):
-    """Console that shows only the ranks of this node, counted from 0, as torchrun does."""
+    """Sink that numbers the ranks of this node from 0, as torchrun does. ``first_rank`` is set when
+    an attempt starts."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
@@ -113,7 +114,8 @@ class CoordinatorConsole(ForwardingSink):
     def verdict(self, exit_code: int, summary: str) -> p.ExitLauncher:
         """Return the message that ends the other launchers.
 
-        If the job failed, the message has the errors; if it was stopped, the last line of output.
+        If the job failed, the message has the errors of distlaunch; if there are none, as after a
+        stop, its last message.
         """
         text = ("\n".join(self._errors) or self._last) if exit_code else ""
         return p.ExitLauncher(
@@ -121,8 +123,8 @@ class CoordinatorConsole(ForwardingSink):
         )
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show messages of distlaunch. Store errors and the last message; send warnings to all
-        nodes."""
+        """Show a message of distlaunch. Send a warning to all nodes. Store an error, and the last
+        message that is neither."""
         self._sink.say(text, level=level)
         if level == "error":
             self._errors.append(text)

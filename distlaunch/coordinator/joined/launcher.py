@@ -187,10 +187,11 @@ class JoinedRunner:
         self._noted: set[str] = set()
 
     def run(self, connection: Connection) -> int:
-        """Run the workers. Return the exit code that the coordinator has sent, or after a final
-        loss of the coordinator.
+        """Run the workers. Return the exit code of the coordinator, or this launcher's own if it
+        ends without the coordinator.
 
-        Raises LaunchError if the workers cannot be run, and all errors of ``connect_to_listener``.
+        Connects again after a loss while the job has restarts left. Raises LaunchError if the
+        workers cannot be run, and all errors of ``connect_to_listener``.
         """
         self._use_connection(connection)
         try:
@@ -228,7 +229,7 @@ class JoinedRunner:
 
     def _end_of_job(self) -> int | None:
         """Return the exit code if this launcher does not connect again after the coordinator was
-        lost.
+        lost or this launcher has left.
 
         Otherwise wait until it may connect again, and return None.
         """
@@ -290,8 +291,11 @@ class JoinedRunner:
         self._coordinator.send(message)
 
     def _run_once(self) -> None:
-        """Wait for one event, then process the messages of the coordinator and of this node's
-        agent."""
+        """Wait for one event, then handle signals and the messages of the coordinator and of this
+        node's agent.
+
+        Record the coordinator as lost if it has been silent for too long.
+        """
         self._wait([] if self._clock.paused else [self._silence.left_s])
         self._receive()
         for message in self._own.receive():
@@ -338,8 +342,8 @@ class JoinedRunner:
             self._is_odd, self._loss = True, exc.message
 
     def _own_fault(self) -> str:
-        """Return a clause if the coordinator considered this launcher lost because this launcher
-        was suspended.
+        """Return a clause if this launcher was itself suspended just before the coordinator closed
+        the connection.
 
         Otherwise return an empty string.
         """
@@ -352,6 +356,7 @@ class JoinedRunner:
         )
 
     def _handle(self, message: p.ToLauncher) -> None:
+        """Check a message of the coordinator and carry it out."""
         own = self._own
         self._message_check.check(message, running=self._running is not None)
         match message:
@@ -390,6 +395,11 @@ class JoinedRunner:
                 pass
 
     def _start_workers(self, start: p.StartWorkers) -> None:
+        """Plan and start the workers of an attempt.
+
+        An attempt that this launcher has had counts as a loss of the coordinator. If planning
+        fails, this launcher ends.
+        """
         if 0 <= start.attempt <= self._message_check.attempt:
             # The coordinator took over with launchers that knew of fewer attempts. It learns of this
             # one when this launcher connects again.
@@ -424,6 +434,7 @@ class JoinedRunner:
         self._own.handle(start_of(plan, start.node_rank, plan.workers, streams, plan.shared_env))
 
     def _on_verdict(self, verdict: p.ExitLauncher) -> None:
+        """End with the job's exit code, and show the job's errors."""
         code, text = verdict.exit_code, verdict.text[:_LONGEST_TEXT]
         if text and self._settings.speaks:
             self._sink.say(text, level="error" if verdict.is_error else "info")
@@ -432,6 +443,7 @@ class JoinedRunner:
         self._exit_code = code
 
     def _refuse(self, exc: LaunchError) -> None:
+        """Send the coordinator an error with which this launcher ends."""
         self._end_part(exc.message)
 
     def _end_part(self, why: str, *, coordinator_silent: bool = False) -> None:
@@ -451,6 +463,7 @@ class JoinedRunner:
             self._coordinator.flush()
 
     def _note(self, message: FromNode) -> None:
+        """Record a message of this node's agent that the coordinator gets."""
         match message:
             case m.AttemptEnded():
                 self._running = None
@@ -487,6 +500,8 @@ class JoinedRunner:
             self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
+        """Pass a signal on to the coordinator, which decides. Merged repetitions are dropped, and
+        Ctrl-Z only gets a notice."""
         if signum == signal.SIGTSTP:
             self._sink.say(
                 f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while",
@@ -504,6 +519,11 @@ class JoinedRunner:
                 self._on_ending(signum)
 
     def _on_ending(self, signum: int) -> None:
+        """Pass a signal that ends the job to the coordinator, and count it.
+
+        If this node alone is drained, leave the job instead. End without the coordinator after
+        ``SIGNALS_LEAVE`` signals.
+        """
         is_first, is_alone = self._stop_signal is None, self._coordinator.connection is None
         self._stop_signal = self._stop_signal or signum
         self._stop_count += 1
@@ -521,7 +541,8 @@ class JoinedRunner:
         self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
 
     def _leave(self, signum: int) -> None:
-        """End without the coordinator, after the user has repeated a signal."""
+        """End with a signal's exit code and without the coordinator, after the user has repeated
+        the signal. Closing kills the workers."""
         self._end_part(
             f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times"
         )
@@ -531,7 +552,11 @@ class JoinedRunner:
     # --- without the coordinator
 
     def _stop_own_workers(self) -> None:
-        """Stop the workers of this node without the coordinator."""
+        """Close the connection, report the loss, and stop the workers of this node without the
+        coordinator.
+
+        Returns early after a further signal; closing then kills the workers.
+        """
         if self._is_odd:
             self._end_part(f"the coordinator broke the protocol: {self._loss}")
         elif (
@@ -580,6 +605,7 @@ class JoinedRunner:
         self._events.write("coordinator_lost", {"why": self._loss, "kind": kind})
 
     def _work_alone(self, within_s: float) -> None:
+        """Handle signals and messages of this node's agent, for at most ``within_s``."""
         self._wait([within_s])
         for message in self._own.receive():
             self._note(message)
@@ -614,7 +640,8 @@ class CoordinatorConnection:
         return None if self._node_connection is None else self._node_connection.connection
 
     def open(self, connection: Connection) -> None:
-        """Use a new connection. Raises ConfigError if no thread can be started for it."""
+        """Use a new connection, and start the thread that writes to it. Raises ConfigError if no
+        thread can be started."""
         budget = CoordinatorBudget(time.monotonic())
         self._node_connection = node_connection = NodeConnection[p.ToLauncher](
             0, p.TO_LAUNCHER, m.REMOTE_NESTED_TYPES, budget
@@ -629,7 +656,8 @@ class CoordinatorConnection:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def receive(self) -> Iterator[p.ToLauncher | ReadEnd]:
-        """Yield the messages of one turn, then the reason why the turn ends.
+        """Yield the messages of one turn, then the reason why the turn ends, if more may follow or
+        the connection has ended.
 
         A turn is limited in messages and time. Raises ProtocolError for an invalid message, after
         the messages before it.

@@ -141,7 +141,7 @@ class JoinedLauncher:
         self.on_connect(None)
 
     def on_connect(self, node_connection: NodeConnection[p.FromLauncher] | None) -> None:
-        """Use a new connection. Drops everything that the previous launcher of this node has sent.
+        """Use a new connection. Drop everything that the previous launcher of this node has sent.
 
         ``node_connection`` is None before the first launcher of the node connects.
         """
@@ -201,8 +201,8 @@ def choose_node_rank(
     """Choose the node rank for a launcher that was started without a rank.
 
     In order of preference: the rank that it had before, a free rank on the same host, a rank never
-    used, any free rank. Return None if all ranks are in use. ``admitted`` has ranks of launchers
-    whose connections are not open yet, by instance.
+    used, any free rank. Return None if all ranks are in use. Rank 0 is never free. ``admitted`` has
+    ranks of launchers whose connections are not open yet, by instance.
     """
     others = list(enumerate(launchers))[1:]
     known = [number for number, launcher in others if launcher.instance == call.instance]
@@ -283,7 +283,10 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
 
     def connect(self, node: int, delay_s: float) -> None:
         """Report the launcher of a node to the policy once the launcher has joined, but not before
-        ``delay_s``."""
+        ``delay_s``.
+
+        A launcher that was reported before is disconnected, and has to join again.
+        """
         if node == 0:
             self._events.append(a.Joined(node=0, host=self._host))
             return
@@ -323,7 +326,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._own.handle(message)
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send a message to all connected nodes."""
+        """Send a message to all connected nodes, including this one."""
         self._own.handle(message)
         for node in list(self._node_connections):
             self._send_to(node, message)
@@ -438,8 +441,11 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def _reject_if_alive(
         self, number: int, launcher: JoinedLauncher, who: str
     ) -> p.Rejected | None:
-        """Return the rejection of a second launcher for a node; None if the first launcher is
-        dead."""
+        """Return the rejection of a second launcher for a node; None if there is no first launcher
+        or it is dead.
+
+        While that is unknown, the second launcher is to ask again.
+        """
         if launcher.node_connection is None:
             return None
         match launcher.check_alive(launcher.node_connection, self._clock()):
@@ -462,6 +468,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         return _rejection(text, hint=f"each launcher needs a {self._rank_name} of its own")
 
     def _accept_launchers(self) -> None:
+        """Use the connections of admitted launchers, and close those whose rank has another
+        launcher by now."""
         for call, connection in () if self._listener is None else self._listener.ready():
             number = self._admitted.pop(call.instance, None)
             if number is None or self._launchers[number].instance != call.instance:
@@ -566,6 +574,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         launcher: JoinedLauncher,
         info: p.LauncherInfo,
     ) -> None:
+        """Check a launcher's options and clock. Report the launcher to the policy, or turn it away
+        if its options differ."""
         node_connection.on_greeting(info.clock, self._clock())
         wall = time.time()
         conflict = self._rules.conflict(node_connection.node, launcher.host, info)
@@ -603,7 +613,10 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def _reject_unfit(
         self, node_connection: NodeConnection[p.FromLauncher], launcher: JoinedLauncher, why: str
     ) -> None:
-        """Record that a launcher failed before it had sent its ``LauncherInfo``."""
+        """Handle the loss of a launcher that failed before it had sent its ``LauncherInfo``.
+
+        A job of fixed size that has not begun is refused.
+        """
         text = (
             f"{self._rank_name} {node_connection.node} ({launcher.host}) cannot take part: "
             f"{printable(why[:_LONGEST_WHY])}"
@@ -633,6 +646,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         why: str,
         kind: a.LossKind = a.LossKind.GONE,
     ) -> None:
+        """Drop a launcher's connection. Report its node as lost if the policy knows of the
+        launcher, or as unreachable if the policy waits for it and it never sent its options."""
         self._node_connections.pop(node_connection.node, None)
         self._drop(node_connection)
         launcher = self._launchers[node_connection.node]

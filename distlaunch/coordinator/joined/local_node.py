@@ -123,7 +123,7 @@ class LocalNode:
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[FromNode]:
-        """Carry out the actions that are due on the node, without waiting. Return its messages."""
+        """Do what is due on the node, without waiting. Return the messages that the node sends."""
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
         self._survey.on_ready()
@@ -175,7 +175,10 @@ class _SurveyThreads:
         self._found: deque[tuple[m.Survey, m.Surveyed | m.AgentFailed]] = deque()
 
     def begin(self, order: m.Survey) -> None:
-        """Begin a survey. A survey that is running is abandoned."""
+        """Begin a survey. The answer to a survey that is running is dropped.
+
+        If too many threads hang, or no thread can be started, answer at once with the problem.
+        """
         self._order = order
 
         def turn_to(what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
@@ -218,7 +221,8 @@ class _SurveyThreads:
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Send the results of finished surveys. Abandon a survey whose step has timed out."""
+        """Send the result of the latest survey if it has finished. If its step has timed out,
+        answer with the problem."""
         while self._found:
             order, found = self._found.popleft()
             if order is not self._order:

@@ -65,7 +65,7 @@ class AttemptNodes(Record):
 
     @staticmethod
     def of(attempt_plan: AttemptPlan) -> AttemptNodes:
-        """Return the nodes of a plan. Raises ValueError if a node has no ranks."""
+        """Return the nodes of a plan. Raise ValueError if it does not give each node its ranks."""
         plan, numbers, places = attempt_plan.plan, attempt_plan.node_numbers, attempt_plan.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
@@ -227,7 +227,8 @@ class Attempt:
         return rank in self.nodes.ranks(node) and rank not in self._ended[node]
 
     def exited(self, node: int, ended: WorkerExit) -> WorkerExit | None:
-        """Record a worker's exit. Return it with host and local rank if it is a failure."""
+        """Record a worker's exit. Return it with host and local rank if it is a failure, else
+        None."""
         self.ended += 1
         self._ended[node].add(ended.rank)
         if ended.returncode != 0:
@@ -258,10 +259,11 @@ class Attempt:
         return self._seeks_cause and self.others_until is not None
 
     def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
-        """Return the effect of a failure on the other workers, before they are stopped.
+        """Record the time of the first failure. Return the effect of a failure on the other
+        workers.
 
-        ``wait``: they run for a moment longer. ``go on``: such a wait has begun before and
-        continues.
+        ``stop``: they are stopped now. ``wait``: they run until ``others_until``. ``go on``: such a
+        wait has begun before and continues.
         """
         if self.first_failure is None:
             self.first_failure = now
@@ -301,7 +303,8 @@ class Attempt:
     ) -> Loss | None:
         """Record that a node is lost, with its workers.
 
-        Return the loss; None if all workers of the node had ended with 0.
+        Return the loss; None if the attempt does not need the node any more: it has reported its
+        end, or all its workers had ended with 0.
         """
         from distlaunch.coordinator.policy.losses import Loss
 
@@ -421,6 +424,6 @@ class Attempt:
         )
 
     def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
-        """Return leftover processes, in ``found`` by node, by host in the order of the node
-        ranks."""
+        """Return leftover processes by host, in the order of the node ranks. ``found`` has them by
+        node."""
         return {self.nodes.host(node): found[node] for node in self.nodes.numbers if node in found}

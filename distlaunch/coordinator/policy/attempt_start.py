@@ -133,7 +133,7 @@ class AttemptStart:
         return nodes, actions
 
     def note(self, losses: Sequence[Loss]) -> None:
-        """Name these lost nodes in the next notice about nodes."""
+        """Store lost nodes for the next notice about nodes, which names them."""
         self._node_setup.left = who_left(losses)
 
     def replaces(self) -> bool:
@@ -172,7 +172,7 @@ class AttemptStart:
     def lost(
         self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, reconnect: bool
     ) -> list[Action]:
-        """Record a lost node. Return the actions that follow, if the loss was unknown.
+        """Record a lost node. Return the actions that follow; none if the node was not connected.
 
         ``run``: the attempt in which the node took part, and its ranks. ``reconnect``: the job
         still runs, so the node may be connected again.
@@ -261,7 +261,8 @@ class AttemptStart:
         return self._preparation is not None and self._preparation.reaches
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Return the actions that make the other nodes connect to rank 0's node, or an error."""
+        """Return the actions that make the other nodes connect to rank 0's node, or the error that
+        it has no usable address."""
         return [] if self._preparation is None else self._preparation.reach(port, now)
 
     def reached(self, node: int, message: Reached) -> None:
@@ -274,9 +275,10 @@ class AttemptStart:
         return None if self._preparation is None else self._preparation.late(owing)
 
     def choose_master(self, now: float) -> MasterChoice | JobError | list[Action]:
-        """Return the master address.
+        """Return the master address, or the error that no address was reached by all nodes.
 
-        If some nodes cannot reach it, return the actions to continue without them, or an error.
+        If the job can spare the nodes that cannot reach rank 0's node, return the actions to
+        continue without them. Return an empty list if no attempt is being prepared.
         """
         preparation = self._preparation
         if preparation is None:
@@ -328,7 +330,8 @@ class Preparation:
         return self._until
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Return the actions that make the other nodes connect to rank 0's node, or an error."""
+        """Return the actions that make the other nodes connect to rank 0's node, or the error that
+        it has no usable address."""
         nodes = self._nodes
         self.reaches = True
         self._until = now + REACH_S + SLACK_S

@@ -185,7 +185,10 @@ class HangDetector:
         self._is_stopped = True
 
     def silent_since(self, now: float) -> float | None:
-        """Return the time of the last sign of activity, unless it is too recent for a notice."""
+        """Return the time of the last sign of life if the silence is long enough for a notice.
+
+        Otherwise, with --hang-timeout, and for a single worker, return None.
+        """
         if self._notice_s is None or self._sign_at is None or self._run.nodes.world_size < 2:
             return None
         return self._sign_at if now >= self._sign_at + self._notice_s else None
@@ -207,10 +210,10 @@ class HangDetector:
         return min((time for time in times if time is not None), default=None)
 
     def on_worker_finished(self, rank: int, now: float) -> list[Action]:
-        """Record that a worker has ended with 0, a sign of activity. Return the actions that
+        """Record that a worker has ended with 0, which is a sign of life. Return the actions that
         follow.
 
-        Other workers may wait for it forever.
+        Other workers may wait for it forever, so their stacks are soon compared.
         """
         self.ended.append(rank)
         if not self._is_stopped and not self._alone_notice_shown and self._alone_notice_at is None:
@@ -225,10 +228,10 @@ class HangDetector:
         return self._on_sign_of_life(now)
 
     def on_alive(self, message: m.Alive, now: float) -> list[Action]:
-        """Record signs of life. Return the actions that follow.
+        """Record a node's report of heartbeats and output. Return the actions that follow.
 
-        Heartbeats count, and output of workers that have never sent one; without --hang-timeout,
-        all output.
+        Signs of life are heartbeats, output that is held up, and output of workers that have never
+        sent a heartbeat; without --hang-timeout, all output.
         """
         self._heartbeat_ranks.update(heartbeat.rank for heartbeat in message.heartbeats)
         self._note_steps(message, now)
@@ -262,7 +265,7 @@ class HangDetector:
         return [ShowMessage(text=text, level="warning")]
 
     def on_stacks(self, node: int, message: m.Stacks) -> None:
-        """Record the stacks of a node."""
+        """Record the stacks of a node. Ignore late answers to an earlier request."""
         if (message.attempt, message.serial) == (
             self._run.number,
             self._serial,
@@ -344,8 +347,11 @@ class HangDetector:
         )
 
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
-        """Return the hang that the samples show, or the actions if the job continues. Requires
-        ``has_all_stacks``."""
+        """Return the hang that the samples show, or the actions if the job continues.
+
+        After ``collect_before_stop``, these are the actions that stop the workers. Requires
+        ``has_all_stacks``.
+        """
         self._answers_due_at = None
         stop, self._stop_actions = self._stop_actions, None
         if stop is not None:
@@ -473,7 +479,8 @@ class HangDetector:
     def _is_held_up(
         self, series: _Series, previous: list[m.Stack] | None, hang: HangDiagnosis, now: float
     ) -> bool:
-        """Return whether the workers still wait for the same ranks, and do nothing else."""
+        """Return whether the workers still wait for the same ranks, and do nothing else between two
+        samples."""
         if not hang.others_wait or self._activity(previous) is not None:
             return False
         if series.kind == "steps":
@@ -541,8 +548,10 @@ class HangDetector:
         return actions
 
     def _notice(self, hang: HangDiagnosis, activity: Activity | None) -> list[Action]:
-        """Return the notice, once in a job, with the ranks that are behind and their places. The
-        job continues."""
+        """Return the notice with the ranks that are behind and their places. The job continues.
+
+        Without --hang-timeout, it is the only one of the job.
+        """
         self._silence_notice_shown = True
         if self._timeout_s is None:
             self._reset_samples(None)

@@ -171,7 +171,7 @@ class JobPolicy:
         return self._nodes_lost + (0 if is_counted else len(self._run.losses))
 
     def deadline(self) -> float | None:
-        """Return when ``DeadlineReached`` is due, if a deadline is set."""
+        """Return when the event ``Tick`` is due, if a deadline is set."""
         times = [
             self._run.others_until,
             self._run.notice_at,
@@ -184,7 +184,10 @@ class JobPolicy:
         return min((time for time in times if time is not None), default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Handle an event of the time ``now``. Return the actions to carry out, in order."""
+        """Handle an event of the time ``now``. Return the actions to carry out, in order.
+
+        After ``EndJob`` all events are ignored.
+        """
         if self.phase == "ended":
             return []
         match event:
@@ -308,6 +311,7 @@ class JobPolicy:
         )
 
     def _tick_running(self, now: float) -> list[Action]:
+        """Return the due actions outside of the node setup."""
         if self._run.notice_at is not None and now >= self._run.notice_at:
             return self._print_waiting_notice()
         until = self._run.others_until
@@ -351,7 +355,10 @@ class JobPolicy:
                 return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: AttemptsKnown, now: float) -> list[Action]:
-        """Continue the job of a lost coordinator. The attempt that follows is a restart."""
+        """Continue the job of a lost coordinator. The attempt that follows is a restart.
+
+        Does nothing once nodes prepare, or if this coordinator knows of a newer attempt.
+        """
         if self.phase not in ("new", "connecting") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1
@@ -586,6 +593,7 @@ class JobPolicy:
         return actions + saved + self._hang_detector.on_alive(message, now)
 
     def _stop_if_hung(self, now: float) -> list[Action]:
+        """Decide on a hang when all requested stacks have arrived; before that, do nothing."""
         if not self._hang_detector.has_all_stacks:
             return []
         decision = self._hang_detector.decide(self.progress, now)
@@ -624,8 +632,8 @@ class JobPolicy:
     def _on_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
         """Record that no process remains on a node.
 
-        If it has not reported the exit of one of its workers, it counts as lost, unless it was
-        asked to stop.
+        If the node has not reported the exit of one of its workers, it counts as lost, unless it
+        was asked to stop. A job without node setup then ends with an internal error.
         """
         missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
         if not missing:
@@ -666,6 +674,11 @@ class JobPolicy:
     def _on_lost(
         self, attempt_start: AttemptStart, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
     ) -> list[Action]:
+        """Record a lost node, with the exit code that its loss gives the job.
+
+        If the node took part, an attempt in preparation is set up again, and a running one is
+        stopped.
+        """
         run, node = self._run, event.node
         took_part = self.phase not in _WITHOUT_ATTEMPT and node in run.alive
         about = (self.attempt, run.nodes.ranks(node)) if took_part else None
@@ -698,6 +711,8 @@ class JobPolicy:
         )
 
     def _on_fault(self, node: int, message: m.AgentFailed, now: float) -> list[Action]:
+        """Handle an agent's internal error: a lost node, or without node setup the end of the
+        job."""
         attempt_start, text = self._attempt_start, message.text
         if attempt_start is None:
             host = self._run.nodes.host(node)
@@ -803,6 +818,8 @@ class JobPolicy:
     # --- signals
 
     def _on_signal(self, event: Signalled, now: float) -> list[Action]:
+        """Pass USR1 and USR2 on to the workers. On any other signal ask them to stop, and kill them
+        if it is repeated."""
         signum = event.signum
         record = RecordEvent(type="signal", fields={"signal": signal.Signals(signum).name})
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
@@ -887,7 +904,8 @@ class JobPolicy:
     # --- after an attempt: another one, or the end of the job
 
     def _conclude(self, now: float) -> list[Action]:
-        """Return the actions that follow an attempt without any process left."""
+        """Return the actions that follow an attempt without any process left: another attempt, or
+        the end of the job."""
         run, settings = self._run, self.settings
         if self._fault is not None:
             return self._end(EXIT_SOFTWARE)

@@ -216,7 +216,8 @@ class JobNodes:
 
     @staticmethod
     def leave(node: JobNode) -> list[Action]:
-        """Return the actions that disconnect a node that no longer takes part."""
+        """Reset the record of a node that no longer takes part. Return the actions that disconnect
+        it; none if it is not connected."""
         if node.state in ("new", "lost"):
             return []
         node.state, node.serial, node.surveyed, node.failure = "new", 0, None, None
@@ -349,7 +350,8 @@ def _launchers(nodes: Sequence[JobNode]) -> str:
 
 
 def without(failures: Sequence[ConnectFailure]) -> str:
-    """Return a hint how to run the job without the unreachable hosts."""
+    """Return a hint how to run the job without the unreachable hosts; "" if a host was reached but
+    cannot be used."""
     if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
         return ""
     hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])

@@ -115,7 +115,8 @@ class Progress:
     def on_heartbeats(
         self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float
     ) -> list[Action]:
-        """Record heartbeats. Return the event that is due."""
+        """Record heartbeats. Return the ``progress`` event if ``RECORD_S`` have passed since the
+        last one."""
         for heartbeat in heartbeats:
             rank, values = heartbeat.rank, heartbeat.values
             step = values.get(STEP)

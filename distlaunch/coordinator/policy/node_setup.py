@@ -144,6 +144,10 @@ class NodeSetup:
         ]
 
     def _include(self, node: JobNode, now: float, *, short: bool) -> list[Action]:
+        """Ask a connected node for its survey, and connect to another one.
+
+        A node that is being connected counts as missing only if the job is ``short`` of nodes.
+        """
         if node.state == "joined":
             return self._ask(node)
         if node.state != "connecting":
@@ -285,7 +289,10 @@ class NodeSetup:
         )
 
     def absent(self, count: int) -> list[JobNode]:
-        """Return the missing nodes of an attempt with ``count`` nodes, without spares."""
+        """Return the nodes without which an attempt with ``count`` nodes starts.
+
+        A node that is only late is none of them if the attempt has its full size.
+        """
         late = self._unanswered if count < self._settings.bounds[1] else set()
         return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
 
@@ -333,7 +340,8 @@ class NodeSetup:
         return actions
 
     def unreachable(self, number: int, failure: ConnectFailure, now: float) -> list[Action]:
-        """Record that node ``number`` could not be reached. Return the actions that follow."""
+        """Record that node ``number`` could not be reached. Return the actions that follow, such as
+        another attempt to connect."""
         node = self.nodes[number]
         if node.state != "connecting":
             return []
@@ -351,7 +359,8 @@ class NodeSetup:
     def lost(
         self, number: int, why: str, now: float, *, reconnect: bool, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Record that a connected node is lost. Return the actions that follow.
+        """Record that a connected node is lost. Return the actions that follow; none if it was not
+        connected.
 
         ``reconnect``: the job still runs, so the node may be connected again. False while the job
         is being stopped, or after it has failed.
@@ -423,7 +432,10 @@ class NodeSetup:
         return [SendToNode(node=node.number, message=self._question)]
 
     def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
-        """Record the survey of node ``number``. Return the actions that follow."""
+        """Record the survey of node ``number``. Return the actions that follow.
+
+        A late answer is ignored. An obstacle to workers counts only if it lasts: see ``LOOK_S``.
+        """
         node = self.nodes[number]
         if not self.active or node.state != "joined" or answer.serial != node.serial:
             return []
@@ -475,6 +487,7 @@ class NodeSetup:
         return job_nodes.same_machine([self.nodes[number] for number in sorted(self._in)])
 
     def _forget(self, number: int) -> None:
+        """Remove a node from all sets of this attempt."""
         for names in (self._in, self._unanswered, self._retrying, self._failed):
             names.discard(number)
 

@@ -104,7 +104,8 @@ class Outcome(Record):
         min_uptime_s: float,
         has_advanced: bool | None,
     ) -> Outcome:
-        """Return the outcome of an attempt that ran without failure for ``lived_s``."""
+        """Return the outcome of an attempt that ran for ``lived_s`` before it failed, hung or lost
+        a node."""
         long_enough = lived_s >= min_uptime_s
         return Outcome(
             signature=signature,
@@ -199,7 +200,8 @@ class RestartRule:
         return Final(reason=FinalReason.COORDINATOR_LOST)
 
     def on_restart(self, outcome: Outcome, now: float) -> None:
-        """Count a restart after an attempt with this outcome."""
+        """Count a restart after an attempt with this outcome, which the next failure is compared
+        with."""
         self._retried_s = outcome.enough_s if outcome.is_same(self._previous) else None
         self._previous = outcome
         self._in_row = 1 if outcome.ends_row else self._in_row + 1

@@ -146,7 +146,7 @@ class Signals:
         return min((until for until, _ in self._held.values()), default=None)
 
     def due(self, now: float) -> list[Signalled]:
-        """Return the held events whose waiting time is over."""
+        """Return the held events whose waiting time is over, and hold them no longer."""
         due: list[Signalled] = []
         found = [event for until, event in self._held.values() if until <= now]
         for event in found:

@@ -1,9 +1,9 @@
-"""Read the connections to the other nodes, send pings, and measure silence and clock offsets.
+"""The connections to the other nodes: read in the main loop, written by threads.
 
-``Connections`` reads all connections in the main loop; its subclasses handle the messages.
-``NodeConnection`` is one connection with its decoder and clock offset. Each connection has a
-``SendThread``, so that ``send`` never waits for the network. ``StartBound`` finds nodes that answer
-pings but do not start their workers.
+``Connections`` reads all connections in turns, sends pings, and loses nodes that are silent; its
+subclasses handle the messages. ``NodeConnection`` is one connection with its decoder, message
+budget and clock offset. Each connection has a ``SendThread``, so that ``send`` never waits for the
+network. ``StartBound`` finds nodes that answer pings but do not start their workers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class StartBound:
         self._awaited, self._began, self.until = workers, now, now + START_S
 
     def on_message(self, message: object, now: float) -> None:
-        """Process a message that shows how many workers have started or ended."""
+        """Process any message of the node.
+
+        One about started or ended workers, and a notice of a longer step, extends the limit, or
+        removes it once all workers have started. Others change nothing.
+        """
         if self.until is None:
             return
         match message:
@@ -131,7 +135,7 @@ class Connections(ABC, Generic[M]):
     def _lose(
         self, node_connection: NodeConnection[M], why: str, kind: a.LossKind = a.LossKind.GONE
     ) -> None:
-        """Drop the connection of a lost node, and report the loss as an event."""
+        """Drop the connection of a lost node, and queue an event that reports the loss."""
 
     @abstractmethod
     def _describe_end(self, end: ConnectionEnd) -> str:
@@ -154,7 +158,7 @@ class Connections(ABC, Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages wait to be sent."""
+        """Return whether messages to any node wait to be sent."""
         return any(
             node_connection.has_unsent for node_connection in self._node_connections.values()
         )
@@ -168,8 +172,8 @@ class Connections(ABC, Generic[M]):
                 os.write(self._wake_end, b"\0")
 
     def _read_all(self, within_s: float = 0.0) -> None:
-        """Read each connection that has data, for one turn each. The connection that has waited
-        longest is read first.
+        """Wait up to ``within_s`` for data. Then read each connection that has data, for one turn
+        each, the longest waiting first.
 
         If the time is used up, the next call reads the remaining connections.
         """
@@ -258,8 +262,11 @@ class Connections(ABC, Generic[M]):
     # --- time
 
     def _tick(self) -> None:
-        """Send pings to all nodes if they are due. Drop nodes that have been silent for too
-        long."""
+        """Send pings to all nodes if they are due, and lose nodes that have been silent for too
+        long.
+
+        If this process itself stood still, silent nodes get ``LATE_S`` more.
+        """
         now = self._clock()
         if self._ping_at is None:
             if any(node_connection.greeted for node_connection in self._node_connections.values()):
@@ -354,7 +361,7 @@ class NodeConnection(Generic[M]):
     def begin_turn(self, now: float) -> None:
         """Start a turn, which limits how long this node delays the other nodes.
 
-        During a turn, ``next_message`` returns at most ``TURN_MESSAGES`` messages, and for at most
+        During a turn, ``next_message`` returns at most ``TURN_MESSAGES`` messages, and only for
         ``TURN_S``. ``now`` is on the job's clock.
         """
         self._turn_at = now
@@ -400,7 +407,8 @@ class NodeConnection(Generic[M]):
         return self._out.get()
 
     def on_greeting(self, clock: float, now: float) -> None:
-        """Handle the first message of the other side, which has the time of its clock."""
+        """Handle the first message of the other side, which has the time of its clock: take a first
+        estimate of the clock offset."""
         self.greeted = True
         self.budget.on_greeting()
         self.clock_offset_s = now - clock
@@ -412,8 +420,11 @@ class NodeConnection(Generic[M]):
             del self._pings[next(iter(self._pings))]
 
     def on_pong(self, message: m.Pong, now: float) -> None:
-        """Estimate the clock offset, on the assumption that the agent answered half way through the
-        round trip."""
+        """Estimate the clock offset anew if this answer came faster than the best one of the last
+        ``_SAMPLE_S``.
+
+        The estimate assumes that the other side answered half way through the round trip.
+        """
         sent = self._pings.pop(message.serial, None)
         if sent is None:
             return

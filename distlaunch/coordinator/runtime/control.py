@@ -93,10 +93,10 @@ class ControlServer:
         return self._path
 
     def start(self) -> None:
-        """Open the socket and start the thread.
+        """Open the socket, remove stale sockets of other launchers, and start the thread.
 
-        If the socket cannot be opened, or no thread can be started, the job has no socket, and the
-        commands read the run directory.
+        If the socket cannot be opened, or no thread can be started, ``path`` is empty, and the
+        commands only read the run directory.
         """
         self._open()
         if self._path:
@@ -181,6 +181,7 @@ class ControlServer:
                     os.write(self._wake_write, b"\0")
 
     def _check_socket(self) -> None:
+        """Open the socket again if its file is gone. Does so once in ``_CHECK_S``."""
         if time.monotonic() < self._check_at:
             return
         self._check_at = time.monotonic() + _CHECK_S
@@ -213,7 +214,8 @@ class ControlServer:
         self._selector.register(client, selectors.EVENT_READ)
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a request for longest."""
+        """Close the connection that has been without a request for longest. Return False if each
+        has a request."""
         idle = [each for each in self._connections.values() if each.is_idle]
         if idle:
             self._drop(min(idle, key=lambda each: each.deadline))
@@ -246,7 +248,11 @@ class ControlServer:
         self._go_on(connection)
 
     def _go_on(self, connection: _Connection) -> None:
-        """Handle the next request of a connection, and set what the selector waits for."""
+        """Handle the next request of a connection if it is whole, and set what the selector waits
+        for.
+
+        Closes a connection that is finished.
+        """
         line = connection.next_request()
         if line is not None:
             self._handle(connection, line)
@@ -274,7 +280,7 @@ class ControlServer:
         )
 
     def _refuse(self, connection: _Connection, refusal: ControlRefusal, text: str) -> None:
-        """Answer with an error. The connection is closed after it."""
+        """Answer with an error, and read no further request of the connection."""
         connection.answer(refusal_line(refusal, text), is_last=True)
         with suppress(OSError):
             connection.write()
@@ -328,11 +334,13 @@ class _Connection:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the last answer has been sent, or the client reads too slowly."""
+        """Return whether the connection is to be closed: its last answer has been sent, or the
+        client does not read its answers."""
         return len(self.unsent) > _ANSWER_BYTES or (self._is_last and not self.unsent)
 
     def read(self) -> bool:
-        """Read what has arrived. Return whether the connection is still open."""
+        """Read what has arrived. Return False if the client has closed the connection, or sends too
+        much while a request is being answered."""
         try:
             block = self.socket.recv(_BLOCK)
         except BlockingIOError:  # the event was that of an earlier connection with this descriptor
@@ -413,14 +421,14 @@ def _remove_stale_sockets(directory: str) -> None:
 
 
 def _uid_of(client: socket.socket) -> int:
-    """Return the user of the process that has connected."""
+    """Return the user id of the process that has connected."""
     packed = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(packed)[1]
     return uid
 
 
 def _answer_line(future: Future[object]) -> bytes:
-    """Return the answer for a result or an exception."""
+    """Return the line with the result, or with the error that its exception stands for."""
     try:
         return result_line(plain(future.result()))
     except MainLoopClosedError:

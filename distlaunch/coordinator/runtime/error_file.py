@@ -36,11 +36,12 @@ def error_file_path(
     of_a_script: bool,
     termination_log: str = TERMINATION_LOG,
 ) -> str | None:
-    """Return the path of the launcher's error file; None if no option or variable requests one.
+    """Return the path of the launcher's error file.
 
-    ``option``: the value of ``--error-file``. ``of_a_script``: a worker's script started this
-    launcher, so TORCHELASTIC_ERROR_FILE is the worker's file. Raises ConfigError if the file of the
-    option cannot be created.
+    It comes from --error-file, TORCHELASTIC_ERROR_FILE, or in Kubernetes is the termination log;
+    None if there is none of these. ``option``: the value of ``--error-file``. ``of_a_script``: a
+    worker's script started this launcher, so TORCHELASTIC_ERROR_FILE is the worker's file. Raises
+    ConfigError if the file of the option cannot be created.
     """
     if option is not None:
         path = os.path.abspath(option)
@@ -109,7 +110,11 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 def _fitting(record: dict[str, Any], path: str) -> bytes:
-    """Return the record as JSON. For a termination log, omit the beginning of a long traceback."""
+    """Return the record as JSON, which changes the record.
+
+    For a termination log, the beginning of a long traceback and the end of a long message are left
+    out.
+    """
     data = json.dumps(record).encode()
     inner = record["message"]
     if path != TERMINATION_LOG or not isinstance(inner, dict):

@@ -125,7 +125,10 @@ class EventCommand:
         self._has_said = False
 
     def observe(self, record: Mapping[str, object]) -> None:
-        """Run the command soon if the event is one of ``EVENTS``."""
+        """Queue the event for the command if its type is one of ``EVENTS``.
+
+        If too many events wait, the event is dropped, with one warning in a job.
+        """
         if record.get("type") not in EVENTS:
             return
         with self._changed:
@@ -202,7 +205,7 @@ class EventCommand:
                 self._failed(f"{problem} (event {record['type']})")
 
     def _run(self, record: Mapping[str, object]) -> str:
-        """Run the command for one event. Return what went wrong, "" if nothing did.
+        """Run the command for one event. Return what went wrong, or "".
 
         Raises OSError if the command cannot be started.
         """
@@ -270,7 +273,7 @@ class EventCommand:
         return ""
 
     def _failed(self, problem: str) -> None:
-        """Warn, once in a job."""
+        """Show a warning for the first failure of the job; for others, do nothing."""
         with self._changed:
             if self._has_said or self._is_closed:
                 return

@@ -65,7 +65,8 @@ class Keyboard:
         return self._terminal.fileno() if self._is_raw and self._terminal is not None else -1
 
     def start(self) -> None:
-        """Start to read keys, if this launcher is the terminal's foreground job.
+        """Switch the terminal to raw mode and read keys, if this launcher is the terminal's
+        foreground job.
 
         The kernel would stop a background process that changes the modes of the terminal.
         """
@@ -75,13 +76,13 @@ class Keyboard:
             self.resize()
 
     def resize(self) -> None:
-        """Send the size of the terminal to the worker."""
+        """Send the size of the terminal to the worker, if keys are being read."""
         if self._terminal is not None and self._is_raw:
             rows, columns = self._terminal.size()
             self._send(m.Resize(rows=rows, columns=columns))
 
     def stop(self) -> None:
-        """Restore the terminal for the shell."""
+        """Read no more keys, and restore the terminal for the shell."""
         if self._terminal is not None and self._is_raw:
             self._terminal.restore()
             self._is_raw = False
@@ -90,7 +91,8 @@ class Keyboard:
         """Send the typed keys to the worker. Return a signal for the launcher, if the keys stand
         for one.
 
-        ``has_reader``: a worker runs that can read the keys.
+        That is INT for Ctrl-C if ``has_reader`` is False, INT with ``kill`` for repeated Ctrl-C,
+        and HUP if the terminal has gone away. ``has_reader``: a worker runs that can read the keys.
         """
         if self._terminal is None:
             return None

@@ -72,7 +72,7 @@ class LocalTransport:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages to the spawner wait to be sent."""
+        """Return whether messages from the agent to its spawner wait to be sent."""
         return any(wanted & select.POLLOUT for wanted in self.descriptors().values())
 
     def _receive_from_agent(self, message: m.FromAgent) -> None:
@@ -87,7 +87,7 @@ class LocalTransport:
         return self._agent.deadline()
 
     def receive(self) -> list[Event]:
-        """Carry out the agent's actions that are due, without waiting. Return the events."""
+        """Let the agent do what is due, without waiting. Return its messages as events."""
         self._agent.on_ready()
         self._agent.tick()
         received: list[Event] = [FromNode(node=0, message=message) for message in self._received]

@@ -55,7 +55,7 @@ class MainLoopCalls:
         return future
 
     def run(self) -> None:
-        """Run the functions of the queue. Called by the main loop."""
+        """Run the functions that are in the queue now. Called by the main loop."""
         with suppress(BlockingIOError):
             os.read(self._read, 4096)
         for _ in range(len(self._queue)):

@@ -1,6 +1,7 @@
-"""Limit the messages on one connection: their number, and their size by phase and type.
+"""Limit the messages on one connection: how many may come, and how large each may be.
 
-No clock, no I/O. Output is not counted here; ``message_checks`` limits it by credit.
+The size depends on the type, and on whether the node has greeted and has workers. No clock, no I/O.
+The amount of output is not counted here; ``message_checks`` limits it by credit.
 """
 
 from __future__ import annotations
@@ -128,14 +129,14 @@ class Budget(ABC):
             )
 
     def on_sent(self, message: Record) -> None:  # noqa: B027 - most budgets do not depend on it
-        """Record a message to the other side, which may send an answer."""
+        """Do nothing here. Subclasses allow the answers to a message to the other side."""
 
     def on_greeting(self) -> None:  # noqa: B027 - same
-        """Record that the other side has sent its first message."""
+        """Do nothing here. Subclasses record that the other side has sent its first message."""
 
     @abstractmethod
     def size_of(self, name: str) -> FrameSize:
-        """Return the largest size of a frame of this type at this moment."""
+        """Return the largest size of a frame of the message type ``name`` at this moment."""
 
 
 class NodeBudget(Budget):
@@ -157,7 +158,7 @@ class NodeBudget(Budget):
         self._has_greeted = True
 
     def on_sent(self, message: Record) -> None:
-        """Record a message to the node, which may send an answer.
+        """Allow the messages that may answer a message to the node.
 
         ``Credit`` is not counted, because other threads send it.
         """
@@ -185,7 +186,11 @@ class NodeBudget(Budget):
         self.allow(_PER_WORKER * workers + _PER_START)
 
     def charge(self, message: Record, now: float) -> None:
-        """Count a received message. Raises ProtocolError if the node may not send it now."""
+        """Count a received message, except output and reports of read stdin.
+
+        Raises ProtocolError if the number is used up, or if the node reports more stdin as read
+        than it was sent.
+        """
         match message:
             case m.Output() if self._has_greeted:
                 return
@@ -204,7 +209,10 @@ class NodeBudget(Budget):
         super().charge(message, now)
 
     def size_of(self, name: str) -> FrameSize:
-        """Return the largest allowed size of a frame of this type at this moment."""
+        """Return the largest size of a frame of the message type ``name`` at this moment.
+
+        Before the node's first message, only messages that may come first are allowed.
+        """
         if not self._has_greeted:
             if name == m.AgentEnding.__name__:
                 return _TEXT
@@ -242,5 +250,5 @@ class CoordinatorBudget(Budget):
         super().__init__(now, burst=_COORDINATOR_BURST, per_s=_COORDINATOR_PER_S)
 
     def size_of(self, name: str) -> FrameSize:
-        """Return the largest allowed size of a frame of this type."""
+        """Return the largest size of a frame of the message type ``name``."""
         return _COORDINATOR_SIZES.get(name, _USUAL)

@@ -96,21 +96,23 @@ class NodeMessageCheck:
         )
 
     def begin_attempt(self) -> None:
-        """Record that output received from now on belongs to the directory of another attempt."""
+        """Ignore output of all ranks until the node is asked to start the next attempt, whose
+        directory is in use from now on."""
         self._ranks_with_open_output.clear()
 
     def grant(self, size: int) -> None:
-        """Record new credit.
+        """Add ``size`` bytes of new credit.
 
         Only one thread may call this method. One other thread may call ``check`` at the same time.
         """
         self._granted += size
 
     def check(self, message: object) -> bool:
-        """Return whether to handle a message. A late one, which is about an earlier attempt or about a
-        rank whose output has ended, must be ignored.
+        """Return whether to handle a message. A late one, which is about an earlier attempt or
+        about a rank whose output has ended, must be ignored.
 
-        Raises ProtocolError for a message that no agent of this release sends.
+        Counts output against the credit. Raises ProtocolError for a message that no agent of this
+        release sends.
         """
         match message:
             case m.Output():
@@ -156,6 +158,8 @@ class NodeMessageCheck:
         return getattr(message, "attempt", self._attempt) >= self._attempt
 
     def _is_current(self, attempt: int, ranks: Iterable[int]) -> bool:
+        """Return whether an attempt is the latest one. Raise ProtocolError if it is none of this
+        node, or the latest with ranks that the node does not run."""
         self._check_attempt(attempt, self._attempt)
         if attempt == self._attempt:
             self._check_ranks(ranks)

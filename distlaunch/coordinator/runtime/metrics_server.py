@@ -42,7 +42,7 @@ class NoMetricsError(Exception):
 
 
 def open_listener(where: str, *, who: str | None = None) -> socket.socket:
-    """Return a listening socket for ``[ADDRESS:]PORT``. Without ADDRESS, it is the loopback's.
+    """Return a listening socket for ``[ADDRESS:]PORT``. Without ADDRESS, it listens at 127.0.0.1.
 
     ``who`` is the option or variable, for errors. Raises ConfigError for another form, and if the
     port cannot be used.
@@ -101,7 +101,8 @@ def _listen_error(who: str, host: str, port: int, exc: OSError) -> ConfigError:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the URL of the metrics."""
+    """Return the URL of the metrics. If the socket listens at all addresses, it has the name of
+    this host."""
     host, port, *_ = listener.getsockname()
     if host in _WILDCARD:
         host = os.uname().nodename

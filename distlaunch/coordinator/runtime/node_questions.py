@@ -75,7 +75,10 @@ class NodeQuestions:
         self._latest_usage: tuple[float, Answers] | None = None
 
     def ask_usage(self, nodes: AskedNodes) -> Future[Answers]:
-        """Return a future that will have what the nodes and their workers use."""
+        """Return a future that will have what the nodes and their workers use.
+
+        An answer of the last ``_REUSE_S`` is used again. Raises ConfigError if no worker runs.
+        """
         latest = self._latest_usage
         if latest is not None and self._clock() < latest[0] and latest[1].attempt == nodes.attempt:
             future: Future[Answers] = Future()
@@ -86,7 +89,8 @@ class NodeQuestions:
     def ask_stacks(self, nodes: AskedNodes, *, native: bool = False) -> Future[Answers]:
         """Return a future that will have the stacks of all running workers.
 
-        ``native``: with native frames, if py-spy is installed on the node.
+        An open question of the same kind is joined. ``native``: with native frames, if py-spy is
+        installed on the node. Raises ConfigError if no worker runs.
         """
         bound_s = NATIVE_STACKS_S if native else STACKS_S
         return self._ask(nodes, m.CollectStacks, bound_s, for_user=True, native=native)
@@ -117,7 +121,8 @@ class NodeQuestions:
         return future
 
     def on_message(self, node: int, message: object) -> bool:
-        """Record an answer. Return whether the message was one."""
+        """Record an answer to a question of this class. Return False for other messages, including
+        answers to hang detection."""
         if not isinstance(message, (m.Usage, m.Stacks)) or message.serial >= 0:
             return False
         question = self._open.get(message.serial)
@@ -137,7 +142,7 @@ class NodeQuestions:
         return min((question.until for question in self._open.values()), default=None)
 
     def tick(self) -> None:
-        """Answer the questions whose time is over."""
+        """Set the results of questions whose time is over, with the answers that have arrived."""
         now = self._clock()
         for serial, question in list(self._open.items()):
             if now >= question.until:

@@ -51,8 +51,10 @@ class EventLog:
         self._observers.append(observe)
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Write an event of type ``kind``. If it cannot be written, it is lost, and the job
-        continues."""
+        """Append an event of type ``kind``, and pass it to the sink and the observers.
+
+        An event that cannot be written is lost in the file, and the job continues.
+        """
         shown = self._counted(fields) if self._first_rank else fields
         record = {"time": round(time.time(), 6), "type": kind, **self._schema, **shown}
         self._schema = {}
@@ -67,7 +69,8 @@ class EventLog:
             os.write(self._descriptor, line)
 
     def _counted(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """Return the fields with ranks counted from ``first_rank``, in nested records as well."""
+        """Return the fields with all rank numbers counted from ``first_rank``, in nested records as
+        well."""
         shown = dict(fields)
         for name, value in fields.items():
             match value:
@@ -83,13 +86,13 @@ class EventLog:
 
 
 class OutputFiles:
-    """Writes output to the log files, then to the console. Called by the output pump's thread.
+    """Writes output to the log files, then to the console.
 
-    The main thread calls ``begin_attempt`` while no output arrives. ``on_error`` is called from the
-    pump's thread, once when log files can no longer be written, and once when one has reached its
-    limit. ``ranks``: the ranks whose
-    directories are created, if the layout has directories. ``filters`` copy lines of a stream into
-    separate files.
+    ``output``, ``rank_ended`` and ``tick`` are called by the output pump's thread. The main thread
+    calls ``begin_attempt`` while no output arrives. ``on_error`` is called from the pump's thread,
+    once when log files can no longer be written, and once when one has reached its limit.
+    ``ranks``: the ranks whose directories are created, if the layout has directories. ``filters``
+    copy lines of a stream into separate files.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class OutputFiles:
             lines.begin(self._layout.filtered_path(self._run_dir, attempt, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Write a chunk."""
+        """Write a chunk to the log file and the filter's file, and pass it to the console."""
         self._open.add(rank)
         self.output_bytes += len(data)
         self._logs.output(rank, stream, data, now)
@@ -146,7 +149,7 @@ class OutputFiles:
         self._sink.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Close the rank's files."""
+        """Close the rank's files, and let the console show its last line."""
         self._open.discard(rank)
         self._logs.rank_ended(rank, now)
         for lines in self._filters.values():
@@ -154,7 +157,7 @@ class OutputFiles:
         self._sink.rank_ended(rank, now)
 
     def close(self) -> None:
-        """Close the filters' files after the last output."""
+        """Close the filters' files. Called after the last output."""
         for lines in self._filters.values():
             lines.close()
 
@@ -195,7 +198,8 @@ class LineFilter:
         names."""
 
     def begin(self, path: str) -> None:
-        """Write to this file from now on."""
+        """Write to the file ``path`` with ``suffix`` in its name from now on. If it cannot be
+        opened, nothing is written."""
         self.close()
         stem, dot, ending = path.rpartition(".")
         path = f"{stem}{self.suffix}{dot}{ending}"
@@ -254,10 +258,11 @@ class DiskWork:
     thread."""
 
     def do(self, work: Callable[[], object]) -> None:
-        """Run ``work`` after all earlier work. ``work`` must handle its OSErrors itself."""
+        """Run ``work`` at once; in the subclass with a thread, after all earlier work. ``work``
+        must handle its OSErrors itself."""
         work()
 
     def ask(self, work: Callable[[], T]) -> T | None:
-        """Run ``work`` and return its result; None if it takes longer than the main loop may
-        wait."""
+        """Run ``work`` and return its result. A subclass with a thread returns None if that takes
+        longer than the main loop may wait."""
         return work()

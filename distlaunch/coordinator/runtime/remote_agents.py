@@ -118,7 +118,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         return self._output_thread
 
     def note(self, text: str) -> None:
-        """Show the notice ``text`` to the user. May be called from any thread."""
+        """Queue the notice ``text`` for the user. May be called from any thread."""
         self._noted.append(text)
         self._notify()
 
@@ -141,7 +141,10 @@ class RemoteAgents(Connections[m.FromRemote]):
         self._output_thread.begin_attempt(attempt)
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Open a connection to a node, in its own thread."""
+        """Open a connection to a node in its own thread, after ``delay_s``. Close an earlier one.
+
+        ``receive`` returns ``Joined`` or ``Unreachable``.
+        """
         self.disconnect(node)
         budget = NodeBudget(time.monotonic())
         node_connection: NodeConnection[m.FromRemote]
@@ -162,7 +165,10 @@ class RemoteAgents(Connections[m.FromRemote]):
             self._notify()
 
     def discover(self) -> None:
-        """Run the command of --discover in a thread."""
+        """Run the command of --discover in a thread, unless it already runs or there is none.
+
+        ``receive`` returns the result.
+        """
         find = self._find
         if find is None or self._finding:
             return
@@ -191,7 +197,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         self._send_to(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send a message to all connected nodes."""
+        """Send a message to all nodes that are connected or being connected."""
         for node in list(self._node_connections):
             self.send(node, message)
 
@@ -208,7 +214,11 @@ class RemoteAgents(Connections[m.FromRemote]):
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
-        """Return the events since the last call, without waiting."""
+        """Handle everything that has arrived or is due, without waiting. Return the events since
+        the last call.
+
+        Sends pings and stdin, and loses nodes that are silent or do not start their workers.
+        """
         self._read_all()
         while self._noted:
             self._events.append(a.LinePrinted(text=self._noted.popleft()))
@@ -255,6 +265,8 @@ class RemoteAgents(Connections[m.FromRemote]):
     def _make_opener(
         self, node_connection: NodeConnection[m.FromRemote], delay_s: float
     ) -> Callable[[], Connection | None]:
+        """Return the function that the node's thread runs to open its connection. It returns None
+        if that fails or the node was disconnected."""
         target = self.targets[node_connection.node]
 
         def open_connection() -> Connection | None:
@@ -303,6 +315,7 @@ class RemoteAgents(Connections[m.FromRemote]):
                 self._events.append(a.LoggedIn(node=node))
 
     def _on_hosts_found(self, output: str | LaunchError) -> None:
+        """Add new hosts to ``targets``, and queue the hosts or the error as ``Discovered``."""
         self._finding = False
         try:
             if isinstance(output, LaunchError):
@@ -321,6 +334,8 @@ class RemoteAgents(Connections[m.FromRemote]):
     def _on_message(
         self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote
     ) -> None:
+        """Check a message of a node, and handle it or queue it as an event. Before ``Hello`` all
+        messages are ignored."""
         if not node_connection.greeted:
             if isinstance(message, m.Hello):
                 node_connection.on_greeting(message.clock, self._clock())
@@ -381,6 +396,8 @@ class RemoteAgents(Connections[m.FromRemote]):
         why: str,
         kind: a.LossKind = a.LossKind.GONE,
     ) -> None:
+        """Drop a node's connection. Queue ``Lost`` if its agent has greeted, else
+        ``Unreachable``."""
         self._node_connections.pop(node_connection.node, None)
         greeted = node_connection.greeted
         self._drop(node_connection)
@@ -471,7 +488,7 @@ class Feeder:
         return self._node is not None and not self._ended and self._under_way < _WINDOW_BYTES
 
     def taken(self, node: int, message: m.StdinConsumed) -> None:
-        """Record how many bytes rank 0 has read."""
+        """Record how many bytes rank 0 has read. Stop sending if it has closed its stdin."""
         self.unread += max(0, message.unread)
         if node == self._node:
             self._under_way = max(0, self._under_way - max(0, message.size))
@@ -479,7 +496,8 @@ class Feeder:
                 self._node = None
 
     def ready(self) -> list[tuple[int, m.StdinData]]:
-        """Read from stdin. Return the messages to send, each with its node."""
+        """Read from stdin if it has data and rank 0's node may get more. Return the messages to
+        send, each with its node."""
         if self._node is None:
             return []
         if self._tell_end:

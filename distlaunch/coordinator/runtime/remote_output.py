@@ -67,7 +67,7 @@ class OutputThread(threading.Thread, DiskWork):
     # --- the main loop's
 
     def take(self, node: int, message: m.Output | m.RankEnded) -> None:
-        """Queue output of a node."""
+        """Queue output of a node, or the end of a rank's output."""
         if isinstance(message, m.RankEnded):
             rank = message.rank
             self._enqueue(lambda now: self._rank_ended(node, rank, now))
@@ -153,6 +153,8 @@ class OutputThread(threading.Thread, DiskWork):
                 self._over = True
 
     def _serve(self) -> bool:
+        """Run the queued work, and wait if there is none. Return False when the thread has to
+        end."""
         due = self._files.tick(time.monotonic())
         self._give_credit()
         with self._changed:
@@ -181,9 +183,12 @@ class OutputThread(threading.Thread, DiskWork):
         self._paid(node, len(message.data))
 
     def _paid(self, node: int, size: int) -> None:
+        """Count bytes of a node that were written or dropped, for which it gets new credit."""
         self._taken[node] = self._taken.get(node, 0) + size
 
     def _give_credit(self) -> None:
+        """Send new credit, in large units, to nodes whose output was written, while the console has
+        room."""
         if not self._taken or not self._files.has_room():
             return
         for node, size in list(self._taken.items()):

@@ -1,4 +1,8 @@
-"""Report failed and hung attempts on the screen, in ``report.txt`` and in ``events.jsonl``."""
+"""Report failed and hung attempts and errors of the job.
+
+They appear on the screen, in ``events.jsonl``, ``report.txt`` and ``report.json``, and in the
+launcher's error file.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,8 @@ class Reporter:
         """Why the job has failed, in one sentence; empty if it has not failed."""
 
     def failed(self, action: a.ReportFailure, *, terminal: bool) -> None:
-        """Report an attempt in which a worker failed.
+        """Report an attempt in which a worker failed: in full if the job ends with it, else in one
+        line.
 
         ``terminal``: the worker had a pseudo-terminal, so its stderr is in the same stream as its
         stdout.
@@ -179,7 +184,10 @@ class Reporter:
         return f"{within} in the log directory of {plan.nodes[node_rank].host}"
 
     def hung(self, action: a.ReportHang) -> None:
-        """Report an attempt that hung. The policy has written its ``hang`` event before."""
+        """Report an attempt that hung: in full if the job ends with it, else in one line.
+
+        The policy has written its ``hang`` event before.
+        """
         if not action.final:
             self._warn_about_restart(action, "hung")
             return
@@ -210,7 +218,8 @@ class Reporter:
         self._disk_work.do(lambda: _write_stacks(action, layout, run_dir))
 
     def keep_error(self, message: WorkerExit) -> None:
-        """Write the error file of a worker if its node does not share the run directory."""
+        """Write the error file of a worker if its exit has the content and the file does not
+        exist."""
         if message.error_file is None:
             return
         path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
@@ -225,7 +234,8 @@ class Reporter:
         self._sink.say(text, level="warning")
 
     def keep_job_error(self, error: a.JobError) -> None:
-        """Write to ``report.txt`` why the job ends, although no worker has failed."""
+        """Write to ``report.txt`` why the job ends, although no worker has failed. ``ended`` writes
+        the rest."""
         self._error, self.summary = error, error.message
         self._data = {
             "kind": "error",
@@ -298,6 +308,7 @@ def _write_stacks(action: a.WriteStacks, layout: Layout, run_dir: str) -> None:
 
 
 def _keep_error(path: str, text: str) -> None:
+    """Write a worker's error file, unless it exists or cannot be written."""
     with suppress(OSError):  # it exists already, or the disk is full
         descriptor = open_private(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -1,4 +1,4 @@
-"""Create the run directory of a job.
+"""Create the run directory of a job, find and lock such directories, and delete old ones.
 
 The directory is private (0700). An existing directory is never overwritten: a new one gets the
 suffix ``-2``, ``-3`` and so on. In the default log directory, runs older than the newest 50 are
@@ -163,11 +163,11 @@ class RunDir:
                 os.unlink(fresh)
 
     def write_report(self, text: str) -> None:
-        """Write ``report.txt``."""
+        """Write ``report.txt``, without control characters. Errors are ignored."""
         self._replace(REPORT, printable(text, keep="\n"))
 
     def write_report_data(self, record: Mapping[str, object]) -> None:
-        """Write ``report.json``."""
+        """Write ``report.json``. Errors are ignored."""
         self._replace(REPORT_DATA, json.dumps(record, indent=1) + "\n")
 
     def _replace(self, name: str, text: str) -> None:
@@ -206,7 +206,7 @@ class RunDir:
                 remove_run(path)
 
     def close(self) -> None:
-        """Release the event file, and remove the file with the process id of this launcher."""
+        """Release the lock on the run, and remove the file with the process id of this launcher."""
         if self._pid_file is not None:
             with suppress(OSError):
                 os.unlink(self._pid_file)
@@ -217,7 +217,7 @@ class RunDir:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock an event file.
+    """Lock an event file, if that succeeds within 0.1 s.
 
     ``is_locked`` of another process may hold it for a moment. Without locks on this file system,
     pruning uses only the age.
@@ -323,7 +323,11 @@ def event_files(run: str) -> list[str]:
 
 
 def is_locked(events: str) -> bool:
-    """Return whether a running launcher holds the lock of an event file."""
+    """Return whether a running launcher holds the lock of an event file.
+
+    An event file that cannot be opened counts as locked; a missing one, or one on a file system
+    without locks, does not.
+    """
     try:
         descriptor = os.open(events, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -352,9 +356,9 @@ def make_run_dir(
     """Create ``<log dir>/<name>`` with mode 0700. If the name exists, append ``-2``, ``-3`` and so
     on.
 
-    ``job_id``: the id of the job if it differs from ``name``. Raises ConfigError if the directory
-    of --log-dir cannot be written. If the default directory cannot be written, a temporary one is
-    used.
+    ``job_id``: the id of the job if it differs from ``name``. If the default log directory cannot
+    be written, a temporary one is used. Raises ConfigError if that cannot be written either, or the
+    directory of --log-dir cannot.
     """
     base, job_id = log_base(log_dir, environ), job_id or name
     problems = []
@@ -435,7 +439,7 @@ def _removed_if_it_fails(path: str) -> Iterator[None]:
 
 
 def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """Return the directory for temporary files.
+    """Return the directory for temporary files and an empty list.
 
     If no directory can be used, return None, and for each of the usual ones the reason.
     """
@@ -515,10 +519,9 @@ def _keep_others_out(base: str) -> None:
 
 
 def _shared_base(first: str) -> str:
-    """Return a private directory, created if needed, within a directory that all users may write
-    to.
+    """Return a private directory, created if needed, for use below ``/tmp`` or the like.
 
-    If the name ``first`` belongs to another user, another name is used. Raises OSError if no
+    If the name ``first`` is taken by another user, another name is used. Raises OSError if no
     directory can be created.
     """
     for base in (first, *(f"{first}-{number}" for number in range(2, _SHARED_NAMES + 1))):

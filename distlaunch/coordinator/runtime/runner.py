@@ -90,7 +90,11 @@ class Transport(Protocol):
         """Return when ``receive`` is due even if nothing is ready."""
 
     def receive(self) -> list[a.Event]:
-        """Return the events since the last call, without waiting."""
+        """Return the events since the last call, without waiting.
+
+        Called when a descriptor is ready or ``deadline`` has come: it also does the transport's own
+        work.
+        """
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End all agents and the processes of their workers.
@@ -117,8 +121,7 @@ class JobClock:
         return time.monotonic() - self._paused_s
 
     def skip(self, seconds: float) -> None:
-        """Stop counting ``seconds``, the length of a pause that has just ended, as time of the
-        job."""
+        """Set the clock back by ``seconds``, the length of a pause that has just ended."""
         self._paused_s += seconds
 
 
@@ -367,7 +370,11 @@ class Runner:
             series.write(self._clock())
 
     def _is_answer(self, event: a.Event) -> bool:
-        """Return whether an event answers a question of another shell, and not one of the policy."""
+        """Return whether an event answers a question of another shell, so that the policy must not
+        see it.
+
+        A lost node also ends what it owed to such questions.
+        """
         if self._questions is None:
             return False
         if isinstance(event, a.Lost):
@@ -380,7 +387,7 @@ class Runner:
         return self._exit_code is not None
 
     def _wait(self, *, is_busy: bool) -> None:
-        """Wait for the next event, signal or key, and process signals and keys.
+        """Wait for the next event, signal, key or call of another thread. Process all but events.
 
         If ``is_busy``, do not wait.
         """
@@ -417,6 +424,7 @@ class Runner:
                 self.calls.run()
 
     def _handle_event(self, event: a.Event) -> None:
+        """Pass an event to the policy, carry out its actions, and update the status line."""
         before = self._shown()
         for action in self._policy.step(event, self._clock()):
             self._execute_action(action)
@@ -504,6 +512,10 @@ class Runner:
     # --- attempts
 
     def _start_attempt(self, action: a.StartAttempt) -> None:
+        """Complete the plan with port and master address, write it, and send the start messages.
+
+        If the workers' addresses do not fit the backend, the policy gets ``JobRefused`` instead.
+        """
         attempt_plan, attempt = action.attempt_plan, action.attempt
         plan = self._plan if attempt_plan is None else attempt_plan.plan
         self._plan = self._reporter.plan = plan = bind(
@@ -558,6 +570,7 @@ class Runner:
         return not os.isatty(0) or (self._takes_typed and in_foreground(0))
 
     def _write_plan(self, plan: LaunchPlan) -> None:
+        """Write ``plan-<attempt>.json``, or warn that it could not be written."""
         try:
             with suppress(FileExistsError):  # this or another launcher may have created it
                 make_private_dir(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
@@ -613,8 +626,10 @@ class Runner:
         self._on_signals(meanwhile.replace(_TSTP, b""))
 
     def _flush(self, *, until: float) -> None:
-        """Wait until all messages have been sent, at most until ``until``. Called before this
-        process suspends itself."""
+        """Wait until all messages have been sent, at most until ``until`` (monotonic).
+
+        Called before this process suspends itself. Events that arrive are handled.
+        """
         while self._transport.has_unsent and (left_s := until - time.monotonic()) > 0:
             poll = select.poll()
             for number, wanted in self._transport.descriptors().items():

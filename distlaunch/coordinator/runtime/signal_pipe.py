@@ -39,6 +39,7 @@ class SignalPipe:
     """
 
     def __init__(self) -> None:
+        """Install the signal handlers, and unblock the signals."""
         self._requests = StopSignalCounter()
         self._hurried = False
         self._read, self._write = os.pipe()
@@ -79,7 +80,8 @@ class SignalPipe:
         return numbers
 
     def is_hurried(self) -> bool:
-        """Return whether the user wants the launcher to exit without further waiting.
+        """Read signals. Return whether one has asked the launcher to exit without further waiting,
+        now or before.
 
         Called when the job's exit code is known. A signal then no longer stops the job; it only
         shortens the waiting. A repetition of the signal that stopped the job does not count

@@ -50,7 +50,11 @@ class SlurmAgents(RemoteAgents):
         self._notify()
 
     def receive(self) -> list[a.Event]:
-        """Return the events since the last call, including lines that srun has printed."""
+        """Return the events since the last call, including lines that srun has printed.
+
+        After 40 lines, and at the end of the job, no more are shown, and never those that srun
+        prints at each end.
+        """
         while self._said:
             line = self._said.popleft()
             self._much += 1
@@ -59,7 +63,7 @@ class SlurmAgents(RemoteAgents):
         return super().receive()
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
-        """Send a message to a node."""
+        """Send a message to a node. A message to a lost node is dropped."""
         if isinstance(message, m.Start):
             self._busy.add(node)
         super().send(node, message)
@@ -67,6 +71,11 @@ class SlurmAgents(RemoteAgents):
     def _on_message(
         self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote
     ) -> None:
+        """Handle a message, and what it shows of Slurm's plans.
+
+        If Slurm ends the step, a signal to an agent is no signal to the job: the node is lost once
+        its attempt has ended.
+        """
         node = node_connection.node
         if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(
             self.targets[node].host
@@ -104,7 +113,8 @@ class SlurmAgents(RemoteAgents):
         super()._drop(node_connection)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all agents, then srun. ``hurried`` returns True if the user wants a quick end."""
+        """End all agents, then close srun. ``hurried`` returns True if the user wants a quick
+        end."""
         self._leaving = True
         super().close(hurried)
         self._srun.close()

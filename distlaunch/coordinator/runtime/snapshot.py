@@ -88,7 +88,8 @@ def take_snapshot(
     now: float,
     output_bytes: int | None = None,
 ) -> JobSnapshot:
-    """Return a snapshot. Must be called in the main loop.
+    """Return a snapshot of the job with the rank numbers that the user sees. Must be called in the
+    main loop.
 
     ``started`` is in seconds since 1970, ``now`` is the time on the job's clock.
     """
