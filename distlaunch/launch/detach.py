@@ -46,9 +46,10 @@ class DetachedLauncher:
         self._early = early
 
     def on_run_dir(self, path: str) -> None:
-        """Write stdout and stderr to ``console.log`` from now on.
+        """Write stdout and stderr to ``console.log`` in the run directory from now on, and tell the
+        waiting command.
 
-        Raises ConfigError if the file cannot be made.
+        The output before is copied there. Raises ConfigError if the file cannot be made.
         """
         try:
             console = open_private(
@@ -68,12 +69,12 @@ class DetachedLauncher:
         self._send({"run_dir": path})
 
     def on_started(self) -> None:
-        """Let the command return: all workers have started."""
+        """Tell the waiting command that all workers have started, so that it returns."""
         self._send({"started": True})
         os.close(self._status)
 
     def on_alive(self) -> None:
-        """Report to the command that systemd-run has started the launcher."""
+        """Tell the waiting command that systemd-run has started the launcher."""
         self._send({"alive": True})
 
     def _copy(self, console: int, offset: int) -> int:
@@ -96,12 +97,13 @@ def start_detached(
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> int:
-    """Start the launcher, and return when all its workers have started or it has ended.
+    """Start the launcher in the background. Return when all its workers have started or it has
+    ended.
 
-    In the launcher, ``run`` is called with its side of --detach, and the result is its exit code.
-    In the command, the result is 0 if all workers have started, else the exit code of the
-    launcher. ``say`` and ``warn`` print a line. Raises ConfigError where a launcher cannot go on in
-    the background.
+    Returns in two processes. In the launcher, ``run`` is called with its side of --detach, and its
+    result is the exit code. In the command, the result is 0 if all workers have started, else the
+    exit code of the launcher. ``say`` and ``warn`` print a line; the name of the job goes to
+    stdout. Raises ConfigError where a launcher cannot go on in the background.
     """
     inherited = environ.pop(_VARIABLE, None)
     if inherited is not None:
@@ -157,9 +159,10 @@ def check_planned(planned: Planned) -> None:
 
 
 def credential_warnings(options: TrainOptions, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield what the end of the login takes away that a job with nodes over SSH needs later.
+    """Yield a warning for each credential of the login that lost nodes need later and that goes at
+    logout.
 
-    Nodes are connected again only after a failure.
+    Yields nothing if the job never connects again, or was not started over SSH.
     """
     may_connect_again = (
         options.max_restarts > 0
@@ -182,7 +185,7 @@ def credential_warnings(options: TrainOptions, environ: Mapping[str, str]) -> It
 
 
 def check_scheduler(environ: Mapping[str, str], *, has_terminal: bool) -> str | None:
-    """Return what a scheduler does to the job later, as a warning; None if there is nothing.
+    """Return a warning if a scheduler will end the job later; None if not.
 
     ``has_terminal``: the command was typed in a shell. Raises ConfigError if the job of the
     scheduler would end with the command.
@@ -222,6 +225,7 @@ _SCHEDULERS: tuple[tuple[str, str, Callable[[Mapping[str, str]], bool]], ...] = 
 
 
 def _logout_warning(rule: logind.LogoutRule, *, in_scope: bool) -> str | None:
+    """Return a warning if the end of the login session ends the job."""
     if not rule.kills_session or (in_scope and rule.lingers):
         return None
     if in_scope:
@@ -315,9 +319,10 @@ class _Command:
 
 
 def _fork(*, in_scope: bool) -> DetachedLauncher | _Command:
-    """Fork. Return the side of --detach that the process has.
+    """Fork. Return ``DetachedLauncher`` in the child, and ``_Command`` in the parent.
 
     With ``in_scope`` the child does not return: systemd-run starts the same command line again.
+    Raises ConfigError.
     """
     early = os.memfd_create("console", os.MFD_CLOEXEC)
     read, write = os.pipe2(os.O_CLOEXEC)
@@ -349,7 +354,8 @@ def _fork(*, in_scope: bool) -> DetachedLauncher | _Command:
 
 
 def _inherited_launcher(value: str) -> DetachedLauncher:
-    """Return the side of a launcher that systemd-run has started."""
+    """Return the side of a launcher that systemd-run has started. Raise ConfigError if the
+    descriptors are not there."""
     try:
         status, early = map(int, value.split(","))
         modes = [os.fstat(number).st_mode for number in (status, early)]

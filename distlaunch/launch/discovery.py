@@ -47,15 +47,15 @@ def run_discover(
 ) -> str:
     """Run the command with a shell, as Horovod does, and return its output.
 
-    Must be called before the first thread starts. Raises ConfigError, with the last message of the
-    command, if the command fails, takes longer than ``timeout_s``, or prints more than ``most``
-    bytes.
+    Raises ConfigError, with the last message of the command, if the command fails, takes longer
+    than ``timeout_s``, or prints more than ``most`` bytes. ``who`` is the option or variable that
+    has the command.
     """
     where = command_of(command, who or str(Opt.DISCOVER))
     if "\0" in command:
         raise ConfigError(f"{where}: a command cannot have a NUL")
     try:
-        output, errors, code, problem = _watched(command, environ, timeout_s, most)
+        output, errors, code, problem = _run_watched(command, environ, timeout_s, most)
     except OSError as exc:
         raise ConfigError(f"{where}: cannot be run: {os.strerror(exc.errno or 0)}") from exc
     words = errors.decode(errors="surrogateescape").split("\n")
@@ -82,11 +82,11 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def _watched(
+def _run_watched(
     command: str, environ: Mapping[str, str], timeout_s: float, most: int
 ) -> tuple[bytes, bytes, int, str]:
-    """Return stdout, stderr, the exit code, and a text if the command does not end or prints too
-    much.
+    """Run the command under a guard. Return stdout, stderr, the exit code, and a problem if the
+    command does not end or prints too much, else "".
 
     Raises OSError if the guard process cannot be started.
     """
@@ -111,7 +111,7 @@ def _watched(
             os.close(descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        return _collect(output, errors, result, timeout_s, most)
+        return _collect_output(output, errors, result, timeout_s, most)
     finally:
         os.close(ours)
         with suppress(ChildProcessError):  # SIGCHLD is ignored
@@ -120,7 +120,7 @@ def _watched(
             os.close(descriptor)
 
 
-def _collect(
+def _collect_output(
     output: int, errors: int, result: int, timeout_s: float, most: int
 ) -> tuple[bytes, bytes, int, str]:
     deadline_s = time.monotonic() + timeout_s
@@ -154,8 +154,8 @@ def _collect(
 def _guard(
     command: str, environ: Mapping[str, str], life: int, result: int, output: int, errors: int
 ) -> NoReturn:
-    """Run the command until it or the pipe ``life`` ends. Kill what remains, and write the exit
-    code to ``result``."""
+    """Run the command until it ends or the launcher closes the pipe ``life``. Kill all processes
+    that remain, and write the exit code to ``result``."""
     try:
         os.setsid()
         become_subreaper()

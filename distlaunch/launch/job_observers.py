@@ -52,7 +52,8 @@ class JobObservers:
             self._listener = open_listener(options.metrics, who=options.named("metrics"))
 
     def observe(self, events: EventLog, *, job_id: str, run_dir: str) -> None:
-        """Observe the events of the job. Call it before the first event."""
+        """Run the command of --on-event, if there is one, for the events of the job. Call it before
+        the first event."""
         if self._words:
             from distlaunch.coordinator.runtime.event_command import EventCommand
 
@@ -66,7 +67,7 @@ class JobObservers:
             events.add_observer(self._command.observe)
 
     def serve(self, runner: Runner, events: EventLog) -> None:
-        """Serve the metrics of the job.
+        """Serve the metrics of the job, if --metrics is set, and print their URL.
 
         Starts a thread, so the spawner must have been forked before.
         """

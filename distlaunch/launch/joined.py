@@ -1,4 +1,4 @@
-"""Runs a job that has one launcher per node or per worker.
+"""Run a job that has one launcher per node or per worker.
 
 One launcher is the coordinator, which decides for the job. The others, joined launchers, follow it.
 """
@@ -73,8 +73,9 @@ def read_token(
 ) -> bytes | None:
     """Return the secret that the launchers of a job share; None if the user has set none.
 
-    Raises ConfigError if the token is empty, or its file cannot be read or can be read by other
-    users.
+    It comes from --token-file, else from a variable. ``say`` is called with a notice. Raises
+    ConfigError if the token is empty, or too short without --weak-token-ok, or if its file cannot
+    be read or can be read by other users.
     """
     path = options.token_file
     if path is None:
@@ -118,7 +119,7 @@ def _check_readers(
 ) -> None:
     """Raise ConfigError for a file that other users can read.
 
-    Kubernetes mounts Secrets with such a mode, so in a pod only a notice is shown.
+    In a pod only show a notice, because Kubernetes mounts Secrets with such a mode.
     """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) or not mode & _READ_BY_OTHERS:
@@ -136,7 +137,10 @@ def make_job_identity(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> JobIdentity:
-    """Return the values that all launchers of the job must share. Raises as ``read_token``."""
+    """Return the values that all launchers of the job must share.
+
+    Without a token, a Slurm job uses MUNGE if it is there. Raises as ``read_token``.
+    """
     from distlaunch import __version__
 
     token = read_token(options, environ, say=say)
@@ -149,7 +153,8 @@ def make_job_identity(
 
 
 class JobLaunchers:
-    """The launchers of one job, for the coordinator's policy and connections."""
+    """The policy's settings and the connections for the launchers of one job, in the
+    coordinator."""
 
     def __init__(
         self,
@@ -159,7 +164,8 @@ class JobLaunchers:
         other_addresses: OtherAddresses | None = None,
         alone: str | None = None,
     ) -> None:
-        """``otherwise`` returns the addresses by which the scheduler reaches node 0, this machine.
+        """``other_addresses`` returns the addresses by which the scheduler reaches node 0, this
+        machine.
 
         ``alone`` is a hint on how to run without the other nodes; None if there is no way.
         """
@@ -170,7 +176,7 @@ class JobLaunchers:
         self._joined_launchers: JoinedLaunchers | None = None
 
     def node_setup_settings(self) -> NodeSetupSettings:
-        """Return the functions that the policy calls."""
+        """Return the settings of the policy for the nodes, with the functions that it calls."""
         planner = self._planner
         tokens: dict[int, str] = {}
 
@@ -229,7 +235,8 @@ class JobLaunchers:
 def report_no_plan(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
     """Send the other launchers, for up to 2 s, the error for which this launcher has no plan.
 
-    Node 0 sends it to all others; another launcher sends it to node 0.
+    Node 0 sends it to all others; another launcher sends it to node 0. Does nothing if the
+    launchers are not known without a plan.
     """
     if options.discover is not None or options.include is not None or options.exclude is not None:
         return  # without a plan the ranks are not known
@@ -271,9 +278,10 @@ def run_launcher(
     count_from: Callable[[int], None] | None,
     error_file: ErrorFile,
 ) -> int:
-    """Run this launcher's share of a job and return the exit code.
+    """Run this launcher's share of a job, as coordinator or joined launcher, and return the exit
+    code.
 
-    Raises LaunchError for an error before the job starts.
+    Raises LaunchError for an error before the job starts, after the other launchers have got it.
     """
     if planned.join is None:
         raise ValueError("this launcher is alone")
@@ -323,11 +331,13 @@ def run_launcher(
             rendezvous_port.refuse(exc)
         raise
     if rendezvous_port is None or observers is None:
-        return _join(parts, job_identity, other_addresses)
-    return _coordinate(parts, rendezvous_port, slurm_job, clock, other_addresses, observers)
+        return _run_as_joined_launcher(parts, job_identity, other_addresses)
+    return _run_as_coordinator(parts, rendezvous_port, slurm_job, clock, other_addresses, observers)
 
 
 class _LauncherParts:
+    """The objects that a coordinator and a joined launcher both need. Forks the spawner."""
+
     def __init__(
         self,
         planned: Planned,
@@ -355,7 +365,7 @@ class _LauncherParts:
         self._spawner = process.new_spawner("job", options)  # before the first thread
 
     def files(self, run_dir: str) -> OutputFiles:
-        """Create the output files of this launcher's ranks."""
+        """Return a writer for the output of this launcher's ranks. It creates no files yet."""
         workers, sink = self.planner.own_workers, self.sink
         return OutputFiles(
             run_dir,
@@ -367,7 +377,7 @@ class _LauncherParts:
         )
 
     def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> LocalNode:
-        """Create the agent of this machine."""
+        """Return the agent of this machine, which is not started."""
         planner = self.planner
         return LocalNode(
             job_id=job_id,
@@ -410,8 +420,10 @@ class _LauncherParts:
 def _addresses_of_node_0(
     rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
 ) -> OtherAddresses | None:
-    """Return the scheduler's addresses of node 0, which need no name service. None without a
-    scheduler."""
+    """Return a function that returns Slurm's addresses of node 0, which need no name service.
+
+    Return None without Slurm, or if the user has set another rendezvous.
+    """
     if location is None or location.allocation.source != "slurm":
         return None
     first = location.allocation.hosts[0].name
@@ -425,7 +437,7 @@ def _addresses_of_node_0(
     return lambda: addresses.of(first)
 
 
-def _coordinate(
+def _run_as_coordinator(
     parts: _LauncherParts,
     rendezvous_port: RendezvousPort,
     slurm_job: SlurmJob | None,
@@ -433,6 +445,7 @@ def _coordinate(
     other_addresses: OtherAddresses | None,
     observers: JobObservers,
 ) -> int:
+    """Run the job as its coordinator, from run directory to exit code."""
     options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
     job_id = parts.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
     with ExitStack() as stack:
@@ -535,9 +548,11 @@ def _coordinate(
     return ended[-1]
 
 
-def _join(
+def _run_as_joined_launcher(
     parts: _LauncherParts, job_identity: JobIdentity, other_addresses: OtherAddresses | None
 ) -> int:
+    """Connect to the coordinator, and run this node's workers until the job ends. Return the exit
+    code."""
     options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
     with ExitStack() as stack:
         signal_pipe = SignalPipe()

@@ -34,16 +34,17 @@ HARMLESS = LogoutRule(kills_session=False, lingers=False, has_scopes=False)
 
 
 def read_logout_rule(environ: Mapping[str, str]) -> LogoutRule:
-    """Ask logind about this process. Without logind, or a session, nothing is killed."""
+    """Ask logind about this process, with ``busctl`` and ``loginctl``. Without logind, or a
+    session, nothing is killed."""
     if shutil.which(_BUS[0], path=environ.get("PATH")) is None:
         return HARMLESS
-    session = _ask(*_BUS, "call", _LOGIN, *_MANAGER, "GetSessionByPID", "u", str(os.getpid()))
+    session = _output_of(*_BUS, "call", _LOGIN, *_MANAGER, "GetSessionByPID", "u", str(os.getpid()))
     if session is None or not session.startswith("o "):
         return HARMLESS
-    found = _ask(*_BUS, "get-property", _LOGIN, *_MANAGER, *_PROPERTIES)
+    found = _output_of(*_BUS, "get-property", _LOGIN, *_MANAGER, *_PROPERTIES)
     if found is None or not _kills(found.splitlines(), _user_name()):
         return HARMLESS
-    linger = _ask("loginctl", "show-user", str(os.getuid()), "--property=Linger")
+    linger = _output_of("loginctl", "show-user", str(os.getuid()), "--property=Linger")
     return LogoutRule(
         kills_session=True,
         lingers=linger is not None and linger.strip() == "Linger=yes",
@@ -55,11 +56,11 @@ def _kills(lines: list[str], user: str) -> bool:
     """Return whether a user's processes are killed, by the answer of ``busctl get-property``."""
     if len(lines) != len(_PROPERTIES) or lines[0].strip() != "b true":
         return False
-    only, excluded = (_names(line) for line in lines[1:])
+    only, excluded = (_parse_names(line) for line in lines[1:])
     return user not in excluded and (not only or user in only)
 
 
-def _names(line: str) -> list[str]:
+def _parse_names(line: str) -> list[str]:
     kind, _, names = line.partition(" ")
     return [word.strip('"') for word in names.split()[1:]] if kind == "as" else []
 
@@ -73,7 +74,7 @@ def _user_name() -> str:
         return ""
 
 
-def _ask(*words: str) -> str | None:
+def _output_of(*words: str) -> str | None:
     try:
         done = subprocess.run(
             words,

@@ -1,4 +1,4 @@
-"""Reads the facts of this machine once and makes the plan."""
+"""Read the facts of this machine once and make the plan."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ _DATA = (".json", ".yaml", ".yml")
 def read_facts(
     options: TrainOptions, environ: Mapping[str, str], *, of_backend: Sequence[str] = ()
 ) -> Facts:
-    """Read the facts that planning may need. Raises ConfigError for an unreadable file.
+    """Read the facts that planning may need.
 
-    ``of_backend`` are the paths of ``env_file`` that the backend added.
+    ``of_backend`` are the paths of ``env_file`` that the backend added. Raises ConfigError, for
+    example for an unreadable file.
     """
-    cwd = _cwd()
+    cwd = _current_directory()
     outer = find_outer_launcher(options, environ)
     workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
     wanted = {workdir}
@@ -84,7 +85,7 @@ def read_facts(
         hostname=printable(socket.gethostname()) or "localhost",
         python=sys.executable,
         cpus=probe_cpus(topology=options.bind != "none"),
-        gpus=_gpus(options, environ),
+        gpus=_probe_needed_gpus(options, environ),
         columns=_terminal_width(),
         script_file=None if source is None else source.name,
         paths={path: _kind_of(path) for path in wanted},
@@ -103,7 +104,7 @@ def read_facts(
 def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> OuterLauncher | None:
     """Return the launcher that started this process as one of its workers.
 
-    Return None if --source is set, which names the source of the nodes.
+    Return None if there is none, or if --source is set, which names the source of the nodes.
     """
     if options.who_set("source") is not None and (
         "source" in options.given or not options.dialect.is_drop_in
@@ -118,7 +119,8 @@ def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> Ou
 
 
 def _script_source(script: str, script_candidates: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that only the launcher can read (a pipe, stdin)."""
+    """Return the source of a SCRIPT that only the launcher can read (a pipe, stdin); None for a
+    plain file."""
     special = any(
         path.startswith(("/dev/", "/proc/")) or not os.path.isfile(path)
         for path in script_candidates
@@ -165,7 +167,7 @@ def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surround
     return read_surroundings(options, environ)
 
 
-def _cwd() -> str:
+def _current_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as exc:
@@ -181,7 +183,8 @@ def _terminal_width() -> int | None:
         return None
 
 
-def _gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
+def _probe_needed_gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
+    """Return the GPUs of this machine; none if the options do not need them."""
     if not options.needs_gpus:
         return GpuInventory()
     from distlaunch.core.probe.gpus import probe_gpus
@@ -209,7 +212,12 @@ def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | 
     return shutil.which(name, path=environ.get("PATH"))
 
 
-def _job_id(options: TrainOptions, location: Location | None, topology: Topology) -> str:
+def _choose_job_id(options: TrainOptions, location: Location | None, topology: Topology) -> str:
+    """Choose the job id, which names the run directory: the user's, the scheduler's, or a new one.
+
+    Return "" if the coordinator of several launchers assigns it later. Raises ConfigError for an
+    unusable --job-id.
+    """
     if isinstance(options, TorchrunOptions):
         run_id = options.dialect.run_id or new_job_id(time.time(), os.urandom(3))
         return folder_name(run_id, os.urandom(4))
@@ -245,6 +253,7 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
 
 
 def _has_id_of_scheduler(options: TrainOptions, location: Location | None) -> bool:
+    """Return whether the job is named after its Slurm job."""
     if options.job_id is not None or isinstance(options, TorchrunOptions) or location is None:
         return False
     return location.allocation.source == "slurm"
@@ -276,7 +285,7 @@ def make_plan(
     location: Location | None = None,
     elsewhere: bool = False,
 ) -> Planned:
-    """Return the plan that ``plan`` and ``--dry-run`` show.
+    """Return the plan of a job, and the objects that starting it needs. Nothing is started.
 
     ``location``: the nodes that the backend's own cluster (Ray) has assigned. ``elsewhere``: if
     this machine lacks the GPUs, plan for another one. Raises ConfigError for everything that can be
@@ -294,7 +303,7 @@ def make_plan(
         from distlaunch.planning.interfaces import check_interface
 
         check_interface(options.interface, options.named("interface"))
-    cwd = _cwd()
+    cwd = _current_directory()
     kind = find_backend(options.backend)
     _check_script(options, kind)
     found = kind.env_files(environ, cwd)
@@ -323,10 +332,10 @@ def make_plan(
 
             topology = add_other_nodes(topology, location.allocation, here=location.here or 0)
     else:
-        facts, topology = _topology(location, options, facts, elsewhere=elsewhere)
+        facts, topology = _make_topology(location, options, facts, elsewhere=elsewhere)
     needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
     known = location if facts.outer is None else None
-    job_id = _job_id(options, known, topology)
+    job_id = _choose_job_id(options, known, topology)
     base = log_base(options.log_dir, environ) or "a temporary directory"
     run_dir = job_id and free_path(base, job_id)
     local = location is None or location.allocation.part != "all" or topology.here is not None
@@ -423,6 +432,7 @@ def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> S
 
 
 def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
+    """Raise ConfigError if the SCRIPT is a data file by its name (``.json``, ``.yaml``)."""
     name = options.script
     if name is None or options.module or options.no_python or not name.lower().endswith(_DATA):
         return
@@ -470,6 +480,7 @@ def starts_all_workers(location: Location, topology: Topology) -> bool:
 
 
 def _notes_on_open_values(options: TrainOptions, topology: Topology) -> Iterator[str]:
+    """Yield a note for each value that is only settled at the start."""
     open_slots = [node.host for node in topology.nodes if node.slots is None]
     if len(topology.nodes) > 1 and options.master_addr is None:
         first = printable(topology.nodes[0].host)
@@ -484,6 +495,7 @@ def _notes_on_open_values(options: TrainOptions, topology: Topology) -> Iterator
 
 
 def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
+    """Return whether the job runs on this machine alone and cannot get other nodes."""
     may_grow = bool(topology.spares) or (
         topology.bounds is not None and options.discover is not None
     )
@@ -493,6 +505,10 @@ def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
 def _check_requirements(
     name: str, needed: Sequence[Requirement], plan: LaunchPlan, options: TrainOptions
 ) -> None:
+    """Raise ConfigError if the workers' Python lacks modules of the backend.
+
+    Does nothing if another interpreter than this one cannot be asked.
+    """
     from distlaunch.backends.requirements import check_installed
 
     path, python, installed = _first_sys_path_entries(plan, options), plan.argv[0], None
@@ -507,7 +523,10 @@ def _check_requirements(
 
 
 def _check_script_module(plan: LaunchPlan, options: TrainOptions) -> None:
-    """Check the first part of a dotted name only: a package may find its modules in its own way."""
+    """Raise ConfigError if the module of ``-m`` cannot be found.
+
+    Checks the first part of a dotted name only: a package may find its modules in its own way.
+    """
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
     name = options.script or ""
@@ -525,6 +544,7 @@ def _check_script_module(plan: LaunchPlan, options: TrainOptions) -> None:
 
 
 def _check_preload(plan: LaunchPlan, options: TrainOptions) -> None:
+    """Raise ConfigError if a module of --preload cannot be found."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
     path = _first_sys_path_entries(plan, options)
@@ -541,6 +561,8 @@ def _check_preload(plan: LaunchPlan, options: TrainOptions) -> None:
 
 
 def _first_sys_path_entries(plan: LaunchPlan, options: TrainOptions) -> list[str]:
+    """Return the entries that come first in a worker's ``sys.path``: its script's directory, then
+    PYTHONPATH."""
     script = os.path.join(plan.workdir, plan.argv[1])
     first = (
         plan.workdir
@@ -556,6 +578,8 @@ def _first_sys_path_entries(plan: LaunchPlan, options: TrainOptions) -> list[str
 
 
 def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
+    """Return the nodes that options or the surroundings name, and the systems that lost against
+    them."""
     if facts.surroundings is None:
         return None, ()
     from distlaunch.planning.node_source import locate
@@ -563,12 +587,13 @@ def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple
     return locate(options, facts)
 
 
-def _topology(
+def _make_topology(
     location: Location | None, options: TrainOptions, facts: Facts, *, elsewhere: bool
 ) -> tuple[Facts, Topology]:
-    """Raise ConfigError for sizes or devices that are not available.
+    """Return the topology, and the facts, in which a mask of GPUs may be corrected.
 
-    ``elsewhere``: if this machine lacks the GPUs, plan for an unknown machine.
+    ``elsewhere``: if this machine lacks the GPUs, plan for an unknown machine. Raises ConfigError
+    for sizes or devices that are not available.
     """
     try:
         if location is None:
@@ -596,6 +621,7 @@ def _topology(
 def _topology_of_location(
     location: Location, options: TrainOptions, facts: Facts
 ) -> tuple[Facts, Topology]:
+    """Return the topology of named nodes, with notes on this machine's place among them."""
     from distlaunch.planning.build_topology import build_topology
     from distlaunch.planning.gpu_masks import accept_mask
 
@@ -619,7 +645,8 @@ def _topology_of_location(
 
 
 def needed_descriptors(workers: int) -> int:
-    """Return how many files the launcher opens. Raises ConfigError above the hard limit."""
+    """Return how many files the launcher opens for this many workers. Raises ConfigError above the
+    hard limit."""
     needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,5 +1,5 @@
-"""What all ways to run a job need of the launcher's process: limits, signals, console, last
-messages."""
+"""What all ways to run a job need of the launcher's process: checks, limits, spawner, console,
+housekeeping, policy settings."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def new_spawner(
 
 @contextmanager
 def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
-    """Yield a list for the job's exit code, and close the console at the end.
+    """Yield an empty list, to which the caller appends the job's exit code, and close the console
+    at the end.
 
     After exit code 0, closing waits until all has been read. After a failure, it waits while the
     reader goes on. A signal ends the wait and changes nothing else.
@@ -102,7 +103,10 @@ def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
 
 
 def allow_descriptors(workers: int) -> int:
-    """Raise the limit of open files as far as the job needs. Return the original soft limit."""
+    """Raise the limit of open files as far as the job needs. Return the original soft limit.
+
+    Raises ConfigError above the hard limit.
+    """
     needed = needed_descriptors(workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -111,7 +115,7 @@ def allow_descriptors(workers: int) -> int:
 
 
 class Housekeeping(threading.Thread):
-    """A thread for work that waits until the workers have started."""
+    """A thread for work that must not delay the start: control server, pruning, imports."""
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(name="housekeeping", daemon=True)
@@ -121,8 +125,11 @@ class Housekeeping(threading.Thread):
         self._ending = threading.Event()
 
     def run(self) -> None:
-        """Start the control server, prune old runs, which may be on a slow file system, and load
-        the modules that explain a failure."""
+        """Start the control server after a short delay, prune old runs, which may be on a slow file
+        system, and load the modules that explain a failure.
+
+        If the job has ended before, only prune.
+        """
         over = self._ending.wait(_HOUSEKEEPING_S)
         if not over and self._runner is not None:
             from distlaunch.coordinator.runtime.control import ControlServer
@@ -137,13 +144,15 @@ class Housekeeping(threading.Thread):
             importlib.import_module(f"distlaunch.diagnosis.{name}")
 
     def start_for(self, runner: Runner) -> None:
-        """Start the thread. If no thread can be started, nothing is lost."""
+        """Start the thread for a job. Without it, the job has no control socket and prunes no
+        runs."""
         self._runner = runner
         with suppress(RuntimeError):
             self.start()
 
     def finish(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Start at once if the job was shorter than the delay, and wait for the end within a limit."""
+        """Let the thread begin if it still waits, close the control server, and wait for the
+        thread, for up to 5 s."""
         self._ending.set()
         if self._control is not None:
             self._control.close()
@@ -155,6 +164,7 @@ class Housekeeping(threading.Thread):
 
 
 def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
+    """Return the directory of the script; that of the workers if there is no script file."""
     script = "" if options.module or options.no_python else options.script or ""
     found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
     return os.path.dirname(os.path.join(plan.workdir, found))
@@ -210,7 +220,8 @@ def run_alone_hint(options: TrainOptions) -> str | None:
 
 
 def report_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
-    """Print the path of the logs, unless the user expects them there."""
+    """Warn if the logs are not where the user expects them: in a temporary directory, or under
+    another name than the job id."""
     if run_dir.temporary:
         problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
         sink.say(

@@ -1,4 +1,4 @@
-"""Runs a job on a Ray cluster, which assigns the nodes and starts the agents.
+"""Run a job on a Ray cluster, which assigns the nodes and starts the agents.
 
 Ray reserves bundles: resources on one node, with room for one or more workers.
 """
@@ -45,9 +45,10 @@ class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise Interrupted when a signal arrives that ends a job.
+    """Raise Interrupted at INT or TERM.
 
-    Further signals are ignored, because the cleanup has a time limit.
+    Further signals are ignored, because the cleanup has a time limit. In another thread than the
+    main thread, do nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -66,18 +67,18 @@ def _interruptible() -> Iterator[None]:
     except Interrupted:
         raise  # signals stay ignored while the cluster is closed
     except BaseException:
-        _set(before)
+        _set_handlers(before)
         raise
     else:
-        _set(before)
+        _set_handlers(before)
 
 
 @contextmanager
 def place_in_ray(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
 ) -> Iterator[tuple[Planned, RayCluster]]:
-    """Reserve the job's bundles. Yield the plan for their nodes, and the cluster. Return all to
-    Ray.
+    """Reserve the job's bundles. Yield the plan for their nodes, and the cluster. Return all
+    bundles to Ray at the end.
 
     Raises ConfigError if the launcher's Python lacks Ray or the options do not fit the cluster,
     NodesError if the bundles are not reserved in time, and Interrupted after a signal.
@@ -145,8 +146,8 @@ def check_own_python(python: str | None) -> None:
 def notice_if_slow(
     say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S
 ) -> Iterator[Callable[[], None]]:
-    """Print ``text`` if the work takes longer than ``after_s``. Yields a function to call when it
-    is done."""
+    """Call ``say`` with ``text`` if the work takes longer than ``after_s``. Yield a function to
+    call when it is done."""
     timer = threading.Timer(after_s, say, (text,))
     timer.daemon = True
     timer.start()
@@ -157,6 +158,6 @@ def notice_if_slow(
         timer.join(_SAY_S)
 
 
-def _set(handlers: Mapping[signal.Signals, Any]) -> None:
+def _set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)

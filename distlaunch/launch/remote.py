@@ -1,4 +1,4 @@
-"""Runs a job on nodes whose agents SSH, srun or Ray starts."""
+"""The nodes of a job whose agents SSH, srun or Ray starts. ``launch.run`` runs the job."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ class RemoteNodes:
 
     @property
     def most_workers(self) -> int:
-        """Upper limit of the workers that the console may have to show."""
+        """Upper limit of the workers that the console may have to show.
+
+        A node whose workers are not known counts as ``_UNKNOWN_SLOTS``.
+        """
         return sum(
             _UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._planner.hosts
         )
@@ -76,7 +79,7 @@ class RemoteNodes:
         return self._allocation is not None and self._allocation.by_user
 
     def node_setup_settings(self) -> NodeSetupSettings:
-        """Return the functions that the policy calls."""
+        """Return the settings of the policy for the nodes, with the functions that it calls."""
         planner, options = self._planner, self._options
         tokens: dict[int, str] = {}
         if self._slurm_job is not None:
@@ -108,7 +111,10 @@ class RemoteNodes:
     def remote_agents(
         self, files: AttemptOutputSink, clock: Callable[[], float], *, run_dir: str, job_id: str
     ) -> RemoteAgents:
-        """Return the connections to the agents. Nothing is connected yet."""
+        """Return the connections to the agents, by srun, Ray or SSH. Nothing is connected yet.
+
+        Raises the limit of open files. Raises ConfigError.
+        """
         options = self._options
         planner = self._planner = self._planner.set_job(job_id, run_dir)
         targets = [self._target(node) for node in planner.hosts]
@@ -168,8 +174,8 @@ class RemoteNodes:
             output_thread=output_thread,
             clock=clock,
             feeder=self.feeder,
-            find=None if options.discover is None else self._find,
-            read=self._targets,
+            find=None if options.discover is None else self._run_discover,
+            read=self._targets_of_output,
         )
         agents.silence_s = options.lost_after
         return agents
@@ -179,9 +185,9 @@ class RemoteNodes:
             host=node.host, user=node.user, port=node.port, here=self._planner.is_here(node.host)
         )
 
-    def _find(self) -> str:
+    def _run_discover(self) -> str:
         options = self._options
         return run_discover(options.discover or "", self._environ, who=options.named("discover"))
 
-    def _targets(self, output: str) -> list[Target]:
+    def _targets_of_output(self, output: str) -> list[Target]:
         return [self._target(node) for node in self._planner.update_hosts(output)]

@@ -1,4 +1,8 @@
-"""The composition root: makes the plan, runs the job, returns the exit code."""
+"""Make the plan of a job, run the job, return the exit code.
+
+``_run_plan`` is the way of a job with one launcher, on this machine or on others; ``launch.joined`` has
+the other way.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +75,11 @@ def run_job(
     count_from: Callable[[int], None] | None = None,
     detached: DetachedLauncher | None = None,
 ) -> int:
-    """Run a job and return the exit code. Raises LaunchError before the start.
+    """Run a job and return the exit code.
 
-    ``count_from`` gets the lowest rank of this launcher's workers if each node has a launcher.
-    ``detached`` is this launcher's side of --detach.
+    ``open_sink`` and the like are called when needed. ``count_from`` gets the lowest rank of this
+    launcher's workers if each node has a launcher. ``detached`` is this launcher's side of
+    --detach. Raises LaunchError, which the error file has got.
     """
     path = error_file_path(
         options.error_file, environ, of_a_script=is_started_by_script(options, environ)
@@ -89,7 +94,7 @@ def run_job(
         detached=detached,
     )
     try:
-        return _run_planned(options, environ, opening, count_from)
+        return _plan_and_run(options, environ, opening, count_from)
     except LaunchError as exc:
         error_file.write(
             exc.message,
@@ -99,12 +104,16 @@ def run_job(
         raise
 
 
-def _run_planned(
+def _plan_and_run(
     options: TrainOptions,
     environ: Mapping[str, str],
     opening: _Openers,
     count_from: Callable[[int], None] | None,
 ) -> int:
+    """Make the plan, and run it in the way that it needs.
+
+    If there is no plan, tell other launchers of the job, if any.
+    """
     try:
         planned = make_plan(options, environ)
         slurm_job = _slurm_job(planned, options, environ)
@@ -132,14 +141,14 @@ def _run_planned(
             error_file=opening.error_file,
         )
     if planned.location is None or planned.location.allocation.source != "ray":
-        return _run(planned, options, environ, slurm_job, None, opening)
+        return _run_plan(planned, options, environ, slurm_job, None, opening)
     from distlaunch.launch.ray import place_in_ray
 
     with place_in_ray(planned, options, environ) as (planned, ray_cluster):
-        return _run(planned, options, environ, slurm_job, ray_cluster, opening)
+        return _run_plan(planned, options, environ, slurm_job, ray_cluster, opening)
 
 
-def _run(
+def _run_plan(
     planned: Planned,
     options: TrainOptions,
     environ: Mapping[str, str],
@@ -147,8 +156,9 @@ def _run(
     ray_cluster: RayCluster | None,
     opening: _Openers,
 ) -> int:
+    """Run the job of this launcher alone, from run directory to exit code."""
     plan = planned.plan
-    nodes = _other_nodes(planned, options, environ, slurm_job, ray_cluster)
+    nodes = _remote_nodes(planned, options, environ, slurm_job, ray_cluster)
     check_system()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
     terminal = (
@@ -291,8 +301,8 @@ def _with_job_id(plan: LaunchPlan, job_id: str, options: TrainOptions) -> Launch
 def _with_script(
     plan: LaunchPlan, options: TrainOptions, text: bytes, *, before: str, folder: str
 ) -> tuple[LaunchPlan, TrainOptions]:
-    """Write a script that was read from a pipe into the run directory. Return the plan that runs
-    it.
+    """Write a script that was read from a pipe into the run directory. Return plan and options that
+    have its path.
 
     ``before`` is the path in the plan; the run directory may have been renamed since.
     """
@@ -332,13 +342,15 @@ def _notices_about_slurm_options(options: TrainOptions) -> Iterator[str]:
         yield f"{options.named('requeue')} has no effect: this is not a Slurm job"
 
 
-def _other_nodes(
+def _remote_nodes(
     planned: Planned,
     options: TrainOptions,
     environ: Mapping[str, str],
     slurm_job: SlurmJob | None,
     ray_cluster: RayCluster | None,
 ) -> RemoteNodes | None:
+    """Return the nodes of a job whose agents this launcher starts elsewhere; None for a local
+    job."""
     if planned.location is None or planned.planner is None:
         return None
     from distlaunch.launch import remote

@@ -1,4 +1,4 @@
-"""Read the text of SCRIPT.
+"""Read the text of SCRIPT, and find it if it is no plain file.
 
 A script that can be read only once or only by the launcher (a pipe, a terminal, stdin) is written
 into the run directory, where all workers run it.
@@ -54,7 +54,7 @@ class ScriptSource(Record):
                 os.close(descriptor)
         except OSError as exc:
             if exc.errno == errno.EFBIG:
-                raise _too_long(named) from exc
+                raise _too_long_error(named) from exc
             hint = (
                 "start the program that writes the script first"
                 if exc.errno == errno.ETIMEDOUT
@@ -83,7 +83,8 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
 
 
 def missing_script(options: TrainOptions, cwd: str) -> str | None:
-    """Return the text that SCRIPT is not on this machine, without a full stop."""
+    """Return a text if SCRIPT is not on this machine, without a full stop; None if it is, or if it
+    is a module or a program."""
     name = options.script
     if name is None or options.module or options.no_python:
         return None
@@ -95,7 +96,8 @@ def missing_script(options: TrainOptions, cwd: str) -> str | None:
 
 
 def find_source(script: str, paths: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that workers cannot open themselves.
+    """Return the source of a SCRIPT that workers cannot open themselves; None if they can, or if it
+    does not exist.
 
     ``paths`` are its possible paths, in order of preference.
     """
@@ -149,10 +151,10 @@ def _read_all(descriptor: int, named: str) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MOST_BYTES:
-            raise _too_long(named)
+            raise _too_long_error(named)
 
 
-def _too_long(named: str) -> ConfigError:
+def _too_long_error(named: str) -> ConfigError:
     return ConfigError(
         f"{named}: the script is longer than {MOST_BYTES >> 20} MiB, the limit for a pipe",
         hint="write the script to a file",

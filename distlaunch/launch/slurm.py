@@ -1,4 +1,5 @@
-"""Slurm's settings, the options of srun for agents, and requeueing.
+"""The Slurm job of the launcher: settings of the site, options of srun for agents, addresses of
+nodes, and requeueing.
 
 Sources: scontrol of Slurm 22.05, and its manual. A job's processes get TERM when the job is
 cancelled, reaches its time limit, or is preempted; the job is then COMPLETING, and the cases differ
@@ -87,7 +88,7 @@ class SlurmJob:
         self._steps = self._by_srun or part != "all"
 
         self._job = environ.get("SLURM_JOB_ID", "")
-        self._restart_count = _number(environ.get("SLURM_RESTART_COUNT", "")) or 0
+        self._restart_count = _parse_number(environ.get("SLURM_RESTART_COUNT", "")) or 0
         asks = self._by_srun or (part == "all" and options.grace > KILL_WAIT_S)
         self._config = _SlurmCommand(("scontrol", "show", "config"), environ) if asks else None
         wanted = self._by_srun and flexible
@@ -118,7 +119,8 @@ class SlurmJob:
 
     @property
     def config(self) -> Mapping[str, str]:
-        """The settings in ``scontrol show config``; empty if the command fails."""
+        """The settings in ``scontrol show config``; empty if the command was not started or
+        fails."""
         if self._config_values is None:
             text = (self._config.answer() if self._config is not None else None) or ""
             pairs = (line.partition("=") for line in text.splitlines())
@@ -129,11 +131,13 @@ class SlurmJob:
 
     @property
     def signals_all(self) -> bool:
-        """Whether signals to a step reach all of its processes, not only those that srun started."""
+        """Whether signals to a step reach all of its processes, not only those that srun started.
+        False if Slurm was not asked."""
         return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Return Slurm's settings for the policy. Only the coordinator calls this."""
+        """Return Slurm's settings for the policy. Waits for scontrol, for up to 5 s. Only the
+        coordinator calls this."""
         if self._config is None and self._steps:
             self._config = _SlurmCommand(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
@@ -157,7 +161,7 @@ class SlurmJob:
     # --- notes
 
     def notes(self) -> list[str]:
-        """Return notes on what the job's script lacks for the requested options."""
+        """Return notes on what the user's batch script lacks for the requested options."""
         found: list[str] = []
         if self._script is not None:
             text = self._script.answer()
@@ -194,11 +198,11 @@ class SlurmJob:
         options, environ = self._options, self._environ
         settings = StepSettings(
             args=self._args,
-            gpus=_gpus(hosts, allocation, environ),
+            gpus=_count_gpus(hosts, allocation, environ),
             nodes=len(hosts),
             all_or_none=not self._flexible,
             grace_s=options.grace,
-            components=_components(environ),
+            components=_het_components(environ),
             inside="SLURM_STEP_ID" in environ,
         )
         return SrunConnector(
@@ -225,10 +229,11 @@ class SlurmJob:
     # --- requeueing
 
     def requeue_if_interrupted(self, policy: JobPolicy, code: int, sink: Sink) -> int:
-        """Requeue a job that ended with ``code`` after an interruption, if --requeue is set.
+        """Requeue a job that ended with ``code`` after TERM, or with 0 after a warning signal, if
+        --requeue is set.
 
-        Return the exit code of the launcher: EXIT_REQUEUE if Slurm does not answer, so that the
-        batch script can requeue the job.
+        A job that was cancelled is not requeued. Return the exit code of the launcher: ``code``, or
+        EXIT_REQUEUE if Slurm does not answer, so that the batch script can requeue the job.
         """
         warned = policy.stop_signal is None and policy.warned is not None and code == 0
         if not self._options.requeue or not (warned or policy.stop_signal == signal.SIGTERM):
@@ -284,7 +289,7 @@ class NodeAddresses:
             )
 
     def of(self, host: str) -> tuple[str, ...]:
-        """Return Slurm's address or name of a host.
+        """Return Slurm's address or name of a host, or () if it is the same as ``host`` or unknown.
 
         Waits for scontrol, for up to 5 s. May be called by any thread.
         """
@@ -311,6 +316,8 @@ def _srun_args(options: TrainOptions) -> tuple[str, ...]:
 
 
 class _SlurmCommand:
+    """A command of Slurm that runs in the background."""
+
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.problem = ""
 
@@ -352,7 +359,7 @@ def why_not_requeued(printed: str | None, *, restart_count: int) -> str | None:
     """
     fields = dict(re.findall(r"(\w+)=(\S*)", printed or ""))
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
-    if (_number(restarts) or 0) > restart_count:
+    if (_parse_number(restarts) or 0) > restart_count:
         return "Slurm itself has requeued this job"
     if state in _NOT_CANCELLED or fields.get("PreemptTime", "None") not in {
         "None",
@@ -365,17 +372,18 @@ def why_not_requeued(printed: str | None, *, restart_count: int) -> str | None:
         return f"not requeued: Slurm does not say why the job was stopped{told_state}"
     if fields.get("Reason") == "TimeLimit":
         return None
-    limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    limit_s, run_s = (_parse_duration(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
     if limit_s is None or run_s is None or run_s < limit_s:
         return "not requeued: the job was cancelled"
     return None
 
 
-def _number(word: str) -> int | None:
+def _parse_number(word: str) -> int | None:
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 6 else None
 
 
-def _seconds(clock: str) -> int | None:
+def _parse_duration(clock: str) -> int | None:
+    """Return the seconds of ``[DAYS-]HOURS:MINUTES:SECONDS``; None for another text."""
     found = _DURATION.fullmatch(clock)
     if found is None:
         return None
@@ -383,10 +391,12 @@ def _seconds(clock: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _components(environ: Mapping[str, str]) -> dict[str, int]:
+def _het_components(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the component of a heterogeneous job to which each node belongs; empty for another
+    job."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
-    for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
+    for group in range(min(_parse_number(size) or 0, _MOST_COMPONENTS)):
         name = f"SLURM_JOB_NODELIST_HET_GROUP_{group}"
         if name in environ:
             found |= {
@@ -397,7 +407,9 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
-def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
+def _count_gpus(
+    hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]
+) -> int | None:
     """Return how many GPUs these nodes have; None if the variables do not determine it."""
     counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
     mine = [counts.get(host) for host in hosts]
@@ -405,4 +417,4 @@ def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, st
         return sum(count for count in mine if count is not None) or None
     total = environ.get("SLURM_GPUS", "").rpartition(":")[2]
     whole = {host.name for host in allocation.hosts} == set(hosts)
-    return _number(total) if whole else None
+    return _parse_number(total) if whole else None

@@ -1,4 +1,4 @@
-"""Reads the facts that may name other nodes. Loaded only if an option or variable suggests them."""
+"""Read the facts that may name other nodes. Loaded only if an option or variable suggests them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ HOST_FILE_S = 60.0
 
 
 def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings:
-    """Read the host file, the systems' files, this machine's names, and the output of --discover.
+    """Read the host file or the systems' files, this machine's names, and the output of --discover.
 
-    Raises ConfigError for lists that exclude each other, an unreadable host file and a failed
-    command. A system's file that cannot be read is None.
+    Without a list of hosts by the user, the systems' files are read; one that cannot be read is
+    None. Raises ConfigError for lists that exclude each other, an unreadable host file and a failed
+    command.
     """
     texts: dict[str, str | None] = {}
     by_user = option_of_host_list(options)
@@ -53,7 +54,8 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
 
 
 def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> Identity:
-    """Return this machine's names from the kernel and /etc/hosts. A name server may not answer."""
+    """Return this machine's names from the kernel and the text of /etc/hosts. A name server may not
+    answer, so none is asked."""
     aliases = names_in(hosts_file, addresses)
     full = next((name for name in aliases if name.startswith(f"{hostname.lower()}.")), None)
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
@@ -81,6 +83,7 @@ def read_host_file(path: str, who: str, timeout_s: float = HOST_FILE_S) -> str:
 
 
 def _system_file(path: str) -> str | None:
+    """Return the text of a regular file; None if it cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None

@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from distlaunch.core.errors import EXIT_REQUEUE
-from distlaunch.launch.slurm import NodeAddresses, SlurmJob, _gpus, _SlurmCommand, why_not_requeued
+from distlaunch.launch.slurm import (
+    NodeAddresses,
+    SlurmJob,
+    _count_gpus,
+    _SlurmCommand,
+    why_not_requeued,
+)
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.train_options import TrainOptions
 from tests.facts import mentions
@@ -233,12 +239,14 @@ def allocation(*hosts: Host) -> Allocation:
 
 def test_the_steps_gpus_are_those_of_its_nodes_as_far_as_that_is_known():
     two = allocation(Host(name="a", slots=2, unit="gpus"), Host(name="b", slots=3, unit="gpus"))
-    assert _gpus(["a", "b"], two, {}) == 5
-    assert _gpus(["b"], two, {"SLURM_GPUS": "5"}) == 3
+    assert _count_gpus(["a", "b"], two, {}) == 5
+    assert _count_gpus(["b"], two, {"SLURM_GPUS": "5"}) == 3
     unknown = allocation(Host(name="a", slots=3, unit="gpus"), Host(name="b", unit="gpus"))
-    assert _gpus(["a", "b"], unknown, {"SLURM_GPUS": "a100:4"}) == 4
+    assert _count_gpus(["a", "b"], unknown, {"SLURM_GPUS": "a100:4"}) == 4
     assert (
-        _gpus(["a"], allocation(Host(name="a", unit="gpus"), Host(name="b")), {"SLURM_GPUS": "4"})
+        _count_gpus(
+            ["a"], allocation(Host(name="a", unit="gpus"), Host(name="b")), {"SLURM_GPUS": "4"}
+        )
         is None
     )
-    assert _gpus(["a"], allocation(Host(name="a", slots=2)), {}) is None
+    assert _count_gpus(["a"], allocation(Host(name="a", slots=2)), {}) is None
