@@ -1,4 +1,4 @@
-"""Starts an agent on a node through a login shell. Also packs the agent's code as a zip.
+"""Start an agent on a node through a login shell, and pack the agent's code as a zip.
 
 The node needs ``/bin/sh`` and a Python >= 3.10. ``remote_command`` is a shell command that finds a
 Python and runs ``STUB`` in it, which reads the zip from stdin and runs the agent from it. The
@@ -130,7 +130,7 @@ class BootstrapConnection(Connection, Protocol):
         """Put bytes back, for the next ``receive``. ``fileno`` becomes readable."""
 
     def stderr_tail(self) -> bytes:
-        """Return the last 16 KiB of stderr."""
+        """Return the last 16 KiB of stderr that have arrived."""
 
     def clear_stderr(self) -> None:
         """Drop the stderr that has arrived up to now."""
@@ -154,17 +154,18 @@ def remote_command(*, count: int, nonce: str, pythons: Sequence[str] = ()) -> st
 
 
 def is_plain(path: str) -> bool:
-    """Return whether an absolute path needs no quoting between single quotes in any shell."""
+    """Return whether a path is absolute and needs no quoting between single quotes in any shell."""
     return path.startswith("/") and path.isprintable() and not any(char in path for char in "'\\!")
 
 
 def start_agent(
     stream: BootstrapConnection, code: bytes, nonce: str, *, until: float, where: str
 ) -> None:
-    """Send the agent's code and wait for its greeting.
+    """Send the agent's code and wait for its greeting, before the monotonic time ``until``.
 
-    Later bytes are left for ``receive``. ``until`` is a time of ``time.monotonic``, ``where`` names
-    the node in messages. Closes the stream and raises ConnectStepError if the agent does not start.
+    Later bytes are left for ``receive``. ``where`` names the node in messages. Closes the stream
+    and raises ConnectStepError if the agent does not start.
+
     A thread sends the code, because a shell that prints much may read its stdin only once its
     output has been read.
     """
@@ -189,6 +190,7 @@ def _send_code(stream: BootstrapConnection, code: bytes) -> None:
 
 
 def _skip_to_greeting(stream: BootstrapConnection, nonce: str, until: float, where: str) -> None:
+    """Receive and drop bytes up to the greeting. Raise ConnectStepError if there is none."""
     # The greeting begins with a newline, in case earlier output does not end with one.
     mark = GREETING + nonce.encode() + b"\n"
     noise = b""
@@ -198,7 +200,7 @@ def _skip_to_greeting(stream: BootstrapConnection, nonce: str, until: float, whe
     while True:
         data = stream.receive()
         if data is None:
-            raise _login_failure(stream, noise, where)
+            raise _login_error(stream, noise, where)
         searched = noise + data
         at = searched.find(mark)
         if at >= 0:
@@ -227,12 +229,12 @@ def _skip_to_greeting(stream: BootstrapConnection, nonce: str, until: float, whe
             poll.poll(left_s * 1000 + 1)
 
 
-def _login_failure(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStepError:
-    """Return why a login shell or an agent ended without a greeting."""
+def _login_error(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStepError:
+    """Return the error of a login shell or an agent that ended without a greeting."""
     words = stream.stderr_tail()
     lines = noise.decode(errors="replace").splitlines()
     if _NONE in lines:
-        return _no_python(lines, where)
+        return _no_python_error(lines, where)
     last = words if words.strip() else noise
     end = replace(stream.end(), last_words="")
     how = describe_end(end)
@@ -252,7 +254,7 @@ def _was_interrupted(end: ConnectionEnd) -> bool:
     return behind_shell(end).kind is not EndKind.EXITED
 
 
-def _no_python(lines: list[str], where: str) -> ConnectStepError:
+def _no_python_error(lines: list[str], where: str) -> ConnectStepError:
     floor = ".".join(map(str, OLDEST))
     found: list[str] = []
     version = None
@@ -283,8 +285,8 @@ def _join_words(found: list[str]) -> str:
 
 
 def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
-    """Return the last ``most`` lines of a program's output, printable and shortened, after ``":
-    "``; "" if there are none."""
+    """Return the last ``most`` lines of a program's output, printable and shortened, as ``: line /
+    line``; "" if there are none."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     shown = [
         printable(line[:_LONGEST_LINE])
@@ -303,7 +305,7 @@ def agent_zip() -> bytes:
     import distlaunch
     from distlaunch import core
 
-    return _zip(
+    return _make_zip(
         file
         for package in (distlaunch, core)
         for file in _package_files(package, deep=package is core)
@@ -350,7 +352,7 @@ def _cached_bytecode(spec: Any, size: int) -> bytes | None:
     return held[_PYC_HEADER:] if held[:_PYC_HEADER] == header else None
 
 
-def _zip(files: Iterator[tuple[str, bytes]]) -> bytes:
+def _make_zip(files: Iterator[tuple[str, bytes]]) -> bytes:
     """Return a zip of the files. ``zipfile`` would take five times as long."""
     parts: list[bytes] = []
     directory: list[bytes] = []

@@ -47,8 +47,8 @@ def open_local_agent(
 ) -> Connection:
     """Start an agent on this machine within ``within_s`` seconds, and return the connection to it.
 
-    The agent stops its workers and exits when the connection is closed. Raises ConnectError if it
-    does not start.
+    The agent stops its workers and exits when the connection is closed. ``code`` is the agent's
+    zip. Raises ConnectError if it does not start.
     """
     until = time.monotonic() + within_s
     nonce = os.urandom(16).hex()
@@ -95,7 +95,7 @@ class ProcessConnection:
         self._epoll.register(self._child.stderr_fd, select.EPOLLIN)  # until it is closed
 
     def limit_waits(self) -> None:
-        """Limit all further waits to the main loop's budget."""
+        """Let ``end`` wait no longer than the main loop's budget from now on."""
         self._is_polled = True
 
     def fileno(self) -> int:
@@ -141,12 +141,13 @@ class ProcessConnection:
         self._socket.sendall(data)
 
     def stderr_tail(self) -> bytes:
-        """Return the last bytes of stderr."""
+        """Return the last bytes of stderr that have arrived."""
         with self._lock:
             return self._child.read_stderr()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
-        """Return the program's exit code; None if it has not exited within ``within_s`` seconds."""
+        """Return the program's exit code (negative for a signal); None if it has not exited within
+        ``within_s`` seconds."""
         return self._child.returncode(within_s)
 
     def close(self) -> None:
@@ -173,7 +174,10 @@ class ProcessConnection:
             self._child.clear_stderr()
 
     def end(self) -> ConnectionEnd:
-        """Return how the program ended, with its last line of stderr. Called after the end."""
+        """Return how the program ended, with its last line of stderr. Called after the end.
+
+        May wait for the program, within a limit.
+        """
         if self._closed_here:
             return ConnectionEnd(kind=EndKind.CLOSED_HERE, last_words=self._last_line())
         code = self.returncode()
@@ -214,7 +218,8 @@ class KillSwitch:
             return os.dup(self._ends[0])
 
     def kill(self, group: int) -> None:
-        """Kill one process group, unless all its processes have ended."""
+        """Kill one process group with a guard, unless all its processes have ended or the switch is
+        closed."""
         with self._lock:
             # A guard of an open kill switch runs, so that the group id cannot be reused.
             if not self.is_closed:
@@ -224,28 +229,30 @@ class KillSwitch:
                     os.killpg(group, signal.SIGKILL)
 
     def detach(self) -> None:
-        """End the use of one descriptor. With the last one, the pipe is closed."""
+        """End the use of one descriptor. After the last one, the pipe is closed, so that guards
+        that are left kill their groups."""
         with self._lock:
             self._attached -= 1
             if not self._attached:
-                self._cut()
+                self._close_pipe()
 
     def close(self) -> None:
-        """Kill all groups, without waiting for their end."""
+        """Kill all groups, without waiting for their end. ``attach`` fails from now on."""
         with self._lock:
             self.is_closed = True
-            self._cut()
+            self._close_pipe()
 
-    def _cut(self) -> None:
+    def _close_pipe(self) -> None:
         ends, self._ends = self._ends, None
         for descriptor in ends or ():
             os.close(descriptor)
 
 
 class Child:
-    """A program in its own session, so that a terminal's Ctrl-C does not reach it. No method waits.
+    """A program in its own session, so that a terminal's Ctrl-C does not reach it.
 
-    A program without ``kill_switch`` must exit when its stream ends; only ``stop`` kills it.
+    Only ``returncode`` and ``stop`` wait. A program without ``kill_switch`` must exit when its
+    stream ends; only ``stop`` kills it.
     """
 
     def __init__(
@@ -262,7 +269,9 @@ class Child:
             command = guarded(command, _SWITCH_IS_STDIN)
         guard_end = None if kill_switch is None else kill_switch.attach()
         try:
-            self.stream, self._stderr_fd, self._process = _start(command, environ, guard_end)
+            self.stream, self._stderr_fd, self._process = _start_process(
+                command, environ, guard_end
+            )
         except BaseException:
             if kill_switch is not None:
                 kill_switch.detach()
@@ -302,7 +311,7 @@ class Child:
             return None
 
     def stop(self, within_s: float) -> None:
-        """Send TERM, and KILL after ``within_s`` seconds."""
+        """Send TERM, and KILL if the program has not exited after ``within_s`` seconds."""
         self._process.terminate()
         if self.returncode(within_s) is None:
             self._process.kill()
@@ -323,15 +332,15 @@ class Child:
         if self._process.poll() is not None:
             return
         if self._kill_switch is None:
-            self._leave()
+            self._reap_later()
         else:
-            run_in_background(self._collect)
+            run_in_background(self._await_end)
 
-    def _collect(self) -> None:
+    def _await_end(self) -> None:
         if self.returncode(_REAP_S) is None:
-            self._leave()
+            self._reap_later()
 
-    def _leave(self) -> None:
+    def _reap_later(self) -> None:
         with _reaping:
             _unreaped.append(self._process)
 
@@ -341,7 +350,7 @@ class Child:
             os.close(stderr_fd)
 
 
-def _start(
+def _start_process(
     argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
 ) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
     """Return our end of the stream, our end of stderr, and the process. The stream is also its
@@ -378,7 +387,7 @@ class BackgroundCommand:
         self._child.stream.shutdown(socket.SHUT_WR)
 
     def result(self, *, within_s: float) -> tuple[int, bytes, bytes]:
-        """Return exit code, stdout, and the end of stderr, once.
+        """Return exit code, stdout, and the end of stderr. Called once.
 
         After ``within_s`` seconds, kill the command and raise TimeoutError. Raises OSError if its
         output cannot be read.
@@ -429,7 +438,8 @@ def reap() -> None:
 
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:
-    """Raise OSError if a program cannot be run; otherwise only the shell's stderr would say so."""
+    """Raise OSError if a program does not exist or cannot be run; otherwise only the shell's stderr
+    would say so."""
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
         if os.path.exists(program) and "/" in program:
             raise PermissionError(13, os.strerror(13), program)

@@ -61,7 +61,8 @@ class WaitBudget:
         self._at = clock()
 
     def spend(self, wait: Callable[[float], T]) -> T:
-        """Call ``wait`` with the seconds that are left, and deduct the time that it takes."""
+        """Call ``wait`` with the seconds that are left, deduct the time that it takes, and return
+        its result."""
         began = self._clock()
         self._left_s = min(_MOST_S, self._left_s + (began - self._at) * _RATE)
         result = wait(max(0.0, self._left_s))

@@ -1,4 +1,4 @@
-"""Define errors for nodes that cannot be reached: the failed step, the reason, and a hint.
+"""Errors for nodes that cannot be reached: the failed step, the reason, and a hint.
 
 Code that connects to a node raises ``ConnectStepError``, without the host. A transport adds the
 host and reports ``ConnectFailure`` to the coordinator, one row of a table for the user.
@@ -71,7 +71,7 @@ class ConnectStepError(Exception):
         self.scan = scan
 
     def failure(self, host: str, *, address: str = "", user: str = "") -> ConnectFailure:
-        """Return the row of the table for the user."""
+        """Return the failure of a host, one row of the table for the user."""
         return ConnectFailure(
             host=host,
             address=address,

@@ -1,4 +1,4 @@
-"""Define the byte stream to the agent of one node, over any transport."""
+"""The byte stream to the agent of one node, over any transport, and how it may end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def end_of_program(code: int | None, last_words: str) -> ConnectionEnd:
 
 
 def end_to_json(end: ConnectionEnd) -> dict[str, object]:
-    """Return the record that ``end_from_json`` reads."""
+    """Return the end as plain data, for ``end_from_json`` in another process."""
     return {
         "kind": end.kind.value,
         "number": end.number,
@@ -73,7 +73,7 @@ def end_to_json(end: ConnectionEnd) -> dict[str, object]:
 
 
 def end_from_json(record: Mapping[str, Any]) -> ConnectionEnd:
-    """Return the end from another process, with printable texts."""
+    """Return the end that ``end_to_json`` made in another process, with printable texts."""
     return ConnectionEnd(
         kind=EndKind(record["kind"]),
         number=record["number"],
@@ -83,7 +83,8 @@ def end_from_json(record: Mapping[str, Any]) -> ConnectionEnd:
 
 
 def behind_shell(end: ConnectionEnd) -> ConnectionEnd:
-    """Return the end of a program whose parent is a shell, which reports a signal as a status."""
+    """Return the end of a program whose parent is a shell: a status above 128 becomes the signal
+    that it stands for."""
     if end.kind is EndKind.EXITED and end.number > _FIRST_OF_SIGNALS:
         number = end.number - _FIRST_OF_SIGNALS
         return ConnectionEnd(kind=EndKind.KILLED, number=number, last_words=end.last_words)

@@ -31,7 +31,7 @@ class MungeCommand:
         self._socket = [] if socket is None else ["--socket", socket]
 
     def seal(self, key: str) -> str:
-        """Return a credential with the key that only this user can open. Raises OSError."""
+        """Return a credential with the key, which only this user can open. Raises OSError."""
         argv = ["munge", *self._socket, "--restrict-uid", str(os.geteuid())]
         code, output, errors = self._run(argv, key.encode())
         if code:
@@ -51,7 +51,8 @@ class MungeCommand:
         return key.decode("ascii", "replace")
 
     def works(self) -> bool:
-        """Return whether the commands exist and the daemon answers. Blocks while ``munge`` runs."""
+        """Return whether the commands exist and the daemon answers. Waits for ``munge``, up to 5
+        s."""
         if any(
             shutil.which(name, path=self._environ.get("PATH")) is None
             for name in ("munge", "unmunge")
@@ -79,7 +80,7 @@ class MungeCommand:
 
 
 def find_munge(environ: Mapping[str, str]) -> MungeCommand | None:
-    """Return munge as configured for Slurm, if it can be used."""
+    """Return munge as configured for Slurm; None if it cannot be used."""
     munge = MungeCommand(environ, _socket_in_slurm_conf(environ))
     return munge if munge.works() else None
 

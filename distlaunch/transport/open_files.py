@@ -1,4 +1,4 @@
-"""Raises the launcher's limit of open files for jobs with many nodes and ranks.
+"""Raise the launcher's limit of open files for jobs with many nodes and ranks.
 
 Workers start with the original limit, which this module keeps.
 """
@@ -24,7 +24,8 @@ def raise_limit_for_job(*, connections: int, logs: int) -> None:
 
 
 def raise_limit(needed: int) -> bool:
-    """Raise the soft limit to ``needed`` or to the hard limit. Return whether it was raised."""
+    """Raise the soft limit to ``needed``, or to the hard limit if that is lower. Return whether it
+    was raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft == resource.RLIM_INFINITY or most <= soft:

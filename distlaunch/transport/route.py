@@ -1,4 +1,4 @@
-"""Chooses how a node is reached: by a child process on this machine, by paramiko, or by the user's
+"""Choose how a node is reached: by a child process on this machine, by paramiko, or by the user's
 command."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distlaunch.transport.ssh.openssh import SshCommandConnector
 
 
 class Connectors(NamedTuple):
-    """What opens connections: by paramiko, by the user's ssh command, on this machine."""
+    """The ways to open connections: by paramiko, by the user's ssh command, on this machine."""
 
     ssh: Callable[..., Connector] = SshConnector
     ssh_command: Callable[..., Connector] = SshCommandConnector
@@ -48,8 +48,8 @@ def opener(
     """Return the function that opens connections to the agents of a job.
 
     ``note`` gets lines for the user, from any thread. ``logged_in`` gets a node whose agent is
-    being started. Programs that carry bytes are attached to the kill switch. Raises ConfigError if
-    ``--ssh-command`` is not a command.
+    being started; with ``--ssh-command`` it is not called. Programs that carry bytes are attached
+    to the kill switch. Raises ConfigError if ``--ssh-command`` is not a command.
     """
     code = agent_zip()
     ssh_options = SshOptions(

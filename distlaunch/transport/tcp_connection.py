@@ -55,7 +55,7 @@ class TcpConnection:
         self._socket.sendall(data, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Close the connection. Can be called again.
+        """Close the connection, which wakes a thread that sends. Can be called again.
 
         Sent bytes still arrive, unless the other end keeps sending.
         """
@@ -75,5 +75,5 @@ class TcpConnection:
         self._socket.close()
 
     def end(self) -> ConnectionEnd:
-        """Return how the connection ended. Called after its end."""
+        """Return how the connection ended; ``CLOSED`` if this side has closed it."""
         return self._ended or ConnectionEnd(kind=EndKind.CLOSED)

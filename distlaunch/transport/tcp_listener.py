@@ -101,7 +101,7 @@ class Listener:
         # By stage of the handshake, the one that was idle for longest first.
         self._admitted: list[tuple[Call, TcpConnection]] = []
         self._raise_limit = raise_limit
-        self._most = _room(expected_callers, raise_limit)
+        self._most = _most_pending(expected_callers, raise_limit)
         self._burst = float(burst)
         self._allowed = self._burst
         self._allowed_at = clock()
@@ -125,8 +125,8 @@ class Listener:
         return min((one for one in times if one is not None), default=None)
 
     def ready(self) -> list[tuple[Call, TcpConnection]]:
-        """Do what can be done now. Return the callers that got a ``Welcome`` since the last
-        call."""
+        """Accept and read without waiting, and close what is late. Return the callers that got a
+        ``Welcome`` since the last call, with their connections."""
         if self._resume_at is not None and self._clock() >= self._resume_at:
             self._resume()
         called: list[socket.socket] = []
@@ -150,7 +150,7 @@ class Listener:
         return admitted
 
     def close(self) -> None:
-        """Stop listening. Returned connections stay open."""
+        """Stop listening, and close admitted connections that ``ready`` has not returned."""
         for pending in list(self._pending.values()):
             self._drop(pending)
         for _, connection in self._admitted:
@@ -192,16 +192,17 @@ class Listener:
             side = ListenerHandshake(
                 self._job_identity, secret=self._secret, nonce=nonce, admit=self._admit
             )
-            pending = _Pending(connection, _text(address), side, until=now + HANDSHAKE_S)
+            pending = _Pending(connection, _address_text(address), side, until=now + HANDSHAKE_S)
             number = connection.fileno()
             self._pending[number] = self._stages[_SILENT][number] = pending
             self._epoll.register(number, select.EPOLLIN)
             self._read(pending)  # a launcher or agent has sent its call already
 
     def _make_room(self, number: int | None) -> bool:
-        """Return whether a descriptor is available for the next caller.
+        """Return whether to go on accepting after an error for lack of descriptors.
 
-        If not, raises the limit of open files, closes another connection, or pauses accepting.
+        True after the limit of open files was raised, or another connection was closed. Else
+        accepting pauses.
         """
         if number == errno.EMFILE and self._raise_limit(
             2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -231,6 +232,7 @@ class Listener:
     # --- connections before their handshake is complete
 
     def _read(self, pending: _Pending) -> None:
+        """Read from a connection, and answer, admit or close it."""
         try:
             data = pending.connection.recv(_CHUNK)
         except BlockingIOError:
@@ -266,7 +268,9 @@ class Listener:
             case Rejected():
                 if side.rejected_for is not None:
                     host = f" ({printable(side.call.host[:80])})" if side.call is not None else ""
-                    self._note(side.rejected_for, f"{pending.address}{host}", side.rejection)
+                    self._note_refusal(
+                        side.rejected_for, f"{pending.address}{host}", side.rejection
+                    )
                 self._drop(pending)
             case _ if not sent:
                 self._refuse(
@@ -282,9 +286,9 @@ class Listener:
 
     def _refuse(self, pending: _Pending, reason: RefusalReason, text: str) -> None:
         self._drop(pending)
-        self._note(reason, pending.address, text)
+        self._note_refusal(reason, pending.address, text)
 
-    def _note(self, reason: RefusalReason, address: str, text: str) -> None:
+    def _note_refusal(self, reason: RefusalReason, address: str, text: str) -> None:
         self._notices.note(
             reason, f"a connection from {address} to port {self.port} was closed: {text}"
         )
@@ -315,8 +319,9 @@ class _Pending:
         self.until = until
 
 
-def _room(expected_callers: int, raise_limit: Callable[[int], bool]) -> int:
-    """Raise the limit of open files. Return how many connections may be pending at once."""
+def _most_pending(expected_callers: int, raise_limit: Callable[[int], bool]) -> int:
+    """Raise the limit of open files for the listener. Return how many connections may be pending at
+    once."""
     used = len(os.listdir("/proc/self/fd")) + expected_callers
     raise_limit(used + 2 * MOST_PENDING)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -325,7 +330,7 @@ def _room(expected_callers: int, raise_limit: Callable[[int], bool]) -> int:
     return max(_FEWEST_PENDING, min(MOST_PENDING, (soft - used) // 2))
 
 
-def _text(address: Sequence[object]) -> str:
+def _address_text(address: Sequence[object]) -> str:
     return host_and_port(str(address[0]).removeprefix("::ffff:"), address[1])
 
 
@@ -346,7 +351,7 @@ def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.soc
         try:
             return _listen(host, port)
         except OSError as exc:
-            problems.append(_refused(port, exc, owner))
+            problems.append(_port_error(port, exc, owner))
     if len(problems) == 1:
         raise problems[0]
     numbers = ", ".join(map(str, ports))
@@ -359,27 +364,28 @@ def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.soc
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
+    """Return the listening sockets for ``host`` and ``port``. Raise OSError."""
     if host == "localhost":
-        return _on_loopback(port)
+        return _listen_on_loopback(port)
     if _is_address(host) and host not in _WILDCARD:
         try:
-            return [_socket(host, port)]
+            return [_listening_socket(host, port)]
         except OSError as exc:
             if exc.errno not in _NO_SUCH_FAMILY:
                 raise  # otherwise the address is translated on the way (NAT)
     try:
-        return [_socket(_WILDCARD[0], port)]
+        return [_listening_socket(_WILDCARD[0], port)]
     except OSError as exc:
         if exc.errno not in _NO_SUCH_FAMILY:
             raise
-        return [_socket(_WILDCARD[1], port)]
+        return [_listening_socket(_WILDCARD[1], port)]
 
 
-def _on_loopback(port: int) -> list[socket.socket]:
+def _listen_on_loopback(port: int) -> list[socket.socket]:
     for tries in range(_TRIES):
-        first = _socket(_LOOPBACK[0], port)
+        first = _listening_socket(_LOOPBACK[0], port)
         try:
-            return [first, _socket(_LOOPBACK[1], first.getsockname()[1])]
+            return [first, _listening_socket(_LOOPBACK[1], first.getsockname()[1])]
         except OSError as exc:
             if exc.errno in _NO_SUCH_FAMILY:
                 return [first]
@@ -389,7 +395,7 @@ def _on_loopback(port: int) -> list[socket.socket]:
     raise AssertionError
 
 
-def _socket(address: str, port: int) -> socket.socket:
+def _listening_socket(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -418,7 +424,8 @@ def _is_address(host: str) -> bool:
     return False
 
 
-def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
+def _port_error(port: int, exc: OSError, owner: str) -> ConfigError:
+    """Return the error for a port that cannot be used, which names the process that has it."""
     hint = (
         option_names().port_in_use
         or f"use another port: {Opt.RENDEZVOUS('HOST:PORT')}, on all nodes"

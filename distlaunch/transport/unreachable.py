@@ -30,9 +30,9 @@ def render(failures: Sequence[ConnectFailure]) -> str:
     """Return the table: a row for each host, then each hint once.
 
     The columns are host, address, user, step and reason. Of many hosts that fail in the same way,
-    one line names all but the first. The largest groups come first.
+    some have a row and one line names the rest. The largest groups come first, within 20 rows.
     """
-    groups = _grouped(failures)
+    groups = _group_failures(failures)
     shown = _rows_per_group([len(group.rows) for group in groups])
     rows: list[ConnectFailure | str] = []
     for group, share in zip(groups, shown, strict=True):
@@ -48,10 +48,10 @@ def render(failures: Sequence[ConnectFailure]) -> str:
         row for group, share in zip(groups, shown, strict=True) if share == 0 for row in group.rows
     ]:
         rows.append(f"and {len(left):,} more: {name_hosts(row.host for row in left)}")
-    return "\n".join([*_lines(rows), *_hints(groups)])
+    return "\n".join([*_table_lines(rows), *_hint_lines(groups)])
 
 
-def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
+def _group_failures(failures: Sequence[ConnectFailure]) -> list[_Group]:
     groups: dict[tuple[str, str, str], list[ConnectFailure]] = {}
     for row in failures:
         groups.setdefault((row.step, row.user, _without_own_names(row.text, row)), []).append(row)
@@ -81,7 +81,8 @@ def _rows_per_group(sizes: list[int]) -> list[int]:
     return shares
 
 
-def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
+def _table_lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
+    """Return the rows of the table, without columns that are empty everywhere."""
     cells = [
         (row.host, row.address, row.user, row.step)
         for row in rows
@@ -106,7 +107,7 @@ def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
     return lines
 
 
-def _hints(groups: Sequence[_Group]) -> list[str]:
+def _hint_lines(groups: Sequence[_Group]) -> list[str]:
     """Return each hint once. Hints that differ only in the host are combined."""
     found: dict[str, list[ConnectFailure]] = {}
     for group in groups:

@@ -23,7 +23,7 @@ class AgentActor:
         self._rest = b""
 
     def devices(self) -> tuple[str, list[str]]:
-        """Return the id of the node, and the GPUs of this bundle as in a device mask."""
+        """Return the id of the node, and the ids of this bundle's GPUs as in a device mask."""
         import ray
 
         context = ray.get_runtime_context()
@@ -37,7 +37,7 @@ class AgentActor:
         """Start the agent and wait at most ``within_s`` seconds for its greeting. Return the
         problem, if any.
 
-        ``mask`` are the ids of the GPUs for the device mask.
+        ``mask`` are the ids of the GPUs for the device mask; without any, the mask is not set.
         """
         # Ray sets OMP_NUM_THREADS by the CPUs of this actor alone.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -103,8 +103,10 @@ class AgentActor:
             left = left[os.write(self._agent.stdin.fileno(), left) :]
 
     def end(self) -> tuple[int | None, str]:
-        """Return the agent's exit code (negative for a signal, None if it runs), and its last line
-        of stderr."""
+        """Return the agent's exit code (negative for a signal), and its last line of stderr.
+
+        Waits up to 2 s for the agent; the code is None if it still runs.
+        """
         try:
             code = self._agent.wait(2.0)
         except subprocess.TimeoutExpired:

@@ -63,13 +63,13 @@ def describe_shortage(
     names = {name for bundle in bundles for name in bundle}
     there = "; ".join(
         f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}) has "
-        f"{_amounts(node['Resources'], names)}"
+        f"{_format_amounts(node['Resources'], names)}"
         for node in nodes[:_SHOWN]
     )
     more = f"; and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
     numbers = ", ".join(map(str, which[:_SHOWN])) + (", ..." if len(which) > _SHOWN else "")
     shapes = " or ".join(
-        dict.fromkeys(_amounts(bundles[number], bundles[number]) for number in which)
+        dict.fromkeys(_format_amounts(bundles[number], bundles[number]) for number in which)
     )
     if not without:
         why = f"which are in use, or not free together ({strategy})"
@@ -80,18 +80,19 @@ def describe_shortage(
     count = f"{len(which)} of {len(bundles)} bundles ({numbers})"
     return (
         f"Ray has no place for {count} of {shapes}, {why}: {there or 'no node is there'}{more}; "
-        "free: " + _amounts(free, names)
+        "free: " + _format_amounts(free, names)
     )
 
 
 def bundles_without_room(
     bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """Return the numbers of the bundles that would not fit even into an idle cluster."""
+    """Return the numbers of the bundles that find no room, in order, even if the cluster were
+    idle."""
     left = [dict(node["Resources"]) for node in nodes]
     without = []
     for number, bundle in enumerate(bundles):
-        room = next((each for each in left if _has(each, bundle)), None)
+        room = next((each for each in left if _has_room(each, bundle)), None)
         if room is None:
             without.append(number)
         elif strategy == "STRICT_SPREAD":
@@ -102,11 +103,11 @@ def bundles_without_room(
     return without
 
 
-def _has(room: Bundle, bundle: Bundle) -> bool:
+def _has_room(room: Bundle, bundle: Bundle) -> bool:
     return all(room.get(name, 0) > need - _GRAIN / 2 for name, need in bundle.items())
 
 
-def _amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
+def _format_amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
     return ", ".join(f"{name} {resources.get(name, 0):g}" for name in sorted(names))
 
 

@@ -86,7 +86,7 @@ class RayDriver:
         self._started, self._has_started = os.pipe()
 
     def serve(self) -> None:
-        """Serve requests until stdin ends."""
+        """Serve requests until stdin ends, then return everything to Ray and exit the process."""
         pending, descriptors = b"", []
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -128,6 +128,7 @@ class RayDriver:
             self._control.sendall(json.dumps(fields).encode() + b"\n")
 
     def _answer(self, request: dict[str, Any], connection: socket.socket | None) -> None:
+        """Carry out a request in its own thread, and reply with the result or the error."""
         call = request["call"]
         try:
             if connection is None:
@@ -200,6 +201,8 @@ class RayDriver:
         ]
 
     def _connect(self, request: dict[str, Any]) -> None:
+        """Connect to the cluster of ``address``, or start one here for ``local``. Raise
+        RayError."""
         import ray
 
         address = request["address"]
@@ -264,11 +267,11 @@ class RayDriver:
         left = threading.Event()
         self._actors_of_place[request["place"]] = left, actors
         try:
-            mask = self._mask(actors, until)
+            mask = self._device_mask(actors, until)
             words, greeting = request["words"], request["greeting"].encode()
             left_s = max(1.0, until - time.monotonic())
             started = actors[0].start.remote(words, self._code, greeting, mask, left_s)
-            problem = self._get(started, left_s + _START_S)
+            problem = self._await_result(started, left_s + _START_S)
             if problem is not None:
                 raise RayError(problem)
             self._reply(
@@ -306,6 +309,8 @@ class RayDriver:
         return alive[nodes.pop()]
 
     def _start_actors(self, bundles: list[int]) -> list[Any]:
+        """Start the first bundle's actor, and one for each other bundle with GPUs. Return their
+        handles."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -326,15 +331,18 @@ class RayDriver:
             made.append(ray.remote(**options)(actor.AgentActor).remote())
         return made
 
-    def _mask(self, actors: list[Any], until: float) -> list[str]:
-        reply = self._get(
+    def _device_mask(self, actors: list[Any], until: float) -> list[str]:
+        """Return the ids of a place's GPUs, from all its actors."""
+        reply = self._await_result(
             [handle.devices.remote() for handle in actors], max(1.0, until - time.monotonic())
         )
         if len({node for node, _ in reply}) > 1:
             raise RayError("Ray has started its actors on several nodes")
         return [device for _, devices in reply for device in devices]
 
-    def _get(self, request: Any, within_s: float) -> Any:
+    def _await_result(self, request: Any, within_s: float) -> Any:
+        """Return the result of a call of an actor. Raise RayError if it takes longer than
+        ``within_s``."""
         import ray
 
         try:
@@ -343,10 +351,12 @@ class RayDriver:
             raise RayError("Ray's actor there does not answer") from exc
 
     def _carry(self, call: int, handle: Any, connection: socket.socket) -> None:
-        up = threading.Thread(target=self._send, args=(handle, connection), daemon=True)
+        """Carry bytes between an agent and the launcher until the agent ends, and report the
+        end."""
+        up = threading.Thread(target=self._send_to_agent, args=(handle, connection), daemon=True)
         up.start()
         try:
-            end = self._receive(handle, connection)
+            end = self._receive_from_agent(handle, connection)
         except Exception as exc:  # noqa: BLE001 - Ray's are many
             end = ConnectionEnd(kind=EndKind.RAY_ACTOR, text=error_line(exc))
         self._reply(call=call, ended=end_to_json(end))
@@ -356,29 +366,32 @@ class RayDriver:
             )  # ends ``up``; the launcher closes its end after it has read the reply
         up.join(_STOPS_S)
 
-    def _send(self, handle: Any, connection: socket.socket) -> None:
-        with suppress(Exception):  # ``_receive`` reports it
+    def _send_to_agent(self, handle: Any, connection: socket.socket) -> None:
+        """Carry the launcher's bytes to the agent. When the launcher closes the connection, stop
+        the agent, then kill its actor."""
+        with suppress(Exception):  # ``_receive_from_agent`` reports it
             while data := connection.recv(_CHUNK):
-                self._get(handle.write.remote(data), _ANSWER_S)
+                self._await_result(handle.write.remote(data), _ANSWER_S)
         with suppress(Exception):  # the launcher has closed the connection
-            self._get(handle.stop.remote(_AGENT_ENDS_S), _STOPS_S)
+            self._await_result(handle.stop.remote(_AGENT_ENDS_S), _STOPS_S)
         _kill_actors([handle])  # also one that hangs, so that calls of it return
 
-    def _receive(self, handle: Any, connection: socket.socket) -> ConnectionEnd:
+    def _receive_from_agent(self, handle: Any, connection: socket.socket) -> ConnectionEnd:
         """Carry the agent's bytes to the launcher. Return how the agent ended."""
         coming = handle.read.remote(_CHUNK, _TURN_S)
-        while (data := self._get(coming, _TURN_S + _ANSWER_S)) is not None:
+        while (data := self._await_result(coming, _TURN_S + _ANSWER_S)) is not None:
             coming = handle.read.remote(_CHUNK, _TURN_S)
             try:
                 connection.sendall(data)
             except OSError:  # the launcher has closed the connection
                 return ConnectionEnd(kind=EndKind.CLOSED_HERE)
-        code, line = self._get(handle.end.remote(), _ANSWER_S)
+        code, line = self._await_result(handle.end.remote(), _ANSWER_S)
         return end_of_program(code, f": {line}" if line else "")
 
     # --- the end
 
     def _shut_down(self) -> None:
+        """Return everything to Ray within a time limit, and exit the process."""
         threading.Timer(_END_S, self._end).start()  # even if Ray hangs
         until = time.monotonic() + _LAST_S
         for thread in self._threads:
@@ -396,8 +409,9 @@ class RayDriver:
         self._end()
 
     def _end(self) -> None:
+        """Remove a local cluster, and exit the process at once."""
         if self._folder is not None:
-            local_cluster.remove(self._folder, os.getpgrp())
+            local_cluster.end_cluster(self._folder, os.getpgrp())
         os._exit(0)
 
 
@@ -432,7 +446,7 @@ def _ignore_signals() -> None:
 
 
 def main() -> None:
-    """Serve the launcher, whose socket is stdin."""
+    """Serve the launcher, whose socket is stdin. Does not return."""
     _ignore_signals()
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)

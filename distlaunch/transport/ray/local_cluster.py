@@ -20,20 +20,21 @@ _LOOK_S = 0.05
 
 
 def make_folder(base: str | None) -> tuple[str, int]:
-    """Create Ray's directory and lock it. Return its path and the descriptor with the lock.
+    """Create Ray's directory below ``base`` and lock it. Return its path and the descriptor with
+    the lock.
 
-    Directories without an owner are removed. ``base`` should be short: a socket's path is limited
-    to 107 bytes, of which Ray needs most.
+    Removes directories of clusters whose owner has ended. ``base`` should be short: a socket's path
+    is limited to 107 bytes, of which Ray needs most.
     """
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
     os.chmod(folder, 0o700)  # whatever the umask
     held = os.open(os.path.join(folder, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(held, fcntl.LOCK_EX)
-    _prune(os.path.dirname(folder))
+    _remove_abandoned(os.path.dirname(folder))
     return folder, held
 
 
-def _prune(base: str) -> None:
+def _remove_abandoned(base: str) -> None:
     with suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False):
@@ -54,9 +55,9 @@ def _remove_left(folder: str, found: os.stat_result) -> None:
         os.close(held)
 
 
-def remove(folder: str, group: int) -> None:
-    """Kill the other processes of a group, wait for their end within a limit, and remove the
-    directory."""
+def end_cluster(folder: str, group: int) -> None:
+    """Kill the other processes of a group until they have ended, at most for ``_KILLED_S``. Remove
+    the directory."""
     until = time.monotonic() + _KILLED_S
     while (left := _pids_of_group(group)) and time.monotonic() < until:
         for pid in left:

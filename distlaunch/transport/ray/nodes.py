@@ -118,9 +118,9 @@ class RayCluster:
         """Reserve all bundles, or if ``bundles`` is None one like ``each`` for every GPU. Return
         their nodes.
 
-        ``when_connected`` is called before the bundles are reserved, ``say`` with a notice if that
-        takes long. Raises ConfigError for a cluster that cannot be used, and NodesError if it
-        cannot reserve the bundles within ``within_s`` seconds.
+        ``when_connected`` is called once the driver is connected, or has failed to be; ``say`` with
+        a notice if reserving takes long. Raises ConfigError for a cluster that cannot be used, and
+        NodesError if it cannot reserve the bundles within ``within_s`` seconds.
         """
         code = base64.b64encode(self._code).decode()
         request = {
@@ -170,7 +170,9 @@ class RayCluster:
 
     def open(self, target: Target, within_s: float) -> Connection:
         """Start the agent of a node within ``within_s`` seconds, and return the connection to it.
-        Raises ConnectError."""
+
+        A notice says if Ray has replaced the node. Raises ConnectError.
+        """
         nonce = os.urandom(16).hex()
         ours, theirs = socket.socketpair()
         request = {
@@ -208,7 +210,7 @@ class RayCluster:
         return self._end
 
     def cancel(self) -> None:
-        """Fail all requests that wait for a reply."""
+        """Fail all requests that wait for a reply now."""
         with self._lock:
             calls = list(self._pending_calls.values())
         for pending in calls:
@@ -226,14 +228,18 @@ class RayCluster:
         self._child.close()
         self._child.stream.close()
         if self._folder:
-            local_cluster.remove(self._folder, self._group)
+            local_cluster.end_cluster(self._folder, self._group)
 
     # --- the driver
 
     def _request(
         self, request: dict[str, Any], connection: socket.socket | None
     ) -> tuple[int, _Call]:
-        """Send a request to the driver, with the socket of a connection if one is passed."""
+        """Send a request to the driver, with the socket of a connection if one is passed. Return
+        its number and the reply that will come.
+
+        If the driver is gone, the reply is an error.
+        """
         pending = _Call(connection)
         with self._lock:
             call = next(self._calls)
@@ -351,7 +357,7 @@ class _Call:
         return self._reply
 
     def set_reply(self, reply: dict[str, Any]) -> None:
-        """Set the reply. An error after the first reply is how the agent ended."""
+        """Set the reply. A problem after the first reply is how the agent ended."""
         if not self._has_reply.is_set():
             self._reply = reply
             self._has_reply.set()
@@ -361,7 +367,7 @@ class _Call:
             self.set_end(reply.get("ended") or ConnectionEnd(kind=EndKind.CARRIER, text=text))
 
     def set_end(self, end: ConnectionEnd | None) -> None:
-        """Set how the agent ended, and close the connection."""
+        """Set how the agent ended, unless that is known, and close the connection."""
         with self._ending:
             self.end = self.end or end
             if self._connection is not None:

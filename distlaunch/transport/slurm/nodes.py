@@ -123,9 +123,9 @@ class SrunConnector:
 
     def open(self, target: Target, within_s: float) -> Connection:
         """Wait at most ``within_s`` seconds until the agent of a node, which srun starts, connects.
-        Raises ConnectError.
-
         Return the connection.
+
+        Ends an earlier call for the same node. Raises ConnectError.
         """
         pending = _PendingAgent(target.host, time.monotonic() + within_s)
         with self._lock:
@@ -153,12 +153,15 @@ class SrunConnector:
         return pending.connection
 
     def on_agent_lost(self, host: str) -> None:
-        """Record that the agent's step may end the others, or wait forever."""
+        """Record that the agent of a host is lost: its step may end the others, or wait forever."""
         if (step := self._step_of.get(host)) is not None:
             step.has_lost = True
 
     def is_ending(self, host: str) -> bool:
-        """Return whether Slurm ends the agent of a node because another one of its step is lost."""
+        """Return whether Slurm ends the agent of a node because another one of its step is lost.
+
+        Never true if the job can continue without the lost one.
+        """
         step = self._step_of.get(host)
         return self._settings.all_or_none and step is not None and step.has_lost
 
@@ -166,7 +169,7 @@ class SrunConnector:
         """Fail all calls of ``open``, now and later."""
         with self._lock:
             self._closing = True
-        for pending in self._waiting():
+        for pending in self._unsettled():
             self._fail(pending, ConnectStepError("srun", "the job is over", passing=False))
         self._wake_thread()
 
@@ -193,16 +196,18 @@ class SrunConnector:
                 if self._closing:
                     return
             try:
-                self._turn()
+                self._run_once()
             except Exception as exc:  # noqa: BLE001 - threads in ``open`` must get it, and the next turn may work
-                for pending in self._waiting():
+                for pending in self._unsettled():
                     self._fail(
                         pending,
                         ConnectStepError("srun", f"{type(exc).__name__}: {exc}", passing=False),
                     )
                 time.sleep(_LOOK_S)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
+        """Wait for the next event, then accept agents, read all steps, start due ones, and fail
+        late nodes."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         for descriptor, events in self._listener.descriptors().items():
@@ -211,7 +216,7 @@ class SrunConnector:
             for descriptor, events in step.descriptors().items():
                 poll.register(descriptor, events)
         now = time.monotonic()
-        waiting = self._waiting()
+        waiting = self._unsettled()
         dues = [self._listener.deadline(), self._begin_at, *(pending.until for pending in waiting)]
         if any(pending.step is not None for pending in waiting):
             dues.append(now + _LOOK_S)  # nothing wakes us when srun has ended
@@ -229,7 +234,7 @@ class SrunConnector:
     def _log(self, line: str) -> None:
         self.say(line)
 
-    def _waiting(self) -> list[_PendingAgent]:
+    def _unsettled(self) -> list[_PendingAgent]:
         with self._lock:
             return [pending for pending in self._pending.values() if not pending.settled.is_set()]
 
@@ -258,9 +263,10 @@ class SrunConnector:
             connection.close()
 
     def _read_step(self, step: Step) -> None:
+        """Send more of the zip to a step, and show lines that srun has printed."""
         step.send()
         lines = step.read()
-        starting = any(pending.step is step for pending in self._waiting())
+        starting = any(pending.step is step for pending in self._unsettled())
         for line in lines:
             if not starting or _WAITING.search(line):
                 self.say(line)
@@ -268,7 +274,9 @@ class SrunConnector:
     # --- steps
 
     def _start_steps(self) -> None:
-        waiting = [pending for pending in self._waiting() if pending.step is None]
+        """Start steps for the waiting nodes, ``_GATHER_S`` after the first of them or when all
+        nodes wait."""
+        waiting = [pending for pending in self._unsettled() if pending.step is None]
         if not waiting:
             self._begin_at = None
             return
@@ -312,12 +320,13 @@ class SrunConnector:
             self._step_of[pending.host] = step
 
     def _check_pending(self) -> None:
-        """Fail the nodes whose srun has ended or whose time is over."""
+        """Fail the waiting nodes whose srun has ended or whose time is over, and close ended
+        steps."""
         now = time.monotonic()
         ended = [
             step for step in self._steps if step.returncode is not None
         ]  # a snapshot, so that all waiting nodes see the same
-        for pending in self._waiting():
+        for pending in self._unsettled():
             step = pending.step
             if step is None:
                 continue
@@ -339,6 +348,7 @@ class SrunConnector:
                 self._steps.remove(step)
 
     def _fail(self, pending: _PendingAgent, error: ConnectStepError) -> None:
+        """Let a waiting ``open`` raise this error, unless its agent has connected."""
         with self._lock:
             if not pending.settled.is_set():
                 pending.failure = error.failure(pending.host)
@@ -349,6 +359,7 @@ def _nothing(_: str) -> None: ...
 
 
 def _srun_failure(step: Step, host: str) -> ConnectStepError:
+    """Return the error for a node whose srun has ended before the agent connected."""
     if f"{NO_PYTHON} {host}" in step.lines:
         floor = ".".join(map(str, OLDEST))
         return ConnectStepError(

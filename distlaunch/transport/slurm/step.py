@@ -87,7 +87,7 @@ class StepSettings(Record):
 def step_argv(settings: StepSettings, hosts: Sequence[str], *, again: bool) -> list[str]:
     """Return srun and its options, without the program that srun starts.
 
-    ``again``: an earlier step on these nodes may still exist, so the steps may overlap.
+    ``again``: an earlier step on these nodes may still exist, so the new one may overlap with it.
     """
     count = len(hosts)
     argv = [
@@ -118,7 +118,8 @@ def step_argv(settings: StepSettings, hosts: Sequence[str], *, again: bool) -> l
 
 
 def node_list(hosts: Sequence[str]) -> str:
-    """Return a short node list for Slurm: an argument is limited to 128 KiB."""
+    """Return the hosts as one short list in Slurm's form, because an argument is limited to 128
+    KiB. The order of the hosts is kept."""
     alike = groupby(hosts, key=lambda host: host.rstrip("0123456789"))
     return ",".join(fold_hosts(group) for _, group in alike)
 
@@ -210,7 +211,8 @@ class Step:
         self._writing = -1
 
     def read(self) -> list[str]:
-        """Return the lines that have arrived, printable and of limited length."""
+        """Read once, without waiting. Return the completed lines, printable and of limited
+        length."""
         return self._read() or []
 
     def _read(self) -> list[str] | None:
@@ -227,22 +229,22 @@ class Step:
         *lines, self._half = (self._half + data).split(b"\n")
         if not data or len(self._half) > _CHUNK:
             lines, self._half = [*lines, self._half], b""
-        return self._keep(lines)
+        return self._store_lines(lines)
 
-    def _keep(self, lines: list[bytes]) -> list[str]:
+    def _store_lines(self, lines: list[bytes]) -> list[str]:
         shown = [printable(line[:_LONGEST_LINE].decode(errors="replace").strip()) for line in lines]
         new = [line for line in shown if line and not line.endswith(_CPU_BIND_COMPLAINT)]
         self.lines.extend(new)
         return new
 
     def finish_reading(self) -> None:
-        """Read the remaining output of an ended srun, even if another process still has the pipe
-        open."""
+        """Store the remaining output of an ended srun in ``lines``, even if another process still
+        has the pipe open."""
         for _ in range(_MOST_READS):
             if self._read() is None:
                 break
         half, self._half = self._half, b""
-        self._keep([half])
+        self._store_lines([half])
 
     @property
     def returncode(self) -> int | None:
@@ -270,7 +272,7 @@ class Step:
         return self.returncode is not None
 
     def terminate(self) -> None:
-        """Send TERM."""
+        """Send TERM to srun."""
         self._process.terminate()
 
     def close(self) -> None:
@@ -290,7 +292,7 @@ class Step:
 
 
 def end_steps(steps: Sequence[Step]) -> None:
-    """Wait until all steps have ended. Slow ones get TERM, then KILL."""
+    """Wait until all steps have ended, and close them. Slow ones get TERM, then KILL."""
     began = time.monotonic()
     left = [step for step in steps if not step.wait(began + _end_timeout_s(step))]
     for step in left:

@@ -65,7 +65,7 @@ class SshConnection:
         self.stream = stream
 
     def close(self) -> None:
-        """Close transport and stream. May wait for paramiko's thread."""
+        """Close transport and stream. May wait for paramiko's thread, up to 1 s."""
         self.stream.close()
         self._free()
 
@@ -89,7 +89,7 @@ def connect(
     On failure, closes the stream and raises ConnectStepError.
     """
     try:
-        transport = _transport(stream, settings, check)
+        transport = _make_transport(stream, settings, check)
     except BaseException:
         stream.close()
         stream.free()
@@ -106,7 +106,7 @@ def connect(
     return connection
 
 
-def _transport(
+def _make_transport(
     stream: ByteStream, settings: HostSettings, check: HostKeyCheck
 ) -> paramiko.Transport:
     from paramiko import Transport
@@ -145,7 +145,10 @@ def _transport(
 def _allowed(
     has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Return paramiko's algorithms, fast ones first, that the configuration allows."""
+    """Return paramiko's algorithms that the configuration allows, fast ones first.
+
+    If it allows none of them, return all.
+    """
     ordered = [name for name in preferred if name in has] + [
         name for name in has if name not in preferred
     ]
@@ -156,7 +159,7 @@ def _allowed(
 
 
 def load_paramiko(*, whole: bool) -> None:
-    """Import paramiko and redirect its log away from the terminal.
+    """Import paramiko and silence its log, unless the program has set it up.
 
     Unless ``whole``, without invoke, which takes 45 % of the time and is only used for ``Match
     exec`` in an ssh_config.
@@ -180,6 +183,7 @@ def load_paramiko(*, whole: bool) -> None:
 
 
 def _negotiate(connection: SshConnection, until: float, settings: HostSettings) -> None:
+    """Exchange versions and keys with the server, or raise ConnectStepError."""
     import paramiko
 
     transport = connection.transport

@@ -1,4 +1,4 @@
-"""Reads the ssh_config settings of a host, with OpenSSH if it is installed, else with paramiko.
+"""Read the ssh_config settings of a host, with OpenSSH if it is installed, else with paramiko.
 
 ``ssh -G`` takes 8 ms per host and supports Include, Match and the site's defaults, paramiko only
 some of them.
@@ -61,7 +61,7 @@ class HostSettings(Record):
 
 
 class SshOptions(Record):
-    """Command-line options for all hosts, which win over configuration files."""
+    """Command-line options for all hosts. They win over configuration files."""
 
     user: str | None = None
     port: int | None = None
@@ -95,23 +95,25 @@ def read_settings(
         )
     ssh = shutil.which("ssh", path=environ.get("PATH"))
     if ssh is None:
-        config_values = _by_paramiko(host, options.config, home)
+        config_values = _read_by_paramiko(host, options.config, home)
     else:
-        config_values = _by_openssh(ssh, host, user, port, options, home, environ)
+        config_values = _read_by_openssh(ssh, host, user, port, options, home, environ)
     return settings_of(
         host, config_values, user=user, port=port, key=options.key, home=home, environ=environ
     )
 
 
 def home_of(environ: Mapping[str, str]) -> str:
-    """Return the directory with ``.ssh``: the account's home, or another HOME with ``.ssh``.
-    OpenSSH itself ignores HOME."""
-    account = _account()[1]
+    """Return the directory that has ``.ssh``: HOME if it has one, else the account's home.
+
+    OpenSSH itself ignores HOME.
+    """
+    account = _account_name_and_home()[1]
     home = environ.get("HOME", "")
     return home if home and home != account and os.path.isdir(f"{home}/.ssh") else account
 
 
-def _account() -> tuple[str, str]:
+def _account_name_and_home() -> tuple[str, str]:
     try:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:
@@ -122,7 +124,7 @@ def _account() -> tuple[str, str]:
 # --- reading
 
 
-def _by_openssh(
+def _read_by_openssh(
     ssh: str,
     host: str,
     user: str | None,
@@ -131,6 +133,7 @@ def _by_openssh(
     home: str,
     environ: Mapping[str, str],
 ) -> dict[str, list[str]]:
+    """Return the configuration of ``ssh -G``. Raise ConnectStepError."""
     argv = [ssh, "-G", *config_words(options.config, home)]
     argv += ["-l", user] if user else []
     argv += ["-p", str(port)] if port else []
@@ -153,7 +156,7 @@ def _by_openssh(
             passing=False,
         )
     settings = parse(printed.decode(errors="surrogateescape"))
-    account = _account()[1]
+    account = _account_name_and_home()[1]
     if home != account:
         files = settings.get("userknownhostsfile", [])
         settings["userknownhostsfile"] = [
@@ -163,10 +166,11 @@ def _by_openssh(
 
 
 def config_words(config: str | None, home: str) -> list[str]:
-    """Return ssh's options for the configuration file to read."""
+    """Return ssh's options for the configuration file to read. They are empty if ssh finds it
+    itself."""
     if config is not None:
         return ["-F", config]
-    if home == _account()[1]:
+    if home == _account_name_and_home()[1]:
         return []
     own = f"{home}/.ssh/config"
     return ["-F", own if os.path.exists(own) else "none"]
@@ -174,7 +178,7 @@ def config_words(config: str | None, home: str) -> list[str]:
 
 def parse(text: str) -> dict[str, list[str]]:
     """Return the values in the output of ``ssh -G``, by keyword in lower case. A keyword may have
-    several."""
+    several values."""
     config_values: dict[str, list[str]] = {}
     for line in text.splitlines():
         keyword, _, value = line.partition(" ")
@@ -182,7 +186,8 @@ def parse(text: str) -> dict[str, list[str]]:
     return config_values
 
 
-def _by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str]]:
+def _read_by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str]]:
+    """Return the configuration of the user's and the system's file. Raise ConnectStepError."""
     import paramiko
 
     config_values: dict[str, list[str]] = {}
@@ -221,9 +226,9 @@ def settings_of(
         value = next(iter(config_values.get(keyword, ())), "")
         return None if value.lower() in _NOTHING else value
 
-    local_user = _account()[0]
+    local_user = _account_name_and_home()[0]
     name = one("hostname") or host
-    number = port or _number(one("port"), "Port") or 22
+    number = port or _parse_number(one("port"), "Port") or 22
     login = user or one("user") or local_user
     alias = one("hostkeyalias")
     tokens = {
@@ -237,14 +242,16 @@ def settings_of(
             word for value in config_values.get(keyword, defaults) for word in words(keyword, value)
         ]
         return tuple(
-            _path(value, tokens, home, environ) for value in values if value.lower() not in _NOTHING
+            _absolute_path(value, tokens, home, environ)
+            for value in values
+            if value.lower() not in _NOTHING
         )
 
     def words(keyword: str, value: str) -> list[str]:
         return [value] if keyword == "identityfile" else value.split()
 
     key_files = files("identityfile", [f"~/.ssh/{name}" for name in _KEY_NAMES])
-    named_key = None if key is None else _path(key, {}, home, environ)
+    named_key = None if key is None else _absolute_path(key, {}, home, environ)
     return HostSettings(
         host=host,
         hostname=name,
@@ -252,7 +259,7 @@ def settings_of(
         user=login,
         key_files=key_files if named_key is None else (named_key, *key_files),
         named_key=named_key,
-        agent=_agent(config_values, tokens, home, environ),
+        agent=_agent_socket(config_values, tokens, home, environ),
         only_key_files=one("identitiesonly") == "yes",
         jumps=one("proxyjump"),
         command=None
@@ -263,7 +270,7 @@ def settings_of(
         global_known_hosts=files("globalknownhostsfile", [" ".join(_GLOBAL_KNOWN_HOSTS)]),
         key_alias=alias,
         hash_names=one("hashknownhosts") == "yes",
-        connect_timeout_s=_number(one("connecttimeout"), "ConnectTimeout"),
+        connect_timeout_s=_parse_number(one("connecttimeout"), "ConnectTimeout"),
         compression=one("compression") == "yes",
         bind_address=one("bindaddress"),
         family={"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(
@@ -285,7 +292,7 @@ _ALGORITHMS = {
 }
 
 
-def _number(text: str | None, keyword: str) -> int | None:
+def _parse_number(text: str | None, keyword: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
@@ -297,7 +304,7 @@ def _number(text: str | None, keyword: str) -> int | None:
     return int(text)
 
 
-def _agent(
+def _agent_socket(
     config_values: Mapping[str, Sequence[str]],
     tokens: Mapping[str, str],
     home: str,
@@ -310,11 +317,12 @@ def _agent(
         return environ.get("SSH_AUTH_SOCK") or None
     if named.startswith("$"):
         return environ.get(named[1:].strip("{}")) or None
-    return _path(named, tokens, home, environ)
+    return _absolute_path(named, tokens, home, environ)
 
 
 def with_tokens(text: str, tokens: Mapping[str, str]) -> str:
-    """Return ``text`` with tokens such as ``%h`` replaced. Unknown tokens stay."""
+    """Return ``text`` with tokens such as ``%h`` replaced by their values. Unknown tokens stay;
+    ``%%`` becomes ``%``."""
     parts = text.split("%")
     shown = [parts[0]]
     rest = iter(parts[1:])
@@ -326,7 +334,9 @@ def with_tokens(text: str, tokens: Mapping[str, str]) -> str:
     return "".join(shown)
 
 
-def _path(text: str, tokens: Mapping[str, str], home: str, environ: Mapping[str, str]) -> str:
+def _absolute_path(
+    text: str, tokens: Mapping[str, str], home: str, environ: Mapping[str, str]
+) -> str:
     """Return an absolute path, with ``~``, ``${VARIABLE}`` and tokens replaced."""
     path = with_tokens(text.strip('"'), tokens)
     path = re.sub(r"\$\{(\w+)\}", lambda found: environ.get(found[1], ""), path)

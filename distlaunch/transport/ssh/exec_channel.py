@@ -108,8 +108,10 @@ class ChannelConnection:
         self._buffer.unread(data)
 
     def execute(self, command: str) -> None:
-        """Request a command without waiting for the answer. A refusal closes the channel. Raises
-        OSError."""
+        """Request the execution of a command without waiting for the answer.
+
+        A refusal closes the channel. Raises OSError.
+        """
         message = self._message(_REQUEST)
         message.add_string("exec")
         message.add_boolean(True)  # noqa: FBT003 - paramiko's
@@ -140,7 +142,7 @@ class ChannelConnection:
                 self._adjust_window()
 
     def stderr_tail(self) -> bytes:
-        """Return the last bytes of stderr."""
+        """Return the last bytes of stderr that have arrived."""
         return bytes(self._buffer.stderr)
 
     def close(self) -> None:
@@ -184,7 +186,7 @@ class ChannelConnection:
 
 
 class ByteStream(Protocol):
-    """What an SSH connection runs over."""
+    """The stream below an SSH connection."""
 
     sock: Any
     """For paramiko: a socket, or a channel of another connection."""
@@ -222,7 +224,10 @@ class ReceiveBuffer:
         return self._descriptor
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes. Called by paramiko's thread."""
+        """Add received bytes. Called by paramiko's thread.
+
+        Raises SSHException if the server ignores the window.
+        """
         with self._lock:
             self._chunks.append(bytes(data))
             self._size += len(data)
@@ -255,7 +260,8 @@ class ReceiveBuffer:
             os.eventfd_write(self._descriptor, 1)
 
     def take(self) -> bytes | None:
-        """Return the bytes that have arrived; None at the end of the stream."""
+        """Return bytes that have arrived, perhaps none, at most some 512 KiB; None at the end of
+        the stream."""
         with self._lock:
             count, size = 0, 0
             while count < len(self._chunks) and size < _MOST_TAKEN:
@@ -280,8 +286,10 @@ class ReceiveBuffer:
         return self._taken >= _GRANT
 
     def take_window(self, back: int = 0) -> int:
-        """Return the size of the window adjustment, once. ``back`` is a size that could not be
-        sent."""
+        """Return the size of the window adjustment that is due, and count it as sent.
+
+        With ``back``, count a size that could not be sent again, and return 0.
+        """
         with self._lock:
             size, self._taken = (self._taken, 0) if not back else (0, self._taken + back)
             return size

@@ -36,7 +36,7 @@ class Unchecked:
         self._first = threading.Lock()
 
     def say(self, why: str | None = None) -> None:
-        """Warn once, with the reason. May be called from any thread."""
+        """Warn on the first call, with the reason. May be called from any thread."""
         if self._first.acquire(blocking=False):
             self._note(
                 f"host keys are not checked ({why or Opt.SSH_HOST_KEYS('off')}): whoever answers "
@@ -46,7 +46,7 @@ class Unchecked:
 
 
 class HostKeyCheck:
-    """Judges the keys of all hosts of a launcher; reads each file once."""
+    """Checks the keys of all hosts of a launcher. Reads each file once."""
 
     def __init__(self, mode: HostKeys | None, unchecked: Unchecked | None = None) -> None:
         """``mode`` is the value of --ssh-host-keys. None: StrictHostKeyChecking in ssh_config, else
@@ -65,16 +65,19 @@ class HostKeyCheck:
         )  # type: ignore[return-value]
 
     def known_kinds(self, settings: HostSettings) -> list[str]:
-        """Return the types of a host's known keys, of which the host is asked for one."""
-        return list(dict.fromkeys(line.kind for line in self._lines(settings) if not line.marker))
+        """Return the types of a host's known keys. The host is asked for a key of these types
+        first."""
+        return list(
+            dict.fromkeys(line.kind for line in self._known_lines(settings) if not line.marker)
+        )
 
-    def _lines(self, settings: HostSettings) -> list[KnownKey]:
-        hosts = self._hosts(settings)
-        return hosts.of(_name(settings)) or hosts.of(
+    def _known_lines(self, settings: HostSettings) -> list[KnownKey]:
+        hosts = self._known_hosts(settings)
+        return hosts.of(_known_name(settings)) or hosts.of(
             (settings.key_alias or settings.hostname).lower()
         )
 
-    def _hosts(self, settings: HostSettings) -> KnownHosts:
+    def _known_hosts(self, settings: HostSettings) -> KnownHosts:
         files = (*settings.user_known_hosts, *settings.global_known_hosts)
         with self._lock:
             if files not in self._read:
@@ -82,9 +85,10 @@ class HostKeyCheck:
             return self._read[files]
 
     def check(self, settings: HostSettings, kind: str, blob: bytes) -> None:
-        """Check a host's key of type ``kind``. A new key may be added to the user's known_hosts.
+        """Check a host's key of type ``kind``.
 
-        Raises ConnectStepError if the key is refused.
+        With ``accept-new``, an unknown key is added to the user's known_hosts. With ``off``, every
+        key is accepted, with one warning. Raises ConnectStepError if the key is refused.
         """
         mode = self.mode(settings)
         if mode == "off":
@@ -96,8 +100,8 @@ class HostKeyCheck:
                 )
             return
         key = base64.b64encode(blob).decode()
-        name = _name(settings)
-        hosts = self._hosts(settings)
+        name = _known_name(settings)
+        hosts = self._known_hosts(settings)
         named = hosts.of(name)
         verdict, line = judge(named, kind, key)
         if verdict == "unknown" and name != (
@@ -110,11 +114,11 @@ class HostKeyCheck:
         if verdict == "known":
             return
         if verdict == "unknown" and mode == "accept-new":
-            self._accept(settings, hosts, name, kind, key)
+            self._add_key(settings, hosts, name, kind, key)
             return
         raise _refusal(settings, verdict, line, kind, blob)
 
-    def _accept(
+    def _add_key(
         self, settings: HostSettings, hosts: KnownHosts, name: str, kind: str, key: str
     ) -> None:
         shown = hashed_name(name, os.urandom(_SALT_BYTES)) if settings.hash_names else name
@@ -134,7 +138,7 @@ class HostKeyCheck:
 
 
 def _append(file: str, line: str) -> None:
-    """Add a line to a file that other programs may be adding to."""
+    """Add a line to a file that other programs may be adding to. Create its directory if needed."""
     os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -147,7 +151,7 @@ def _append(file: str, line: str) -> None:
         os.close(descriptor)
 
 
-def _name(settings: HostSettings) -> str:
+def _known_name(settings: HostSettings) -> str:
     if settings.key_alias is not None:
         return settings.key_alias.lower()
     return lookup_name(settings.hostname, settings.port)
@@ -161,13 +165,15 @@ def fingerprint(blob: bytes) -> str:
 def _refusal(
     settings: HostSettings, verdict: str, line: KnownKey | None, kind: str, blob: bytes
 ) -> ConnectStepError:
+    """Return the error for a key with this verdict. ``line`` is the line of known_hosts that
+    decides."""
     place = printable(line.place) if line is not None else ""
     shown = f"{printable(kind)} {fingerprint(blob)}"
     match verdict:
         case "changed":
             kind = printable(kind)
             what = f"{place} has another {kind} key than the one shown, {shown}"
-            return changed(what, _name(settings), scan_of(settings))
+            return changed(what, _known_name(settings), scan_of(settings))
         case "revoked":
             return refused(f"its key is revoked by {place}: {shown}")
         case "certified":
@@ -217,7 +223,8 @@ class KnownKey(Record):
 
 
 class KnownHosts:
-    """All lines of some files, found by name."""
+    """All lines of some known_hosts files, found by the name of a host. Files that cannot be read
+    are ignored."""
 
     def __init__(self, files: Iterable[str]) -> None:
         self._plain: dict[str, list[KnownKey]] = {}
@@ -232,10 +239,10 @@ class KnownHosts:
                 continue  # most of them are not there
 
     def add(self, keys: Iterable[KnownKey]) -> None:
-        """Add lines."""
+        """Add lines, such as a key that was accepted."""
         self._found.clear()
         for key in keys:
-            hashed = _decoded(key.names)
+            hashed = _decode_hash(key.names)
             if hashed is not None:
                 self._hashed.append((*hashed, key))
             elif any(char in key.names for char in "*?!|"):
@@ -275,7 +282,7 @@ def parse(lines: Iterable[str], file: str) -> Iterable[KnownKey]:
 
 
 def lookup_name(host: str, port: int) -> str:
-    """Return the name under which a host is known."""
+    """Return the name under which known_hosts has a host: ``host`` or ``[host]:port``."""
     return host.lower() if port == SSH_PORT else f"[{host.lower()}]:{port}"
 
 
@@ -287,18 +294,18 @@ def names_match(names: str, name: str) -> bool:
         if pattern.startswith("|1|"):
             matched = matched or _hashed_match(pattern, name)
         elif pattern.startswith("!"):
-            if _like(name, pattern[1:]):
+            if _matches_pattern(name, pattern[1:]):
                 return False
         else:
-            matched = matched or _like(name, pattern)
+            matched = matched or _matches_pattern(name, pattern)
     return matched
 
 
-def _like(name: str, pattern: str) -> bool:
+def _matches_pattern(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
 
 
-def _decoded(names: str) -> tuple[bytes, bytes] | None:
+def _decode_hash(names: str) -> tuple[bytes, bytes] | None:
     """Return salt and digest of ``|1|salt|digest``; None for another form."""
     parts = names.split("|")
     if len(parts) != _HASHED_PARTS or parts[:2] != ["", "1"]:
@@ -310,7 +317,7 @@ def _decoded(names: str) -> tuple[bytes, bytes] | None:
 
 
 def _hashed_match(hashed: str, name: str) -> bool:
-    decoded = _decoded(hashed)
+    decoded = _decode_hash(hashed)
     return decoded is not None and hmac.digest(decoded[0], name.encode(), "sha1") == decoded[1]
 
 
@@ -321,8 +328,8 @@ def hashed_name(name: str, salt: bytes) -> str:
 
 
 def judge(known: Sequence[KnownKey], kind: str, key: str) -> tuple[Verdict, KnownKey | None]:
-    """Return the verdict on a host's key of type ``kind``, and the line of ``known`` that
-    decides."""
+    """Return the verdict on a host's key of type ``kind``, and the line of ``known`` that decides,
+    if one does."""
     same = [line for line in known if line.kind == kind and line.key == key]
     for line in same:
         if line.marker == "@revoked":

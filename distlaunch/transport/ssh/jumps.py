@@ -44,7 +44,8 @@ class _Gateway:
 
 
 class Jumps:
-    """Opens channels through jump hosts. A connection stays open while it has users."""
+    """Opens channels to hosts through jump hosts. A connection to a jump host stays open while it
+    has users."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -88,7 +89,7 @@ class Jumps:
                 error.step, text, hint=error.hint, passing=error.passing
             ) from error
         try:
-            channel = _channel(connection, settings, last, until)
+            channel = _open_channel(connection, settings, last, until)
         except BaseException:
             self._release(gateway)
             raise
@@ -97,6 +98,11 @@ class Jumps:
     def _shared_connection(
         self, gateway: _Gateway, connect: Callable[[], SshConnection], *, until: float
     ) -> SshConnection:
+        """Return the jump host's connection, for one more user. Open it by ``connect`` if there is
+        none.
+
+        A failure also fails the threads that have waited for it.
+        """
         came = time.monotonic()
         if not gateway.connecting.acquire(timeout=max(0.0, until - came)):
             raise ConnectStepError("connect", "it was not reached in time")
@@ -129,6 +135,8 @@ class Jumps:
         options: SshOptions,
         environ: Mapping[str, str],
     ) -> SshConnection:
+        """Connect to the last of the jump hosts, through the ones before. Raise
+        ConnectStepError."""
         try:
             user, host, port = hop_of(last)
             # As with OpenSSH, user, port and key of the command line are not for jump hosts.
@@ -147,7 +155,7 @@ class Jumps:
             raise
 
     def _release(self, gateway: _Gateway) -> None:
-        """Subtract a user. Does not wait, since a main loop closes its connections."""
+        """Subtract a user. Close the connection after the last one, without waiting."""
         with self._lock:
             gateway.users -= 1
             left = None if gateway.users else gateway.connection
@@ -157,7 +165,9 @@ class Jumps:
             left.close_soon()
 
 
-def _channel(connection: SshConnection, settings: HostSettings, last: str, until: float) -> Any:
+def _open_channel(
+    connection: SshConnection, settings: HostSettings, last: str, until: float
+) -> Any:
     import paramiko
 
     try:

@@ -1,4 +1,4 @@
-"""Logs in to an SSH server with keys of an ssh-agent and of key files, without a prompt."""
+"""Log in to an SSH server with keys of an ssh-agent and of key files, without a prompt."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _BEGIN, _END = b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----END OPENSSH PRIVAT
 def log_in(
     transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float
 ) -> None:
-    """Try keys in OpenSSH's order until a login succeeds: the agent's keys named in the settings,
-    its other keys, key files.
+    """Try keys until a login succeeds: the agent's keys that have a key file, its other keys, key
+    files.
 
-    Raises ConnectStepError if none is accepted before the monotonic time ``until``.
+    ``IdentitiesOnly`` leaves out the second group. Raises ConnectStepError if none is accepted
+    before the monotonic time ``until``.
     """
     import paramiko
 
@@ -51,17 +52,17 @@ def log_in(
             try:
                 further = transport.auth_publickey(settings.user, key)
             except paramiko.BadAuthenticationType as exc:
-                raise _refused(settings, files, agent, tried - 1, exc.allowed_types) from exc
+                raise _refused_error(settings, files, agent, tried - 1, exc.allowed_types) from exc
             except (paramiko.SSHException, EOFError, OSError) as exc:
                 if not transport.is_active():
-                    raise _closed_by_server(tried) from exc
+                    raise _closed_by_server_error(tried) from exc
                 if time.monotonic() > until:
                     raise ConnectStepError("login", "the server did not answer in time") from exc
                 continue
             if further:
-                raise _needs_more(further)
+                raise _needs_more_error(further)
             return
-        raise _refused(
+        raise _refused_error(
             settings, files, agent, tried, _login_methods(transport, settings.user, until)
         )
     finally:
@@ -69,7 +70,8 @@ def log_in(
 
 
 def _require_named_key(named: KeyFile, agent: _Agent) -> None:
-    """Raise ConnectStepError if the key of the command line cannot be used."""
+    """Raise ConnectStepError if the key of the command line can be used neither from its file nor
+    from the agent."""
     if named.problem is None or named.public in agent.held:
         return
     locked = named.is_locked
@@ -88,6 +90,8 @@ def _unlock_hint(file: KeyFile, agent: _Agent) -> str:
 
 
 def _sort_keys(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
+    """Yield the keys in the order in which to try them: ``held`` (the agent's) with a file, other
+    ones of the agent, files."""
     named = {file.public for file in files if file.public is not None}
     yield from (key for key in held if key.asbytes() in named)
     if not only_files:
@@ -97,7 +101,7 @@ def _sort_keys(held: list[Any], files: list[KeyFile], *, only_files: bool) -> It
 
 
 def _login_methods(transport: paramiko.Transport, user: str, until: float) -> list[str]:
-    """Return the server's login methods; [] if the user is logged in without proof."""
+    """Ask the server for its login methods. Return [] if it does not answer, or needs no proof."""
     import paramiko
 
     transport.auth_timeout = max(0.1, until - time.monotonic())
@@ -110,7 +114,7 @@ def _login_methods(transport: paramiko.Transport, user: str, until: float) -> li
     return []
 
 
-def _closed_by_server(tried: int) -> ConnectStepError:
+def _closed_by_server_error(tried: int) -> ConnectStepError:
     return ConnectStepError(
         "login",
         f"the server closed the connection after {tried} key{'s' if tried > 1 else ''}",
@@ -118,7 +122,7 @@ def _closed_by_server(tried: int) -> ConnectStepError:
     )
 
 
-def _needs_more(further: list[str]) -> ConnectStepError:
+def _needs_more_error(further: list[str]) -> ConnectStepError:
     return ConnectStepError(
         "login",
         f"the server accepts the key, but also requires {printable(', '.join(further))}",
@@ -127,7 +131,7 @@ def _needs_more(further: list[str]) -> ConnectStepError:
     )
 
 
-def _refused(
+def _refused_error(
     settings: HostSettings, files: list[KeyFile], agent: _Agent, tried: int, ways: list[str]
 ) -> ConnectStepError:
     text = (
@@ -230,9 +234,11 @@ class KeyFile:
             lines = str(exc).splitlines() or [type(exc).__name__]
             self.problem = f"is not a key that paramiko can read ({printable(lines[0])[:_LONGEST]})"
         if self.key is None:
-            self._look_closer()
+            self._explain_problem()
 
-    def _look_closer(self) -> None:
+    def _explain_problem(self) -> None:
+        """Find the public key of a key file that cannot be used, and whether a passphrase is the
+        reason."""
         self.public = _read_public_key(self.path)
         try:
             with open(self.path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Reaches nodes by SSH with paramiko: one connection for each node, through jump hosts if
+"""Reach nodes by SSH with paramiko: one connection for each node, through jump hosts if
 configured."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SshConnector:
             place.of(settings)
             connection = self._reach(settings, (), until, place)
             self._logged_in(target)
-            return self._start(connection, target.host, until)
+            return self._start_agent(connection, target.host, until)
         except ConnectStepError as error:
             raise ConnectError(
                 error.failure(target.host, address=place.address, user=place.user)
@@ -107,7 +107,7 @@ class SshConnector:
         place.address = address.text
         return SocketStream(sock)
 
-    def _start(self, connection: SshConnection, host: str, until: float) -> Connection:
+    def _start_agent(self, connection: SshConnection, host: str, until: float) -> Connection:
         import paramiko
 
         try:

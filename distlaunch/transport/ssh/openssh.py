@@ -1,4 +1,4 @@
-"""Reaches nodes by the user's own ssh program (``--ssh-command ssh``).
+"""Reach nodes by the user's own ssh program (``--ssh-command ssh``).
 
 It needs 110 ms of CPU per node, and supports certificates, GSSAPI, host-based logins and security
 keys, which paramiko lacks.
@@ -145,7 +145,10 @@ class SshCommandConnector:
 
 
 def parse_ssh_error(stderr: bytes, *, host: str) -> ConnectStepError:
-    """Return the step that failed according to ssh's stderr. No I/O."""
+    """Return the error with the step that failed according to ssh's stderr. No I/O.
+
+    The step is ``connect`` if the text is not known.
+    """
     text = stderr.decode(errors="replace")
     lines = [
         line.strip()

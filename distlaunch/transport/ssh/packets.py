@@ -27,7 +27,7 @@ class Packets(Packetizer):
         # Held while a packet is written, which may wait for the network.
 
     def send_message(self, data: Message) -> None:
-        """Write a packet."""
+        """Write a packet, after those of other threads."""
         with self.writing:
             super().send_message(data)
 
@@ -74,7 +74,7 @@ class Packets(Packetizer):
         missing = n - len(parts[0])
         self._ahead, self._at = b"", 0
         while True:
-            data = self._received(missing)
+            data = self._receive_at_least(missing)
             if len(data) >= missing:
                 break
             parts.append(data)
@@ -83,7 +83,7 @@ class Packets(Packetizer):
         self._ahead, self._at = data, missing
         return b"".join(parts)
 
-    def _received(self, least: int) -> bytes:
+    def _receive_at_least(self, least: int) -> bytes:
         while True:
             try:
                 data: bytes = self._source.recv(max(_READ, least))

@@ -73,10 +73,11 @@ def _to_addresses(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
 def dial(
     addresses: list[Address], *, until: float, within_s: float | None, bind: str | None
 ) -> tuple[socket.socket, Address]:
-    """Connect to the first address that answers. Others are tried while a slow one is pending.
+    """Connect to the first address that answers.
 
-    ``within_s`` limits each address, ``until`` (monotonic) all together. Raises ConnectStepError if
-    none answers.
+    The next address is tried when one fails or is slow, while the slow one goes on. ``within_s``
+    limits each address, ``until`` (monotonic) all together; ``bind`` is the local address. Raises
+    ConnectStepError if none answers.
     """
     attempts = _Attempts(bind)
     each_s = CONNECT_S if within_s is None else within_s
@@ -149,6 +150,7 @@ class _Attempts:
         self._failures.append((address, errno_clause(error)))
 
     def why_not(self) -> str:
+        """Return why no address has answered, as a clause. Called after ``close``."""
         failures = self._failures + [(address, "no answer") for _, address in self._open_before]
         whys = {why for _, why in failures}
         if len(whys) == 1:
@@ -184,7 +186,7 @@ class SocketStream:
         self._poll.register(sock, select.POLLOUT)
 
     def can_write(self) -> bool:
-        """Return whether a write would not block."""
+        """Return whether a short write would not block."""
         try:
             return any(events & select.POLLOUT for _, events in self._poll.poll(0))
         except OSError:
@@ -235,7 +237,7 @@ class ProxyCommandStream(SocketStream):
             self._child.close()
 
     def why_closed(self) -> str:
-        """Return the command's last message, or how it ended; "" if unknown."""
+        """Return the command's last message, or how it ended; "" while it runs without one."""
         with self._asking:
             if not self._closed:
                 stderr_end = self._child.read_stderr()[-_STDERR_TAIL:].decode(errors="replace")
@@ -262,7 +264,7 @@ class JumpStream:
         self._closed = False
 
     def can_write(self) -> bool:
-        """Return whether channel and connection below have room."""
+        """Return whether both the channel and the connection to the jump host have room."""
         return self.sock.out_window_size > _STDERR_TAIL and self._below()
 
     def close(self) -> None:
@@ -278,7 +280,7 @@ class JumpStream:
         self.sock._unlink()  # noqa: SLF001 - wakes threads that wait, without sending to a jump host that may be gone
 
     def free(self) -> None:
-        """Release the jump host. Called when no thread uses the channel any longer."""
+        """Release the jump host's connection. Called when no thread uses the channel any longer."""
         release, self._release = self._release, _nothing
         release()
 

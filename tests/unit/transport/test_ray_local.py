@@ -34,6 +34,6 @@ def test_the_rest_of_the_group_is_killed_before_the_folder_is_removed(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", makes_it_anew, folder], start_new_session=True
     ) as child:
-        local_cluster.remove(folder, child.pid)
+        local_cluster.end_cluster(folder, child.pid)
     assert child.returncode == -9
     assert not list(tmp_path.iterdir())
