@@ -141,14 +141,18 @@ class Agent:
         return min(times, default=None)
 
     def tick(self) -> None:
-        """Run the actions that are due."""
+        """Run the actions of the worker table and of the attempt's setup that are due."""
         deadline = self._table.deadline()
         if deadline is not None and self._clock() >= deadline:
             self._step(t.DeadlineReached())
         self._attempt_setup.tick(self._clock())
 
     def on_ready(self) -> None:
-        """Process messages of the spawner and events of the output thread."""
+        """Process all that is ready: messages of the spawner, events of threads, keys, new clients
+        of the reserved port.
+
+        As the first process of a container, also reap orphans.
+        """
         with suppress(BlockingIOError):
             os.read(self._wake, 65536)
         if self._terminal is not None:
@@ -296,6 +300,7 @@ class Agent:
                 assert_never(message)
 
     def _on_start(self, message: m.Start) -> None:
+        """Set up environment, shared memory and streams for an attempt, and start its workers."""
         self._start = message
         self._pids = []
         self._oom_before = oom_kills()
@@ -341,6 +346,7 @@ class Agent:
         self._step(message)
 
     def _step(self, event: t.Event) -> None:
+        """Pass an event to the worker table, and carry out its actions."""
         for action in self._table.step(event, self._clock()):
             match action:
                 case t.Launch():

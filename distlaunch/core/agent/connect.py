@@ -177,7 +177,7 @@ class _Connector:
                     tries += 1
                 continue
             if left_s >= _TOO_SHORT_S:
-                self._begin(time.monotonic())
+                self._begin_due(time.monotonic())
             found = self._poll_once()
             if found is not None:
                 return found
@@ -220,8 +220,9 @@ class _Connector:
                     address, self._make_handshake, answer_s=self._answer_s
                 )
 
-    def _begin(self, now: float) -> None:
-        """Start the connections that are due; those to new addresses one at a time."""
+    def _begin_due(self, now: float) -> None:
+        """Start the connections that are due; those to addresses that have not been tried one at a
+        time."""
         if self._is_proving:
             return
         for endpoint in self._endpoints.values():
@@ -241,7 +242,7 @@ class _Connector:
     def _poll_once(self) -> tuple[socket.socket, Welcome] | None:
         """Wait for the next event and handle it. Return the connection if the listener has admitted
         this launcher."""
-        poll = self._poll()
+        poll = self._new_poll()
         by_number = {}
         for endpoint in self._in_progress:
             if endpoint.connection is not None:
@@ -274,6 +275,7 @@ class _Connector:
         return None
 
     def _on_rejected(self, endpoint: Endpoint, rejected: Rejected) -> None:
+        """Record a rejection: try again later, or never if it is final."""
         endpoint.fail(rejected.text)
         endpoint.hint = rejected.hint
         if not endpoint.is_final:  # another program may have the port for now
@@ -343,7 +345,7 @@ class _Connector:
 
     # --- waiting
 
-    def _poll(self) -> select.poll:
+    def _new_poll(self) -> select.poll:
         poll = select.poll()
         if self._watched is not None:
             poll.register(self._watched, select.POLLIN)
@@ -365,8 +367,9 @@ class _Connector:
         return ready
 
     def _pause(self, pause_s: float) -> None:
+        """Wait, while signals are watched and progress is reported."""
         until = min(self._until, time.monotonic() + pause_s)
-        poll = self._poll()
+        poll = self._new_poll()
         while True:
             left_s = until - time.monotonic()
             self._wait(poll, left_s)
@@ -502,7 +505,7 @@ class Endpoint:
         self.close()
 
     def detach(self) -> socket.socket | None:
-        """Return the connection, which the caller then owns."""
+        """Return the connection, which the caller then owns, and forget it."""
         connection, self.connection = self.connection, None
         return connection
 
@@ -564,10 +567,10 @@ def describe_failures(endpoints: Sequence[Endpoint]) -> str:
         by_reason.setdefault(endpoint.reason, []).append(endpoint.text)
     if len(by_reason) == 1:
         return next(iter(by_reason))
-    return "; ".join(f"{_folded(texts)}: {reason}" for reason, texts in by_reason.items())
+    return "; ".join(f"{_shortened(texts)}: {reason}" for reason, texts in by_reason.items())
 
 
-def _folded(texts: Sequence[str]) -> str:
+def _shortened(texts: Sequence[str]) -> str:
     return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if texts[4:] else "")
 
 
@@ -602,7 +605,8 @@ class HostAddresses:
         self._numeric = False
 
     def refresh(self) -> None:
-        """Start a lookup if the addresses are older than ``FRESH_S``."""
+        """Start a lookup if the addresses are older than ``FRESH_S`` and none is running. An
+        address needs no lookup."""
         if self._numeric or not self.settled.is_set() or time.monotonic() < self._until:
             return
         try:
@@ -647,7 +651,7 @@ class SeveralHostAddresses:
 
     @property
     def problem(self) -> str:
-        """Why no address is known."""
+        """Why no address is known, for the last of the names."""
         return self._each[-1].problem
 
     @property

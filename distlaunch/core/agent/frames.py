@@ -53,7 +53,7 @@ class FrameStream(Generic[M]):
         self.put(encode(message))
 
     def put(self, data: bytes) -> None:
-        """Queue bytes and write as much as possible."""
+        """Queue bytes and write as much as possible. Bytes for a broken stream are dropped."""
         with self._lock:
             waits = bool(self._out)
             if self.is_broken:

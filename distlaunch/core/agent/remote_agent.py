@@ -92,7 +92,7 @@ class RemoteAgent:
             watcher=watcher,
             port=None,
             sink=self._output,
-            send=self._from_agent,
+            send=self._on_agent_message,
             clock=self._clock,
             resources=self._resources,
         )
@@ -110,7 +110,11 @@ class RemoteAgent:
     # --- the loop
 
     def run(self) -> int:
-        """Run until the coordinator ends the agent or is lost. Return the exit code."""
+        """Run until the coordinator ends the agent or is lost. Return the exit code.
+
+        It is 0 if the coordinator has ended the agent, 1 if the coordinator was lost or a signal
+        came, 70 after an error.
+        """
         for signum in (*_TO_END, *(_TO_WORKERS if self._reports_signals else ()), signal.SIGCHLD):
             signal.signal(signum, _ignore_signal)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
@@ -126,7 +130,7 @@ class RemoteAgent:
         code = EXIT_SOFTWARE
         try:
             while not (self._is_dismissed or self._end_reason):
-                self._serve()
+                self._run_once()
             code = 0 if self._is_dismissed else 1
         except ProtocolError as exc:
             self._end_reason = f"the coordinator sent an invalid message: {exc.message}"
@@ -139,7 +143,7 @@ class RemoteAgent:
         self._finish()
         return code
 
-    def _serve(self) -> None:
+    def _run_once(self) -> None:
         self._wait()
         self._receive()
         self._process_events()
@@ -183,6 +187,8 @@ class RemoteAgent:
             os.write(self._wake_end, b"\0")
 
     def _take_signals(self) -> None:
+        """Read the received signals. Report those of a scheduler to the coordinator; otherwise a
+        signal to end ends the agent."""
         with suppress(BlockingIOError):
             for number in os.read(self._wake, 4096):
                 if self._reports_signals and number in (*_TO_END, *_TO_WORKERS):
@@ -230,7 +236,7 @@ class RemoteAgent:
                 if self._start_output_thread(message):
                     self._agent.handle(message)
             case m.Start():
-                self._start(message)
+                self._start_workers(message)
             case m.Stop():
                 self._clock.pause(
                     paused=False
@@ -270,7 +276,8 @@ class RemoteAgent:
             self._is_started = True
         return True
 
-    def _start(self, start: m.Start) -> None:
+    def _start_workers(self, start: m.Start) -> None:
+        """Start the workers of an attempt, with logs and environment of this node."""
         if not self._is_started:
             self._agent.start()
             self._is_started = True
@@ -282,7 +289,11 @@ class RemoteAgent:
         self._output.begin_attempt(self._resources.logs(start, self._agent.job_id))
         self._agent.handle(self._resources.adapt_start(start))
 
-    def _from_agent(self, message: m.FromAgent) -> None:
+    def _on_agent_message(self, message: m.FromAgent) -> None:
+        """Send a message of the agent to the coordinator.
+
+        A signal to the spawner waits a moment: see ``_held_signals``.
+        """
         if (
             isinstance(message, m.SpawnerSignalled)
             and message.signum in _TO_END
@@ -335,6 +346,7 @@ class RemoteAgent:
         return self._attempt is not None and not self._agent.is_broken
 
     def _finish(self) -> None:
+        """End the agent's parts and the spawner, and close the connection."""
         self._resources.close()
         self._agent.close()
         self._resources.remove()
@@ -375,7 +387,10 @@ class RemoteNodeResources(NodeResources):
     # --- for an attempt
 
     def adapt_start(self, start: m.Start) -> m.Start:
-        """Return the start with this node's environment and directories."""
+        """Return the start with this node's environment and directories, which are created.
+
+        Warns about a directory that cannot be created; the workers then run without its use.
+        """
         if start.bootstrap:
             try:
                 self.boot = self._temporary_dir.boot()
@@ -475,7 +490,7 @@ class RemoteNodeResources(NodeResources):
             self._stdin.on_hangup()
 
     def close(self) -> None:
-        """Abort all work in progress."""
+        """Abort survey and reachability test, and close the worker's stdin."""
         self.survey.close()
         self.reachability.close()
         self._stdin.close()
@@ -502,7 +517,7 @@ class PausableClock:
         return self._since is not None
 
     def pause(self, *, paused: bool) -> None:
-        """Stop the clock, or continue it."""
+        """Stop the clock, or continue it. No effect if it is so already."""
         if paused and self._since is None:
             self._since = time.monotonic()
         elif not paused and self._since is not None:

@@ -28,13 +28,13 @@ def watch(cookie: str) -> None:
         result = set_group(group)
         if group is not None and not started:
             started.append(cookie)
-            _start(cookie)
+            _start_thread(cookie)
         return result
 
     module._update_default_pg = update_default_pg  # noqa: SLF001
 
 
-def _start(cookie: str) -> None:
+def _start_thread(cookie: str) -> None:
     import _thread
     import hashlib
     import os
@@ -45,12 +45,13 @@ def _start(cookie: str) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"\0distlaunch-{name}")  # as in agent/workers/flight_record.py
         listener.listen(1)
-        _thread.start_new_thread(_serve, (listener,))
+        _thread.start_new_thread(_serve_records, (listener,))
     except (OSError, RuntimeError):
         pass  # the agent gets no answer
 
 
-def _serve(listener: "Any") -> None:
+def _serve_records(listener: "Any") -> None:
+    """Send torch's record to each client of the same user."""
     import os
     import socket
 

@@ -114,7 +114,7 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
         try:
             __import__(name)
         except BaseException as exc:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt: no worker's end
-            _fail(control, f"importing {name} failed: {_said(exc)}", name)
+            _fail(control, f"importing {name} failed: {_exception_line(exc)}", name)
         for thread in os.listdir("/proc/self/task"):
             threads.setdefault(thread, name)
         # If ctypes is not loaded, nothing can have started CUDA from Python.
@@ -133,7 +133,8 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
     return threads
 
 
-def _said(exc: BaseException) -> str:
+def _exception_line(exc: BaseException) -> str:
+    """Return an exception as one line."""
     try:
         lines = str(exc).strip().splitlines()
     except Exception:  # noqa: BLE001 - a module's own exception class
@@ -142,6 +143,7 @@ def _said(exc: BaseException) -> str:
 
 
 def _device_has_started(ctypes: "Any") -> bool:
+    """Return whether this process has initialised CUDA. True if that cannot be found out."""
     with open("/proc/self/maps", errors="replace") as file:
         if "/libcuda.so" not in file.read():
             return False
@@ -290,6 +292,10 @@ class Server:
         os._exit(0)
 
     def _receive(self) -> "list[Worker]":
+        """Wait for an order. Return it with those that have arrived by then.
+
+        Exits if the spawner is gone.
+        """
         orders: list[Worker] = []
         space = self.socket.CMSG_SPACE(4 * 16)
         flags = self.socket.MSG_CMSG_CLOEXEC

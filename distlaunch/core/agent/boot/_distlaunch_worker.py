@@ -29,6 +29,7 @@ _OPENBLAS_SETTERS = (
 
 
 def tell(control: int, line: str) -> None:
+    """Send a line to the spawner."""
     os.write(control, line.encode("utf-8", "replace"))
 
 
@@ -90,7 +91,7 @@ class Worker:
             for descriptor in self.others:
                 os.close(descriptor)
             go = self._outside(self.all[0])
-            self._place(self.all[1:])
+            self._place_descriptors(self.all[1:])
             if self.terminal:
                 server.fcntl.ioctl(0, server.termios.TIOCSCTTY, 0)
             rename(server.comm)
@@ -129,7 +130,8 @@ class Worker:
             server.signal.signal(server.signal.SIGINT, server.signal.SIG_DFL)
             os.kill(os.getpid(), server.signal.SIGINT)
 
-    def _place(self, descriptors: list[int]) -> None:
+    def _place_descriptors(self, descriptors: list[int]) -> None:
+        """Give the descriptors their numbers in the worker, and close the reserved ones."""
         for descriptor, number in zip(
             [self._outside(each) for each in descriptors], self.numbers, strict=True
         ):
@@ -213,7 +215,7 @@ def _renew_streams() -> None:
     streams: Any = ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__))
     wrapper: Any = io.TextIOWrapper
     for number, mode, stream in streams:
-        if type(stream) is not wrapper or _is_lost(stream):
+        if type(stream) is not wrapper or _has_no_descriptor(stream):
             continue
         unbuffered = stream.write_through
         binary: Any = io.open(number, mode + "b", 0 if unbuffered and number else -1, closefd=False)  # noqa: SIM115, UP020
@@ -231,7 +233,7 @@ def _renew_streams() -> None:
         stream.mode = mode
 
 
-def _is_lost(stream: "Any") -> bool:
+def _has_no_descriptor(stream: "Any") -> bool:
     try:
         stream.fileno()
     except ValueError:

@@ -19,7 +19,7 @@ _GROUPS = "torch.distributed.distributed_c10d"
 """The module with torch's process groups."""
 
 
-def _leave() -> str:
+def _remove_own_folder() -> str:
     """Remove this directory from ``sys.path`` and the environment, and return it."""
     folder = os.environ.pop("DISTLAUNCH_BOOT", os.path.dirname(os.path.abspath(__file__)))
     rest = os.environ.get("PYTHONPATH", "")
@@ -45,9 +45,12 @@ def _serve(folder: str, control: str) -> None:
     serve(int(control))
 
 
-def _arm(number: str) -> None:
-    """Make faulthandler write the stacks of all threads to this descriptor on a real-time signal.
-    Empty: do nothing."""
+def _enable_faulthandler(number: str) -> None:
+    """Enable faulthandler.
+
+    If ``number`` is not empty, it is a descriptor to which faulthandler writes the stacks of all
+    threads on a real-time signal.
+    """
     import faulthandler
 
     if not faulthandler.is_enabled() and sys.stderr is not None:
@@ -117,7 +120,8 @@ class _GroupsFinder:
         self._cookie = cookie
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        """Return the spec of torch's module that the other finders give, and leave the path."""
+        """Return the spec of torch's module as other finders give it, which calls ``watch`` after
+        the import; None for other modules."""
         if name != _GROUPS:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]  # it is as much of a finder as is needed
@@ -160,7 +164,7 @@ def _watch_groups(folder: str, cookie: str) -> None:
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]  # it is as much of a finder as is needed
 
 
-def _chain() -> None:
+def _run_next_sitecustomize() -> None:
     """Run the next ``sitecustomize``. If there is none, raise the same ImportError as without this
     file."""
     del sys.modules["sitecustomize"]
@@ -169,11 +173,11 @@ def _chain() -> None:
 
 _control = os.environ.pop("DISTLAUNCH_WARM_FD", "")
 try:
-    _folder = _leave()
+    _folder = _remove_own_folder()
     _stacks = os.environ.pop("DISTLAUNCH_STACKS_FD", "")
     if _control:
         _serve(_folder, _control)
-    _arm(_stacks)
+    _enable_faulthandler(_stacks)
     if sys.version_info >= (3, 11):  # older versions show no notes
         _show_captured_errors()
 
@@ -183,4 +187,4 @@ except Exception as exc:  # noqa: BLE001 - the worker must run in any case
     sys.stderr.write(f"distlaunch: warning: the worker's bootstrap failed: {exc!r}\n")
     if _control:  # but a server that failed must not run the script
         os._exit(70)
-_chain()
+_run_next_sitecustomize()

@@ -65,8 +65,8 @@ class AttemptSetup:
         """The latest ``Prepare`` message. The result of an earlier wait is ignored."""
 
     def prepare(self, message: m.Prepare, *, owner: str, pids: Collection[int]) -> None:
-        """Reserve ports, after a thread has waited until the driver has released the GPU memory of
-        the ended processes ``pids``."""
+        """Reserve ports and send ``Prepared``. With ``pids``, a thread first waits until the driver
+        has released the GPU memory of these ended processes."""
         self._latest = message
         if not pids:
             self._hold(message, owner, warning=None)
@@ -85,7 +85,7 @@ class AttemptSetup:
             self._hold(message, owner, warning="no thread can wait for the memory of the GPUs")
 
     def on_gpus_released(self, event: GpusReleased, *, owner: str) -> None:
-        """Continue after the wait for GPU memory."""
+        """Continue after the wait for GPU memory, unless a later ``Prepare`` has come."""
         if event.prepare is not self._latest:
             return
         held = ", ".join(map(str, event.holders))
@@ -96,6 +96,8 @@ class AttemptSetup:
         )
 
     def _hold(self, message: m.Prepare, owner: str, *, warning: str | None) -> None:
+        """Reserve the ports for a ``Prepare`` message, and send ``Prepared`` with the ports or the
+        problem."""
         if (
             message.attempt > 0
             or message.port is None
@@ -161,7 +163,7 @@ class AttemptSetup:
     # --- use and release
 
     def share(self, now: float) -> None:
-        """Allow the workers to bind the reserved ports."""
+        """Allow the workers to bind the reserved ports, and begin to watch rank 0's port."""
         self._close_listener()
         if self._port is not None:
             self._port.share()
@@ -173,7 +175,7 @@ class AttemptSetup:
         return None if self._port_use is None else self._port_use.deadline()
 
     def tick(self, now: float) -> None:
-        """Check whether rank 0's port is in use."""
+        """Check whether rank 0's port is in use, if a check is due."""
         if self._port_use is not None:
             self._port_use.tick(now)
 
@@ -187,8 +189,7 @@ class AttemptSetup:
             port.share()
 
     def serve_store(self, address: str) -> None:
-        """Serve Horovod's store on the reserved port. Raises OSError if the node cannot listen on
-        it.
+        """Serve Horovod's store on the reserved port, if this node has it. Raises OSError.
 
         ``address`` is the workers' master address. If it is loopback, only local clients are
         served.
@@ -213,7 +214,7 @@ class AttemptSetup:
         self._post(m.AgentFailed(text=f"the store of the workers has failed\n{why}"))
 
     def release(self) -> None:
-        """Release all ports."""
+        """Release all ports, and end the store."""
         self._port_use = None
         self._close_listener()
         while self._worker_ports:

@@ -94,7 +94,7 @@ class HorovodStore:
         try:
             self._thread.start()
         except RuntimeError:
-            self._free()
+            self._close_all()
             os.close(self._wake)
             raise
 
@@ -106,7 +106,7 @@ class HorovodStore:
         self._thread.join(_CLOSE_S)
         os.close(self._wake)
 
-    def _free(self) -> None:
+    def _close_all(self) -> None:
         for client in list(self._clients.values()):
             self._drop(client)
         self._selector.close()
@@ -122,7 +122,7 @@ class HorovodStore:
             if self._failed is not None:
                 self._failed(f"{type(exc).__name__}: {exc}")
         finally:
-            self._free()
+            self._close_all()
 
     def _serve_all(self) -> None:
         look_again = time.monotonic()
@@ -213,7 +213,7 @@ class HorovodStore:
         if not found or len(head) > _HEAD_BYTES:
             return False
         first, *headers = bytes(head).decode("latin-1").split("\r\n")
-        length = _length(headers)
+        length = _content_length(headers)
         parts = first.split(" ")
         path = parts[1].split("/", 2) if len(parts) == 3 else []
         if length is None or len(path) != 3 or path[0] or not path[1]:
@@ -226,6 +226,7 @@ class HorovodStore:
         return False
 
     def _handle(self, client: _Client, method: str, scope: str, key: str, value: bytes) -> None:
+        """Answer a request. A GET for a missing value has to wait."""
         if method == "PUT":
             self._answer(client, 200 if self._scopes.put(scope, key, value) else 507)
             there = self._scopes.get(scope, key)
@@ -249,6 +250,7 @@ class HorovodStore:
             self._answer(client, 400)
 
     def _answer(self, client: _Client, status: int, value: Value | None = None) -> None:
+        """Send a reply, and then close the connection."""
         body = b"" if value is None else value.data
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nConnection: close\r\nContent-Length: "
@@ -283,11 +285,11 @@ class HorovodStore:
             if client.waits_for is None:
                 self._drop(client)
                 continue
-            self._forget(client)
+            self._stop_waiting(client)
             client.until = now + _IDLE_S
             self._answer(client, 404)
 
-    def _forget(self, client: _Client) -> None:
+    def _stop_waiting(self, client: _Client) -> None:
         if client.waits_for is not None:
             waiting = self._waiting.get(client.waits_for, {})
             waiting.pop(client.number, None)
@@ -296,7 +298,7 @@ class HorovodStore:
             client.waits_for = None
 
     def _drop(self, client: _Client) -> None:
-        self._forget(client)
+        self._stop_waiting(client)
         if self._clients.pop(client.number, None) is not None:
             self._selector.unregister(client.socket)
             self._budget.release(client.reserved)
@@ -443,8 +445,9 @@ def _most_connections() -> int:
     return min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, free // 2))
 
 
-def _length(headers: list[str]) -> int | None:
-    """Return the length of the request's body; None if the header is no number."""
+def _content_length(headers: list[str]) -> int | None:
+    """Return the length of the request's body, 0 without a header; None if the header is no
+    number."""
     for line in headers:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":

@@ -56,7 +56,7 @@ class PortUse:
         return None if self.is_used else self._due
 
     def tick(self, now: float) -> None:
-        """Check the port, if a check is due."""
+        """Check the port, if a check is due. The time to the next check is doubled."""
         if not self.is_used and now >= self._due:
             self._step_s *= 2
             self._due = now + self._step_s
@@ -127,20 +127,21 @@ def hold_port(
     """Return a reserved port; ``number`` 0 means any free one.
 
     ``owner`` is this job's id, which other jobs that need the port print. ``pause`` sleeps for some
-    seconds while another job changes a lock. If the port is in use, raises ConfigError that names
-    the process or job.
+    seconds while another job changes a lock. Raises ConfigError if no port can be reserved, with
+    the process or job that uses it.
     """
-    lock = _lock(number, owner, pause) if number else None
+    lock = _lock_port(number, owner, pause) if number else None
     try:
-        return HeldPort((bind or _bind)(number), lock)
+        return HeldPort((bind or _bind_exclusively)(number), lock)
     except OSError as exc:
         if lock is not None:
             _remove_lock(lock, number)
             os.close(lock)
-        raise _refused(number, exc) from exc
+        raise _refused_error(number, exc) from exc
 
 
-def _bind(number: int) -> socket.socket:
+def _bind_exclusively(number: int) -> socket.socket:
+    """Bind a socket to a port exclusively, without listening. Raise OSError."""
     try:
         held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         with suppress(OSError):
@@ -186,7 +187,7 @@ def _lock_directory() -> str:
     return directory
 
 
-def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
+def _lock_port(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
     """Lock a port against this user's other jobs; None on failure. Without the lock, other jobs
     cannot find out who has the port."""
     try:
@@ -202,7 +203,7 @@ def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise _held(number, os.read(lock, 200)) from None
+                raise _held_error(number, os.read(lock, 200)) from None
             if not _is_at(path, lock):  # its job has released the port and removed the file
                 os.close(lock)
                 lock = open_private(path, _LOCK_FLAGS)
@@ -268,13 +269,13 @@ def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
         os.close(turn)
 
 
-def _held(number: int, name: bytes) -> ConfigError:
+def _held_error(number: int, name: bytes) -> ConfigError:
     other = printable(name.decode(errors="replace").strip())
     by = f"distlaunch job {other}" if other else "another job of distlaunch"
     return ConfigError(f"port {number} is held by {by}")
 
 
-def _refused(number: int, exc: OSError) -> ConfigError:
+def _refused_error(number: int, exc: OSError) -> ConfigError:
     if not number:
         why = "all are in use" if exc.errno == errno.EADDRINUSE else os.strerror(exc.errno or 0)
         hint = (
@@ -287,7 +288,7 @@ def _refused(number: int, exc: OSError) -> ConfigError:
             f"port {number} needs privileges that this user lacks", hint="take one above 1023"
         )
     if exc.errno == errno.EADDRINUSE:
-        holder = _listener(number)
+        holder = _listening_process(number)
         by = f" by {holder}" if holder else ""
         return ConfigError(f"port {number} is in use{by}")
     return ConfigError(f"port {number} cannot be held: {os.strerror(exc.errno or 0)}")
@@ -315,7 +316,7 @@ def _only_time_wait(number: int) -> bool:
     return {state for state, _ in _sockets(number)} == {_TIME_WAIT}
 
 
-def _listener(number: int) -> str | None:
+def _listening_process(number: int) -> str | None:
     """Return a description of the process that listens on a port, if any."""
     inodes = {inode for state, inode in _sockets(number) if state == _LISTEN}
     if not inodes:

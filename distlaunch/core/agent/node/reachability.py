@@ -63,7 +63,7 @@ class ReachabilityTest:
         self._resolved: deque[Resolved] = deque()
 
     def begin(self, order: m.Reach) -> None:
-        """Connect to all addresses. A running test is aborted."""
+        """Connect to all addresses, and resolve names in threads. A running test is aborted."""
         self.close()
         self._order = order
         self._until = time.monotonic() + order.bound_s
@@ -154,7 +154,7 @@ class ReachabilityTest:
         except OSError as exc:
             problem = os.strerror(exc.errno or 0)
         if bytes(received) == expected:
-            test.route = _route(test.address, connection)
+            test.route = _make_route(test.address, connection)
             test.close()
             return
         if problem or not expected.startswith(bytes(received)):
@@ -180,14 +180,14 @@ class ReachabilityTest:
         )
 
     def close(self) -> None:
-        """Abort the test."""
+        """Abort the test without an answer."""
         for test in self._tests:
             test.close()
         self._tests = []
         self._order = None
 
 
-def _route(address: str, connection: socket.socket) -> m.Route:
+def _make_route(address: str, connection: socket.socket) -> m.Route:
     from distlaunch.core.probe.network import probe_interfaces
 
     local = ""

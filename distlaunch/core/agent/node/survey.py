@@ -74,15 +74,18 @@ class NodeSurvey:
         self._pipe = -1
         self._step = SurveyStep(what="", bound_s=0.0)
         self._until = 0.0
-        self._decoder: Decoder[SurveyStep | m.Surveyed | m.AgentFailed] = _decoder()
+        self._decoder: Decoder[SurveyStep | m.Surveyed | m.AgentFailed] = _new_decoder()
         self.shares_run_dir = False
         """Result of the last survey."""
 
     def begin(self, order: m.Survey) -> None:
-        """Start a survey. A running one is aborted."""
+        """Start a survey in a child process. A running one is aborted.
+
+        If no process can be started, the answer says so.
+        """
         self.close()
         self._order = order
-        self._decoder = _decoder()
+        self._decoder = _new_decoder()
         self._set_step(SurveyStep(what="a new process", bound_s=_MORE_S))
         self._pipe, end = os.pipe()
         # The child must not run our signal handlers: they would write to the loop's pipe.
@@ -91,7 +94,7 @@ class NodeSurvey:
         try:
             self._pid = fork_helper()
             if self._pid == 0:
-                _run(self._survey, order, end, parent, self._keep)
+                _run_child(self._survey, order, end, parent, self._keep)
         except OSError as exc:
             self._give_up(
                 f"no process can be started: {os.strerror(exc.errno or 0)}", explain_refusal()
@@ -115,7 +118,8 @@ class NodeSurvey:
         return None if self._pipe < 0 else self._until
 
     def on_ready(self) -> None:
-        """Process the child's messages. Kill the child if its step has timed out."""
+        """Process the child's messages. If its step has timed out, kill it and answer with the
+        problem."""
         self.reap()
         while self._pipe >= 0 and select.select([self._pipe], [], [], 0)[0]:
             data = os.read(self._pipe, _READ_BYTES)
@@ -145,6 +149,7 @@ class NodeSurvey:
         self._send(message)
 
     def _give_up(self, problem: str, hint: str | None, part: m.SurveyPart = "agent") -> None:
+        """Kill the child, and answer with the problem."""
         order = self._order
         self.close()
         self.shares_run_dir = False
@@ -155,7 +160,7 @@ class NodeSurvey:
             self._send(make_answer(order, cpus, problem=problem, part=part, hint=hint))
 
     def close(self) -> None:
-        """Kill the child and its process group."""
+        """Kill the child and its process group. No answer is sent."""
         if self._pid:
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -177,7 +182,7 @@ class NodeSurvey:
             self._ended.remove(pid)
 
 
-def _decoder() -> Decoder[SurveyStep | m.Surveyed | m.AgentFailed]:
+def _new_decoder() -> Decoder[SurveyStep | m.Surveyed | m.AgentFailed]:
     return Decoder((SurveyStep, m.Surveyed, m.AgentFailed), m.REMOTE_NESTED_TYPES)
 
 
@@ -226,9 +231,10 @@ def make_answer(
 # --- the child
 
 
-def _run(
+def _run_child(
     survey: SurveyFunction, order: m.Survey, end: int, parent: int, keep: Collection[int]
 ) -> NoReturn:
+    """Run the survey in this forked child, and exit. Messages go to ``end``."""
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:

@@ -109,7 +109,7 @@ class UsageReader:
         return self._gpus.read(until_s=time.monotonic() + GPUS_S)
 
     def close(self) -> None:
-        """End the process that asks the driver."""
+        """End the process that asks the driver, if there is one."""
         if self._gpus is not None:
             self._gpus.close()
 

@@ -25,8 +25,8 @@ def shared_memory_bytes() -> int | None:
 
 
 def read_error_file(path: str) -> str | None:
-    """Return the content of the worker's error file; None if it is no regular file, which could
-    block.
+    """Return the first 256 KiB of a worker's error file; None if it cannot be read or is no regular
+    file, which could block.
 
     Reading may also block if the file is on a file server.
     """

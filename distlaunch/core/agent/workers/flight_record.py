@@ -122,21 +122,21 @@ def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
     pending: dict[str, list[Mapping[str, Any]]] = {}
     for entry in record.get("entries", ()):
         if not entry["is_p2p"] and not entry["retired"] and entry["state"] != "completed":
-            pending.setdefault(_short(entry["pg_id"]), []).append(entry)
+            pending.setdefault(_short_text(entry["pg_id"]), []).append(entry)
     found = []
     for name, status in list(record["pg_status"].items())[:_GROUPS]:
-        number = _short(name)
+        number = _short_text(name)
         entries = sorted(pending.get(number, ()), key=lambda each: int(each["collective_seq_id"]))
         oldest = entries[0] if entries else None
         words = [] if oldest is None else list(oldest["process_group"])
         found.append(
             m.ProcessGroup(
                 number=number,
-                name=_short(words[1] or words[0]) if len(words) > 1 else "",
+                name=_short_text(words[1] or words[0]) if len(words) > 1 else "",
                 enqueued=int(status["last_enqueued_collective"]),
                 pending=None if oldest is None else int(oldest["collective_seq_id"]),
                 operation="" if oldest is None else _operation(oldest),
-                sizes="" if oldest is None else _sizes(oldest["input_sizes"]),
+                sizes="" if oldest is None else _sizes_text(oldest["input_sizes"]),
             )
         )
     return tuple(found)
@@ -144,10 +144,10 @@ def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
 
 def _operation(entry: Mapping[str, Any]) -> str:
     """Return the name of a collective, without its backend: ``gloo:all_reduce``."""
-    return _short(entry["profiling_name"]).rpartition(":")[2]
+    return _short_text(entry["profiling_name"]).rpartition(":")[2]
 
 
-def _short(value: object) -> str:
+def _short_text(value: object) -> str:
     """Return a string or a small number as short text. Raises ValueError for anything else.
 
     Lists of a pickle may share their items, so that their text would have no bound.
@@ -159,7 +159,7 @@ def _short(value: object) -> str:
     raise ValueError(type(value).__name__)
 
 
-def _sizes(given: object) -> str:
+def _sizes_text(given: object) -> str:
     """Return sizes of tensors as short text. Raises ValueError for anything else."""
     if not isinstance(given, list):
         raise ValueError(type(given).__name__)  # noqa: TRY004 - the record is odd, not the call

@@ -80,7 +80,8 @@ class LogFiles:
         self._attempt = attempt
 
     def open(self, rank: int, stream: int) -> int:
-        """Open the file of a rank's stream and return its descriptor. Raises OSError."""
+        """Open the file of a rank's stream and return its descriptor, which the caller closes.
+        Raises OSError."""
         return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
@@ -89,14 +90,14 @@ class LogFiles:
         Bytes that the disk does not accept are counted, and the number is written to the file
         later.
         """
-        self._file((rank, stream if self._layout.separate else 0), data, now)
+        self._write_chunk((rank, stream if self._layout.separate else 0), data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Close the rank's files."""
         for file in ((rank, STDOUT), (rank, STDERR)) if self._layout.separate else ((rank, 0),):
             if file in self._missing:
                 self._retry_at[file] = now
-                self._file(
+                self._write_chunk(
                     file, b"", now
                 )  # writes how much is missing, if the disk accepts it by now
             descriptor = self._files.pop(file, -1)
@@ -128,7 +129,9 @@ class LogFiles:
                 self._index = open_to_append(times_path(self._run_dir, self._attempt))
             os.write(self._index, mark.pack())
 
-    def _file(self, file: _File, data: bytes, now: float) -> None:
+    def _write_chunk(self, file: _File, data: bytes, now: float) -> None:
+        """Write a chunk to a file. After an error, count it as missing and try again after
+        ``RETRY_S``."""
         if file in self._missing and now < self._retry_at[file]:
             self._missing[file] += len(data)
             return
@@ -136,7 +139,7 @@ class LogFiles:
         try:
             descriptor = self._files.pop(file, -1)
             if descriptor < 0:
-                descriptor = self._opened(file)
+                descriptor = self._open_file(file)
             self._files[file] = descriptor  # move to the end
             if now >= self._mark_at.get(file, now):
                 self._mark(file, now)
@@ -186,23 +189,23 @@ class LogFiles:
                 if gap is not None:
                     self._gaps[file] = gap
 
-    def _opened(self, file: _File) -> int:
+    def _open_file(self, file: _File) -> int:
         if self._make_folders:
             for folder in (self._run_dir, self._layout.attempt_dir(self._run_dir, self._attempt)):
                 make_private_dirs(folder)
-        self._leave(_most_open() - 1)
+        self._close_oldest(_most_open() - 1)
         try:
             descriptor = self.open(*file)
         except OSError as exc:
             if exc.errno not in _TOO_MANY or not self._files:
                 raise
-            self._leave(len(self._files) // 2)  # other processes have opened many
+            self._close_oldest(len(self._files) // 2)  # other processes have opened many
             descriptor = self.open(*file)
         self._sizes[file] = os.fstat(descriptor).st_size
         self._find_gap(file, descriptor)
         return descriptor
 
-    def _leave(self, most: int) -> None:
+    def _close_oldest(self, most: int) -> None:
         """Close the least recently written files, until ``most`` are open."""
         while len(self._files) > most:
             os.close(self._files.pop(next(iter(self._files))))

@@ -55,7 +55,7 @@ class OrphanOutput:
 
     @property
     def waits_for_writers(self) -> set[int]:
-        """Descriptors to poll for a hang-up."""
+        """Descriptors of exited workers to poll until no process can write to them."""
         return self._ended - self._unread
 
     @property
@@ -122,6 +122,8 @@ class OrphanOutput:
         self._thread.join(bound_s)
 
     def _serve(self, setup: w.Setup, has_pump: threading.Event) -> None:
+        """Pump the workers' output to the log files until ``finish``. Without a log directory it is
+        dropped."""
         from distlaunch.core.agent.workers.log_files import LogFiles
         from distlaunch.core.agent.workers.output_pump import Pump
         from distlaunch.core.agent.workers.output_sender import OutputSender

@@ -49,7 +49,7 @@ class OutputSink(Protocol):
         """Record that the output of a rank in this attempt is complete."""
 
     def tick(self, now: float) -> float | None:
-        """Run the actions that are due. Return the next deadline."""
+        """Run the actions that are due. Return the time of the next deadline, or None."""
 
     def has_room(self) -> bool:
         """Return whether more output may be read."""
@@ -145,11 +145,11 @@ class Pump(threading.Thread):
         self._enqueue(lambda: self._drain(ended, error_file))
 
     def finish(self) -> None:
-        """Read all remaining output and close all streams. Posts ``OutputsClosed``."""
+        """Read what is left in the pipes and close all streams. Posts ``OutputsClosed``."""
         self._enqueue(self._finish)
 
     def stop(self) -> None:
-        """Stop the thread."""
+        """Let the thread end, without waiting for it."""
         self._enqueue(self._end)
 
     def _enqueue(self, order: Callable[[], None]) -> None:
@@ -206,9 +206,9 @@ class Pump(threading.Thread):
             last = now
 
     def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the streams in the order in which to read them.
+        """Return the ready descriptors in the order in which to read them.
 
-        If the sink has no room for all, the next call begins with another stream.
+        If the sink has no room for all, the next call begins with another one.
         """
         first = self._first_stream % len(ready) if ready else 0
         return ready[first:] + ready[:first]

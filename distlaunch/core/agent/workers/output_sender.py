@@ -48,13 +48,13 @@ class OutputSender:
         self._wake()
 
     def begin_attempt(self, logs: LogFiles | None) -> None:
-        """Write output also to these files."""
+        """Write output also to these files from now on; None for no files."""
         self._logs = logs
 
     # --- called by the pump
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Accept a chunk."""
+        """Write a chunk to the log files, and send it unless the coordinator is lost."""
         if self._logs is not None:
             self._logs.output(rank, stream, data, now)
         with self._lock:
@@ -78,7 +78,7 @@ class OutputSender:
         return None
 
     def has_room(self) -> bool:
-        """Return whether credit is left."""
+        """Return whether credit is left, or nothing is sent any more."""
         return self._credit > 0 or self._lost
 
     def on_room(self, wake: Callable[[], None]) -> None:

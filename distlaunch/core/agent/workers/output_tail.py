@@ -51,7 +51,8 @@ class OutputTail:
             self._drop(self._chunks.popleft())
 
     def text(self, now: float) -> bytes:
-        """Return the kept bytes. The worker has exited at ``now``."""
+        """Return the kept bytes, with a mark where others are missing. The worker has exited at
+        ``now``."""
         data = b"".join(self._chunks)
         if not self._dropped and len(data) <= self._most:
             return data
@@ -74,6 +75,7 @@ class OutputTail:
         return self.traceback_at is not None and now - self.traceback_at <= RECENT_S
 
     def _drop(self, chunk: bytes) -> None:
+        """Drop a chunk, but keep the beginning of a traceback and of the last line in it."""
         start = self._dropped
         self._dropped += len(chunk)
         self._size -= len(chunk)

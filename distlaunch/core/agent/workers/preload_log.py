@@ -54,7 +54,8 @@ class PreloadReport:
     def on_message(
         self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed
     ) -> None:
-        """Report the result of preloading, with the output of the imports."""
+        """Report a slow import, a module that is left out, or the result of preloading with the
+        output of the imports."""
         if isinstance(message, w.StillPreloading):
             what = (
                 f"still importing {message.module}"
@@ -84,6 +85,7 @@ class PreloadReport:
             self._notify(f"preload: {reason}; workers start without preloading", warning=True)
 
     def _show_output(self) -> None:
+        """Send the first lines of the imports' output as a notice. Delete an empty file."""
         if self._output < 0:
             return
         data = os.pread(self._output, _READ_BYTES, 0)

@@ -140,7 +140,7 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
     """
     descriptor = _pidfd(pid)
     try:
-        if parent_or_ancestor is not None and not _descends(pid, parent_or_ancestor):
+        if parent_or_ancestor is not None and not _descends_from(pid, parent_or_ancestor):
             return False
         if descriptor >= 0:
             signal.pidfd_send_signal(descriptor, signum)
@@ -165,7 +165,7 @@ def _pidfd(pid: int) -> int:
         return -1
 
 
-def _descends(pid: int, ancestor: int) -> bool:
+def _descends_from(pid: int, ancestor: int) -> bool:
     while pid > 1:
         facts = stat_of(pid)
         if facts is None:
@@ -240,12 +240,12 @@ class ChildReaper:
         return None
 
     def kill(self, *, bound_s: float) -> int | None:
-        """Kill and reap the child and all adopted processes. Return the child's wait status, unless
-        it had been reaped."""
+        """Kill and reap the child and all adopted processes, for at most ``bound_s``. Return the
+        child's wait status, unless it had been reaped."""
         deadline = time.monotonic() + bound_s
         status = None
         while True:
-            seen = self._reap()
+            seen = self._reap_all()
             status = seen if status is None else status
             children = [pid for pid in children_of(os.getpid()) if pid not in self._strangers]
             if not children or time.monotonic() > deadline:
@@ -253,7 +253,7 @@ class ChildReaper:
             kill_each_tree(children)
             time.sleep(_STEP_S)
 
-    def _reap(self) -> int | None:
+    def _reap_all(self) -> int | None:
         status = None
         with suppress(ChildProcessError):
             while True:

@@ -47,7 +47,7 @@ def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
         except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
             continue
         if isinstance(record, dict):
-            return _numbers(record)
+            return _finite_numbers(record)
     return None
 
 
@@ -62,7 +62,7 @@ def saved_checkpoint(rank: int, line: bytes) -> m.SavedCheckpoint | None:
     saved = record.get("checkpoint") if isinstance(record, dict) else None
     if not isinstance(saved, dict):
         return None
-    values = _numbers(saved)
+    values = _finite_numbers(saved)
     found = [values.get(name, -1) for name in ("step", "seconds", "bytes")]
     if min(found) < 0:
         return None
@@ -72,7 +72,7 @@ def saved_checkpoint(rank: int, line: bytes) -> m.SavedCheckpoint | None:
     return m.SavedCheckpoint(rank=rank, step=int(step), seconds=float(seconds), bytes=int(size))
 
 
-def _numbers(record: dict[str, object]) -> dict[str, float]:
+def _finite_numbers(record: dict[str, object]) -> dict[str, float]:
     values: dict[str, float] = {}
     for name, value in record.items():
         if len(values) == NAMES:
@@ -101,7 +101,7 @@ class _Pipe:
         """Those that were read and have not been reported."""
 
     def read(self) -> tuple[bool, dict[str, float] | None]:
-        """Read once without blocking. Returns whether the pipe is still open, and the last
+        """Read once without blocking. Return whether the pipe is still open, and the last
         heartbeat."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
@@ -184,7 +184,7 @@ class ActivityMonitor:
             self.due = None
             self._sampled = now
             for descriptor, _ in self._poll.poll(0, max(1, len(self._pipes))):
-                self._sample(self._pipes[descriptor])
+                self._read_pipe(self._pipes[descriptor])
             self._post_alive(held=held and self.watching)
             self._set_polling(wanted=True)
         if self._is_polling and (readable or self._heartbeats or self._checkpoints):
@@ -200,19 +200,19 @@ class ActivityMonitor:
         """Read the last report of an exited worker, for the next message."""
         pipe = self._of_rank.get(rank)
         if pipe is not None:
-            self._sample(pipe)
+            self._read_pipe(pipe)
 
     def finish(self) -> None:
-        """Send the last report of the attempt and close its pipes."""
+        """Send the last report of the attempt, if there is any, and close its pipes."""
         for pipe in list(self._pipes.values()):
-            self._sample(pipe)
+            self._read_pipe(pipe)
         self._post_alive(held=False)
         self.due = None
         self._set_polling(wanted=True)
         self._close_pipes()
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all pipes and the poller."""
         self._close_pipes()
         self._poll.close()
 
@@ -222,7 +222,7 @@ class ActivityMonitor:
             for poller in self._pollers:
                 poller.modify(self._poll, select.EPOLLIN if wanted else 0)
 
-    def _sample(self, pipe: _Pipe) -> None:
+    def _read_pipe(self, pipe: _Pipe) -> None:
         is_open, values = pipe.read()
         if values is not None:
             self._heartbeats[pipe.rank] = values

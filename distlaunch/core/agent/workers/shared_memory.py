@@ -42,7 +42,8 @@ class SharedMemoryFiles:
         self._names = names
 
     def remove(self) -> None:
-        """Remove the regular files with these names that belong to ``owner``."""
+        """Remove the regular files with these names that belong to ``owner``, and forget the
+        names."""
         for name in self._names:
             path = os.path.join(self._folder, name)
             with suppress(OSError):

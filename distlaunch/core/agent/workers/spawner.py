@@ -103,14 +103,14 @@ def start_spawner(
         agent = os.getpid()
         pid = fork_helper()
         if pid == 0:
-            _run(theirs, agent, job_id, orphan_grace_s, keep, watched, terminal)
+            _run_watcher(theirs, agent, job_id, orphan_grace_s, keep, watched, terminal)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Channel(ours, Decoder(w.FROM_SPAWNER, w.NESTED_TYPES)), pid
 
 
-def _run(
+def _run_watcher(
     end: socket.socket,
     agent: int,
     job_id: str,
@@ -314,7 +314,7 @@ class Spawner:
                     self._kill_all()
                     return
                 self._handle(message)
-        self._orphaned()
+        self._on_agent_lost()
 
     def _timeout_ms(self) -> float | None:
         times = [] if self._warm.timeout_s is None else [self._warm.timeout_s]
@@ -366,10 +366,10 @@ class Spawner:
                 self._ends_leftovers = True
                 if message.asked:
                     self._trees.record_outside_signal()
-                self._trees.ask_to_end(self._leftovers())
+                self._trees.ask_to_end(self._find_leftovers())
             case w.Sweep():
                 self._warm.settle(bound_s=SETTLE_S)
-                leftovers = [] if message.kill else self._leftovers()
+                leftovers = [] if message.kill else self._find_leftovers()
                 if leftovers:
                     self._sweeps_when_gone = True
                     self._send_to_agent(
@@ -430,6 +430,7 @@ class Spawner:
         self._register(order, pid)
 
     def _fork(self, order: w.Spawn, descriptors: Sequence[int]) -> int:
+        """Fork a child that executes the order's program. Return its pid. Raise OSError."""
         spawner = os.getpid()
         before = signal.pthread_sigmask(
             signal.SIG_BLOCK, _TO_WORKERS
@@ -445,6 +446,7 @@ class Spawner:
         return pid
 
     def _register(self, order: w.Spawn, pid: int) -> None:
+        """Record and report a worker that has been started."""
         self._pids[pid] = order.rank
         self._trees.add_worker(pid, order.rank)
         if order.terminal:
@@ -490,7 +492,7 @@ class Spawner:
             elif pid in self._pids:
                 self._on_exit(pid, status)
             else:
-                self._warm.reaped(pid, status)
+                self._warm.on_reaped(pid, status)
 
     def _on_exit(self, pid: int, status: int) -> None:
         rank = self._pids.pop(pid)
@@ -507,7 +509,7 @@ class Spawner:
 
     # --- processes left by exited workers
 
-    def _leftovers(self) -> list[int]:
+    def _find_leftovers(self) -> list[int]:
         return self._trees.find_leftovers(self._pids, helpers=(self._warm.pid,))
 
     def _schedule_check(self, *, worker_ended: bool) -> None:
@@ -521,13 +523,14 @@ class Spawner:
         if self._check_at is None or now < self._check_at:
             return
         self._check_at, self._checked_at = None, now
-        leftovers = self._leftovers()
+        leftovers = self._find_leftovers()
         if self._ends_leftovers:
             self._trees.ask_to_end(leftovers)
         if self._sweeps_when_gone and not leftovers:
             self._sweep()
 
     def _sweep(self) -> None:
+        """Kill all that is left of the workers, report it, and forget the attempt."""
         self._ends_leftovers = self._sweeps_when_gone = False
         left = self._kill_all(spared=self._warm.pid)
         for pid in left:
@@ -537,6 +540,10 @@ class Spawner:
         self._trees = WorkerTrees(self._setup.cookie)
 
     def _send_signal(self, order: w.Signal) -> None:
+        """Send a signal to the processes, groups or trees of some workers.
+
+        STOP and CONT for trees also reach all leftovers.
+        """
         ranks = set(order.ranks)
         if order.scope == w.SCOPE_TREE:
             self._paused = order.signum == signal.SIGSTOP
@@ -597,7 +604,7 @@ class Spawner:
     def _children(spared: int) -> list[int]:
         return [pid for pid in process_tree.children_of(os.getpid()) if pid != spared]
 
-    def _orphaned(self) -> None:
+    def _on_agent_lost(self) -> None:
         """End all processes after the agent has vanished: TERM, grace, KILL."""
         self._unwatch()  # otherwise the connection would stay open
         if self.terminal is not None:
@@ -618,7 +625,7 @@ class Spawner:
         )
         self._ends_leftovers = True
         while (left_s := deadline - time.monotonic()) > 0:
-            self._trees.ask_to_end(leftovers := self._leftovers())
+            self._trees.ask_to_end(leftovers := self._find_leftovers())
             if not self._pids and not leftovers:
                 break
             began = time.monotonic()

@@ -171,7 +171,7 @@ class StackCollector:
 
         def work() -> None:
             try:
-                _collect(workers, self._ending, cookie)
+                _collect_stacks(workers, self._ending, cookie)
             finally:
                 left = self._answer_all(workers)
             self._answer_native(left, workers)
@@ -179,9 +179,9 @@ class StackCollector:
         try:
             threading.Thread(target=work, name="stacks", daemon=True).start()
         except RuntimeError:  # no thread can be started
-            _close(workers)
+            _close_all(workers)
             for each in self._answer_all(workers):
-                self._post(_answer(each, workers))
+                self._post(_make_answer(each, workers))
 
     def _answer_native(
         self, requests: Sequence[m.CollectStacks], workers: Sequence[_Worker]
@@ -191,7 +191,7 @@ class StackCollector:
                 _run_spies(workers, self._ending)
         finally:
             for request in requests:
-                self._post(_answer(request, workers))
+                self._post(_make_answer(request, workers))
 
     def _answer_all(self, workers: Sequence[_Worker]) -> list[m.CollectStacks]:
         """Answer all requests, except those that want native frames. Return these.
@@ -202,7 +202,7 @@ class StackCollector:
             requests, self._requests = self._requests, []
         for request in requests:
             if not request.native:
-                self._post(_answer(request, workers))
+                self._post(_make_answer(request, workers))
         return [request for request in requests if request.native]
 
     def _file_of(self, rank: int) -> tuple[int, int]:
@@ -228,7 +228,9 @@ class StackCollector:
         self.clear()
 
 
-def _collect(workers: Sequence[_Worker], ending: threading.Event, cookie: str | None) -> None:
+def _collect_stacks(
+    workers: Sequence[_Worker], ending: threading.Event, cookie: str | None
+) -> None:
     """Collect the stacks, and with ``cookie`` the process groups."""
     began = time.monotonic()
     spies = _PySpies()
@@ -253,7 +255,7 @@ def _collect(workers: Sequence[_Worker], ending: threading.Event, cookie: str | 
         _read_sources(workers)
     finally:
         spies.close()
-        _close(workers)
+        _close_all(workers)
 
 
 def _run_spies(workers: Sequence[_Worker], ending: threading.Event) -> None:
@@ -312,7 +314,7 @@ def _line_of(path: str, number: int) -> str:
     return ""
 
 
-def _answer(request: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
+def _make_answer(request: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
     stacks = (
         m.Stack(
             rank=worker.rank,
@@ -332,7 +334,7 @@ def _answer(request: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
     return m.Stacks(attempt=request.attempt, serial=request.serial, stacks=tuple(stacks))
 
 
-def _close(workers: Iterable[_Worker]) -> None:
+def _close_all(workers: Iterable[_Worker]) -> None:
     for worker in workers:
         worker.close()
 

@@ -38,7 +38,8 @@ class StdinPipe:
     def write(self, data: bytes) -> None:
         """Queue bytes for the worker's stdin and write as many as fit. Empty bytes close the pipe.
 
-        Raises ProtocolError if more than _MOST_BYTES are queued.
+        Without a pipe, reports the bytes as unread. Raises ProtocolError if more than _MOST_BYTES
+        are queued.
         """
         if self._pipe < 0:
             self._send(m.StdinConsumed(size=0, closed=True, unread=len(data)))
@@ -68,24 +69,24 @@ class StdinPipe:
         except BlockingIOError:
             pass
         except OSError:
-            self._reader_gone(written)
+            self._on_reader_gone(written)
             return
         if written:
             self._send(m.StdinConsumed(size=written, closed=False))
         if self._ends and not self._waiting:
-            self._end()
+            self._end_input()
 
     def on_hangup(self) -> None:
-        """Stop, because the worker has closed its stdin."""
-        self._reader_gone(0)
+        """Report that the worker has closed its stdin, and close the pipe."""
+        self._on_reader_gone(0)
 
-    def _reader_gone(self, written: int) -> None:
+    def _on_reader_gone(self, written: int) -> None:
         if self._pipe >= 0:
-            unread = self._unread()
+            unread = self._count_unread()
             self.close()
             self._send(m.StdinConsumed(size=written, closed=True, unread=unread))
 
-    def _end(self) -> None:
+    def _end_input(self) -> None:
         with suppress(OSError):  # without /proc, unread bytes are not counted
             self._rest = os.open(
                 f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -94,13 +95,13 @@ class StdinPipe:
         self._pipe = -1
 
     def finish(self) -> None:
-        """Report how many bytes an exited worker has not read, and close the pipe."""
-        unread = self._unread()
+        """Report how many bytes an exited worker has not read, if any, and close the pipe."""
+        unread = self._count_unread()
         self.close()
         if unread:
             self._send(m.StdinConsumed(size=0, closed=True, unread=unread))
 
-    def _unread(self) -> int:
+    def _count_unread(self) -> int:
         descriptor = max(self._pipe, self._rest)
         if descriptor < 0:
             return 0

@@ -63,6 +63,8 @@ class TemporaryDirectory:
                 file.write(get_data(os.path.join(BOOT, name)))
 
     def _ensure_created(self) -> str:
+        """Return the directory. Create and lock it in the first place where that succeeds; raise
+        OSError if there is none."""
         if self.path and os.path.isdir(self.path):
             return self.path
         self._unlock()

@@ -114,11 +114,12 @@ class WarmStart:
     # --- the server
 
     def preload(self, preload: w.Preload, setup: w.Setup, output: int) -> None:
-        """Start the server. ``output`` is the descriptor for its stdout and stderr."""
+        """Start the server. ``output`` is a descriptor for its stdout and stderr, which is
+        copied."""
         self._preload, self._setup, self._output = preload, setup, os.dup(output)
-        self._start(preload, setup)
+        self._start_server(preload, setup)
 
-    def _start(self, preload: w.Preload, setup: w.Setup) -> None:
+    def _start_server(self, preload: w.Preload, setup: w.Setup) -> None:
         output = self._output
         self._argv = preload.argv
         self._phase = ServerPhase(now=self._clock(), bound_s=preload.bound_s)
@@ -164,10 +165,10 @@ class WarmStart:
         if preload is None or setup is None or not rest or len(rest) == len(preload.modules):
             self._give_up(reason)
             return
-        self._close()
+        self._kill_server()
         self._report(w.ModuleLeftOut(module=module, reason=reason))
         self._preload = replace(preload, modules=rest)
-        self._start(self._preload, setup)
+        self._start_server(self._preload, setup)
 
     def _close_output(self) -> None:
         if self._output >= 0:
@@ -186,7 +187,7 @@ class WarmStart:
             return None
         return max(0.0, deadline - self._clock())
 
-    def reaped(self, pid: int, status: int) -> None:
+    def on_reaped(self, pid: int, status: int) -> None:
         """Handle the wait status of the server, or of a child that may be a forked worker."""
         if pid == self.pid:
             self.pid = 0
@@ -230,10 +231,10 @@ class WarmStart:
                 order.close()
         self._waiting.clear()
         self._sent.clear()
-        self._close()
+        self._kill_server()
         self._close_output()
 
-    def _close(self) -> None:
+    def _kill_server(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -242,7 +243,7 @@ class WarmStart:
 
     def _give_up(self, reason: str) -> None:
         """Report the reason, and start all waiting workers cold."""
-        self._close()
+        self._kill_server()
         self._close_output()
         self._report(w.PreloadFailed(reason=reason))
         left = [order for order in (*self._sent.values(), *self._waiting) if order is not None]
@@ -281,7 +282,7 @@ class WarmStart:
                 return
             self._phase.restart_timeout(self._clock())
             self._on_message(line.decode("utf-8", "replace"))
-            self._send()
+            self._send_orders()
 
     def _check_timeout(self) -> None:
         """End the warm start if the server has timed out. Report a slow import."""
@@ -314,6 +315,7 @@ class WarmStart:
         self._on_server_lost(reason)
 
     def _on_message(self, line: str) -> None:
+        """Handle a line of the server. A line that it never sends ends the warm start."""
         kind, _, rest = line.partition(" ")
         number, _, why = rest.partition(" ")
         if kind == "importing":
@@ -343,6 +345,8 @@ class WarmStart:
             )
 
     def _on_forked(self, serial: int, pid: int) -> None:
+        """Record the pid of a forked process, which runs once it is set up; start the worker cold
+        if the fork failed."""
         order = self._sent.get(serial)
         if order is None or pid < 0:
             self._sent.pop(serial, None)
@@ -353,16 +357,17 @@ class WarmStart:
         if pid in self._reaped_early:
             self._on_fork_lost(serial, order)
         elif order.is_up:
-            self._run(serial, order)
+            self._let_run(serial, order)
 
     def _on_ready(self, serial: int) -> None:
         order = self._sent.get(serial)
         if order is not None:
             order.is_up = True
             if order.pid:
-                self._run(serial, order)
+                self._let_run(serial, order)
 
-    def _run(self, serial: int, order: Order) -> None:
+    def _let_run(self, serial: int, order: Order) -> None:
+        """Register a forked worker, and let it run."""
         del self._sent[serial]
         self._came_up(order.spawn, order.pid)
         with suppress(OSError):  # the worker has ended and will be reaped
@@ -370,6 +375,8 @@ class WarmStart:
         order.close()
 
     def _on_setup_failed(self, serial: int, why: str) -> None:
+        """Start a worker cold because its forked process could not be set up. With a reason, give
+        up the server."""
         order = self._sent.get(serial)
         if order is None:
             return
@@ -393,11 +400,12 @@ class WarmStart:
         )
 
     def spawn(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
-        """Fork a worker as soon as the server is ready. Takes ownership of the descriptors."""
+        """Fork a worker as soon as the server is ready, or start it cold if the server fails. Takes
+        ownership of the descriptors."""
         self._waiting.append(Order(spawn, setup, descriptors))
-        self._send()
+        self._send_orders()
 
-    def _send(self) -> None:
+    def _send_orders(self) -> None:
         while (
             self._phase.name == "ready"
             and self._waiting
@@ -454,7 +462,8 @@ class WarmStart:
             self._report(WorkerExit(rank=each.spawn.rank, pid=0, returncode=-order.signum))
 
     def settle(self, *, bound_s: float) -> None:
-        """Wait until the result of every order that was sent is known."""
+        """Wait until the result of every order that was sent is known. If that takes longer than
+        ``bound_s``, give up the server."""
         deadline = self._clock() + bound_s
         if self._sent and self.pid:
             process_tree.send(self.pid, signal.SIGCONT)

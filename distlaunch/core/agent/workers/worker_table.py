@@ -153,7 +153,7 @@ class WorkerTable:
             case m.WaitForLeftovers():
                 return self._on_wait_for_leftovers(event, now)
             case m.ForwardSignal():
-                return self._to_running(event.signum, self.signal_scope, caught_only=True)
+                return self._signal_running(event.signum, self.signal_scope, caught_only=True)
             case m.Pause():
                 return self._on_pause(paused=event.paused)
             case w.Spawned():
@@ -250,6 +250,8 @@ class WorkerTable:
         return [Drain(exit=worker.exit, error_file=worker.spec.error_file)]
 
     def _report_exit(self, ended: WorkerExit, now: float) -> list[Action]:
+        """Report an exit with its last output, once. After the last one, begin the end of the
+        attempt."""
         worker = self.workers.get(ended.rank)
         if worker is None or worker.exit is None or worker.reported:
             return []
@@ -296,6 +298,8 @@ class WorkerTable:
         return [m.LeftoversRunning(attempt=self.attempt, processes=event.processes)]
 
     def _end_leftovers(self, *, asked: bool = False) -> list[Action]:
+        """Ask the spawner once to end leftover processes. ``asked``: they have got the signal
+        already."""
         self.linger_until = self.names_at = None
         if self._ends_leftovers:
             return []
@@ -311,6 +315,7 @@ class WorkerTable:
         return [CloseOutputs()]
 
     def _finish(self) -> list[Action]:
+        """Return ``AttemptEnded``, and forget the workers."""
         if not self.sweeping:
             return []
         self.workers.clear()
@@ -326,6 +331,11 @@ class WorkerTable:
     # --- stopping
 
     def _on_stop(self, event: m.Stop, now: float) -> list[Action]:
+        """Ask the running workers to end, and set the time for KILL; without a grace, kill them
+        now.
+
+        A later order can only make the grace shorter.
+        """
         if event.attempt != self.attempt or not self.workers:
             return []
         if self.close_at is not None:
@@ -344,8 +354,8 @@ class WorkerTable:
             }
             self.again_at = now + AGAIN_S if self._young else None
         return [
-            *(self._to_running(event.signum, self.signal_scope) if event.signum else []),
-            *self._to_running(
+            *(self._signal_running(event.signum, self.signal_scope) if event.signum else []),
+            *self._signal_running(
                 signal.SIGCONT, w.SCOPE_PROCESS
             ),  # a stopped worker must be able to react
             *self._end_leftovers(asked=not event.signum),
@@ -357,7 +367,7 @@ class WorkerTable:
         self._kills = True
         if self.running:
             self.wedged_at = now + KILL_S
-            return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
+            return self._signal_running(signal.SIGKILL, w.SCOPE_TREE)
         return (
             self._end_attempt(now) if self.sweeping else []
         )  # otherwise after the last worker has been reported
@@ -366,9 +376,9 @@ class WorkerTable:
         signum = signal.SIGSTOP if paused else signal.SIGCONT
         if self.sweeping and self.workers:  # only processes left by workers are running
             return [w.Signal(ranks=(), signum=int(signum), scope=w.SCOPE_TREE, caught_only=False)]
-        return self._to_running(signum, w.SCOPE_TREE)
+        return self._signal_running(signum, w.SCOPE_TREE)
 
-    def _to_running(
+    def _signal_running(
         self,
         signum: int,
         scope: str,
@@ -384,10 +394,11 @@ class WorkerTable:
         )
 
     def _on_tick(self, now: float) -> list[Action]:
+        """Carry out what is due: TERM again, KILL, late exits, leftovers, giving up the spawner."""
         actions: list[Action] = []
         if self.again_at is not None and now >= self.again_at:
             self.again_at = None
-            actions += self._to_running(signal.SIGTERM, self.signal_scope, only=self._young)
+            actions += self._signal_running(signal.SIGTERM, self.signal_scope, only=self._young)
         if self.kill_at is not None and now >= self.kill_at:
             actions += self._kill(now)
         if self.wedged_at is not None and now >= self.wedged_at:

@@ -63,7 +63,7 @@ class WorkerTrees:
         rank = self._ranks.get(session)
         return process_tree.cookie_rank(pid, self._cookie) if rank is None else rank
 
-    def _each_of(self, tops: Iterable[int]) -> Iterator[tuple[int, int, int | None]]:
+    def _processes_of(self, tops: Iterable[int]) -> Iterator[tuple[int, int, int | None]]:
         """Yield pid, start time and rank of each process of these trees, except cleaners."""
         for top in tops:
             of_top: int | None = None
@@ -140,7 +140,7 @@ class WorkerTrees:
     def count_killed(self, tops: Iterable[int]) -> None:
         """Count the processes of these trees as killed, except workers and processes killed
         together with theirs."""
-        for pid, started, rank in self._each_of(tops):
+        for pid, started, rank in self._processes_of(tops):
             if pid not in self._ranks and self._with_worker.get(pid) != started:
                 self._ended.add(pid, started, rank)
                 self._killed.add(pid, started, rank)
@@ -148,7 +148,7 @@ class WorkerTrees:
     def describe(self, tops: Iterable[int]) -> w.Leftovers:
         """Return a description of the processes of these trees."""
         found = _Tally()
-        for pid, started, rank in self._each_of(tops):
+        for pid, started, rank in self._processes_of(tops):
             found.add(pid, started, rank)
         return found.leftovers()
 

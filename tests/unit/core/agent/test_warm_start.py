@@ -188,7 +188,7 @@ def test_failures_that_a_cold_start_shares_do_not_end_the_server(hands):
 def test_a_fork_that_dies_before_running_is_no_exited_worker(hands):
     warm = hands.ready(0)
     hands.say("forked 0:70")
-    warm.reaped(70, KILLED)
+    warm.on_reaped(70, KILLED)
     assert (hands.cold, hands.up) == ([0], [])
     (reason,) = hands.reasons
     assert mentions(reason, "forked worker", "signal 9")
@@ -196,7 +196,7 @@ def test_a_fork_that_dies_before_running_is_no_exited_worker(hands):
 
 def test_a_fork_that_dies_before_its_pid_is_known_is_no_exited_worker(hands):
     warm = hands.ready(0)
-    warm.reaped(70, KILLED)
+    warm.on_reaped(70, KILLED)
     assert hands.cold == []
     hands.say("forked 0:70")
     assert hands.cold == [0]
@@ -204,9 +204,9 @@ def test_a_fork_that_dies_before_its_pid_is_known_is_no_exited_worker(hands):
 
 def test_an_earlier_process_with_the_same_pid_is_not_the_worker(hands):
     warm = hands.ready(0)
-    warm.reaped(71, KILLED)  # an orphan of somebody
+    warm.on_reaped(71, KILLED)  # an orphan of somebody
     hands.say("forked 0:70", "up 0")
-    warm.reaped(72, KILLED)
+    warm.on_reaped(72, KILLED)
     warm.spawn(order(1), SETUP, [])
     hands.say("forked 1:71", "up 1")
     assert hands.up == [(0, 70), (1, 71)]
