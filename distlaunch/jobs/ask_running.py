@@ -36,12 +36,13 @@ class NotNowError(ConfigError):
 def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields: object) -> Any:
     """Return the answer of a job's launcher to a request.
 
-    ``command`` is the user's, for the line to use on another host. Raises ConfigError if the job
-    has ended, if its launcher is elsewhere, or if it does not answer.
+    ``command`` is the user's, for the line to use on another host. Raises JobEndedError if the job
+    has ended, NotNowError if the launcher refuses, and ConfigError if it is elsewhere or does not
+    answer.
     """
     if job.state.has_ended:
         raise ended_error(job)
-    if job.launcher is None and (coordinator := _coordinator(job)) is not None:
+    if job.launcher is None and (coordinator := _find_coordinator(job)) is not None:
         raise ConfigError(
             f"job {printable(job.name)}: the launcher here follows the coordinator, which answers"
             " for all nodes",
@@ -56,7 +57,7 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
         now = read_job(job.path)
         if now is None or now.state.has_ended:
             raise ended_error(now or job) from exc
-        raise _no_answer(job, has_socket=not isinstance(exc, NoSocketError)) from exc
+        raise _no_answer_error(job, has_socket=not isinstance(exc, NoSocketError)) from exc
     except ControlError as exc:
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
@@ -94,7 +95,7 @@ def ended_error(job: Job) -> JobEndedError:
     return JobEndedError(f"job {name}: {how}", hint=f"distlaunch status {name} shows how it ended")
 
 
-def _no_answer(job: Job, *, has_socket: bool) -> ConfigError:
+def _no_answer_error(job: Job, *, has_socket: bool) -> ConfigError:
     if job.launcher is not None and is_suspended(job.launcher.pid):
         return ConfigError(
             f"job {printable(job.name)}: its launcher (pid {job.launcher.pid}) is suspended",
@@ -113,7 +114,7 @@ def _no_answer(job: Job, *, has_socket: bool) -> ConfigError:
     )
 
 
-def _coordinator(job: Job) -> str | None:
+def _find_coordinator(job: Job) -> str | None:
     found = None
     for event in read_events(job.events):
         match event:

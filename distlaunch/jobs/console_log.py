@@ -44,9 +44,10 @@ class ConsoleLog:
         self._offset = start + place + 1
 
     def read(self) -> bytes:
-        """Return a block of what has not been read; empty if there is nothing."""
+        """Return the next block, empty if there is nothing. The place to read stays until
+        ``advance``."""
         return os.pread(self._descriptor, _BLOCK, self._offset)
 
     def advance(self, count: int) -> None:
-        """Continue the next read after ``count`` bytes of the last block."""
+        """Move the place to read on by ``count`` bytes."""
         self._offset += count

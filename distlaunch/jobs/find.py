@@ -34,12 +34,12 @@ def find_jobs(log_dir: str | None, environ: Mapping[str, str]) -> list[Job]:
 def run_directories(log_dir: str | None, environ: Mapping[str, str]) -> list[str]:
     """Return the run directories that ``find_jobs`` reads."""
     if log_dir is not None:
-        return [os.path.realpath(path) for path in _in(os.path.abspath(log_dir))]
+        return [os.path.realpath(path) for path in _runs_in_directory(os.path.abspath(log_dir))]
     found: dict[str, None] = {}
     base = log_base(None, environ)
-    for path in _in(base) if base is not None else ():
+    for path in _runs_in_directory(base) if base is not None else ():
         found[os.path.realpath(path)] = None
-    for path in _temporary():
+    for path in _runs_in_temporary_directories():
         found[os.path.realpath(path)] = None
     registry = registry_of(environ)
     with suppress(OSError):
@@ -80,20 +80,18 @@ def find_job(
         [job for job in jobs if job.job_id == word],
     ):
         if same:
-            return _one_of(same, word, only)
+            return _choose_newest(same, word, only)
     begun = [
         job for job in jobs if word and (job.job_id.startswith(word) or job.name.startswith(word))
     ]
     if len({job.job_id for job in begun}) == 1:
-        return _one_of(begun, word, only)
-    raise _no_job(word, jobs, begun, log_dir)
+        return _choose_newest(begun, word, only)
+    raise _no_job_error(word, jobs, begun, log_dir)
 
 
 def newer_jobs(job: Job, log_dir: str | None, environ: Mapping[str, str]) -> list[Job]:
-    """Return the jobs that were started after this one with its name as --job-id, the newest first.
-
-    None if the job has another name itself.
-    """
+    """Return the later jobs with this job's id, the newest first. Return an empty list if the name
+    of this job's run directory is not its id."""
     if job.name != job.job_id:
         return []
     jobs = find_jobs(log_dir, environ)
@@ -102,22 +100,22 @@ def newer_jobs(job: Job, log_dir: str | None, environ: Mapping[str, str]) -> lis
     return [each for each in jobs if each.path in newer]
 
 
-def _one_of(jobs: list[Job], word: str, only: Callable[[Job], bool] | None) -> Job:
+def _choose_newest(jobs: list[Job], word: str, only: Callable[[Job], bool] | None) -> Job:
     """Return the newest job. Raises UsageError if ``only`` leaves several."""
     left = jobs if only is None else [job for job in jobs if only(job)] or jobs
     if only is not None and len(left) > 1:
         raise UsageError(
-            f"{quoted(word)} means {counted(len(left), 'job')}: {_names(left, in_full=True)}",
+            f"{quoted(word)} means {counted(len(left), 'job')}: {_list_names(left, in_full=True)}",
             hint="name one of them by the path of its run directory, or by its name in distlaunch ps",
         )
     return left[0]
 
 
-def _no_job(word: str, jobs: list[Job], begun: list[Job], log_dir: str | None) -> UsageError:
+def _no_job_error(word: str, jobs: list[Job], begun: list[Job], log_dir: str | None) -> UsageError:
     where = "" if log_dir is None else f" in {printable(log_dir)}"
     if begun:
         return UsageError(
-            f"{quoted(word)} is the beginning of {counted(len(begun), 'job')}{where}: {_names(begun)}",
+            f"{quoted(word)} is the beginning of {counted(len(begun), 'job')}{where}: {_list_names(begun)}",
             hint="write more of the id",
         )
     if not jobs:
@@ -131,27 +129,27 @@ def _no_job(word: str, jobs: list[Job], begun: list[Job], log_dir: str | None) -
     names[LATEST] = LATEST
     close = get_close_matches(word.lower(), names, n=_MOST_NAMED, cutoff=0.5)
     near = [names[each] for each in close]
-    listed = ", ".join(map(printable, near)) if near else _names(jobs)
+    listed = ", ".join(map(printable, near)) if near else _list_names(jobs)
     return UsageError(
         f"there is no job {quoted(word)}{where}; {'near' if near else 'newest'}: {listed}",
         hint="distlaunch ps --all lists your jobs",
     )
 
 
-def _names(jobs: list[Job], *, in_full: bool = False) -> str:
+def _list_names(jobs: list[Job], *, in_full: bool = False) -> str:
     named = [job.path if in_full else job.name for job in jobs[:_MOST_NAMED]]
     shown = ", ".join(map(printable, named))
     more = len(jobs) - _MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _in(base: str) -> Iterator[str]:
+def _runs_in_directory(base: str) -> Iterator[str]:
     with suppress(OSError):
         for entry in runs_in(base):
             yield entry.path
 
 
-def _temporary() -> Iterator[str]:
+def _runs_in_temporary_directories() -> Iterator[str]:
     try:
         first = temporary_base(tempfile.gettempdir())
     except OSError:
@@ -162,4 +160,4 @@ def _temporary() -> Iterator[str]:
             if entry.name == name or entry.name.startswith(f"{name}-"):
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.getuid():
-                        yield from _in(entry.path)
+                        yield from _runs_in_directory(entry.path)

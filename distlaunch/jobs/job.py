@@ -106,12 +106,13 @@ def event_file(path: str) -> str:
 
 
 def read_job(path: str) -> Job | None:
-    """Return None if the path is no run directory of this user."""
+    """Return the job of a run directory, by the beginning and the end of its event file. Return
+    None if the path is no run directory of this user."""
     job_id = read_marker(path)
     if job_id is None:
         return None
     events = event_file(path)
-    first, last = _ends(events)
+    first, last = _first_and_last_events(events)
     started = next((each for each in first if each.get("type") == "job_started"), {})
     ended = next((each for each in reversed(last) if each.get("type") == "job_ended"), None)
     launcher = process_from(started)
@@ -129,10 +130,10 @@ def read_job(path: str) -> Job | None:
         launcher=launcher,
         host=host,
         started=_typed(first[0], "time", float) if first else None,
-        changed=_changed(events, path),
+        changed=_time_of_last_change(events, path),
         world_size=_typed(started, "world_size", int),
         backend=_typed(started, "backend", str) or "",
-        argv=_words(started.get("argv")),
+        argv=_words_or_empty(started.get("argv")),
         cwd=_typed(started, "cwd", str) or "",
         last_step=_last_step(last),
         log_bytes=_typed(started, "log_max_size", int) or 0,
@@ -155,7 +156,8 @@ def wait_for_launcher(job: Job, timeout_s: float) -> bool:
 
 
 def remove_job(job: Job) -> int:
-    """Remove the run directory of a job. Return how many files of other programs stay."""
+    """Remove the run directory of a job, and the link ``latest`` to it. Return how many files of
+    other programs stay."""
     remove_run(job.path)
     latest = os.path.join(os.path.dirname(job.path), LATEST)
     with suppress(OSError):
@@ -165,9 +167,10 @@ def remove_job(job: Job) -> int:
 
 
 def read_marker(path: str) -> str | None:
-    """Return the job id in the marker of a run directory.
+    """Return the job id in the marker of a run directory; the directory's name if the marker is
+    empty.
 
-    None if there is no marker, or the directory belongs to another user.
+    Return None if there is no marker, or the directory belongs to another user.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -203,7 +206,7 @@ def _state_without_end(events: str, launcher: LauncherProcess | None, host: str)
     return State.RUNNING if runs else State.KILLED
 
 
-def _changed(events: str, path: str) -> float:
+def _time_of_last_change(events: str, path: str) -> float:
     for each in (events, path):
         try:
             return os.stat(each).st_mtime
@@ -212,7 +215,7 @@ def _changed(events: str, path: str) -> float:
     return 0.0
 
 
-def _ends(events: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _first_and_last_events(events: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the first and the last events, as far as one block goes."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -271,7 +274,7 @@ def _typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
     return value if type(value) is kind else None
 
 
-def _words(value: Any) -> tuple[str, ...]:
+def _words_or_empty(value: Any) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, list) and all(map(_is_text, value)) else ()
 
 

@@ -34,7 +34,7 @@ def other_logs(job: Job, attempt: int, ranks: Collection[int] | None = None) -> 
     With one launcher per node, each launcher writes the logs of its ranks. With --node-logs, a node
     goes on writing after the launcher has lost it.
     """
-    found = [*_of_launchers(job, attempt), *_of_lost_nodes(job, attempt)]
+    found = [*_logs_of_launchers(job, attempt), *_logs_of_lost_nodes(job, attempt)]
     chosen = (
         each
         if ranks is None
@@ -60,12 +60,12 @@ def other_logs_line(logs: OtherLogs, job: Job) -> str:
     return f"the output of {who} is on {host}, in {printable(job.name)} of the log directory there"
 
 
-def _of_launchers(job: Job, attempt: int) -> Iterator[OtherLogs]:
+def _logs_of_launchers(job: Job, attempt: int) -> Iterator[OtherLogs]:
     if not job.launchers:
         return
     here = {file.rank for file in log_files(job, attempt)}
     hosts_here = {job.host, *_hosts_of_launchers(job)}
-    for host, ranks in _nodes(plan_path(job.path, attempt)):
+    for host, ranks in _nodes_of_plan(plan_path(job.path, attempt)):
         if ranks and not here.intersection(ranks) and host not in hosts_here:
             yield OtherLogs(host=host, ranks=ranks, directory="", is_lost=False)
 
@@ -84,7 +84,7 @@ def _hosts_of_launchers(job: Job) -> Iterator[str]:
                     break
 
 
-def _of_lost_nodes(job: Job, attempt: int) -> Iterator[OtherLogs]:
+def _logs_of_lost_nodes(job: Job, attempt: int) -> Iterator[OtherLogs]:
     if not job.node_logs:
         return
     directory = os.path.join(job.cwd, job.node_logs, job.job_id, f"attempt-{attempt}")
@@ -98,7 +98,7 @@ def _of_lost_nodes(job: Job, attempt: int) -> Iterator[OtherLogs]:
                 continue
 
 
-def _nodes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _nodes_of_plan(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with open(os.open(path, flags), "rb") as file:

@@ -26,7 +26,7 @@ def jobs_table(jobs: Sequence[Job], statuses: Mapping[str, JobStatus], now: floa
     ``statuses`` has, by run directory, the jobs that have not ended. ``now`` is in seconds since
     1970.
     """
-    rows = [_COLUMNS, *(_row(job, statuses.get(job.path), now) for job in jobs)]
+    rows = [_COLUMNS, *(_job_row(job, statuses.get(job.path), now) for job in jobs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS) - 1)]
     return [
         "  ".join(
@@ -36,7 +36,7 @@ def jobs_table(jobs: Sequence[Job], statuses: Mapping[str, JobStatus], now: floa
     ]
 
 
-def _row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
+def _job_row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
     workers = "-" if job.world_size is None else str(job.world_size)
     step = "-" if job.last_step is None else f"{job.last_step:g}"
     if status is not None:
@@ -46,7 +46,7 @@ def _row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
             step = str(status.progress["step_min"])
     return (
         printable(job.name),
-        "stopping" if status is not None and describe_stop(status, now) else _state(job),
+        "stopping" if status is not None and describe_stop(status, now) else _state_text(job),
         "-" if job.started is None else age(now - job.started),
         workers,
         step,
@@ -55,7 +55,7 @@ def _row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
     )
 
 
-def _state(job: Job) -> str:
+def _state_text(job: Job) -> str:
     if job.state in (State.FAILED, State.STOPPED):
         return f"{job.state.value} ({job.exit_code})"
     text: str = job.state.value
@@ -89,18 +89,18 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
     """Return the lines of ``status``. ``now`` is in seconds since 1970."""
     job = status.job
     rows = [
-        ("job", _name(job)),
-        ("state", _long_state(status, now)),
-        ("started", _when(job.started, now)),
+        ("job", _name_text(job)),
+        ("state", _long_state_text(status, now)),
+        ("started", _time_text(job.started, now)),
         ("command", command(job)),
-        ("launcher", _launcher(status)),
+        ("launcher", _launcher_text(status)),
         ("nodes", printable(status.hosts)),
-        ("attempt", _attempt(status)),
-        ("workers", _workers(status)),
-        ("step", _step(status, now)),
-        ("last sign of life", _last_sign(status, now)),
-        ("last event", _when(job.changed, now)),
-        *_failures(status),
+        ("attempt", _attempt_text(status)),
+        ("workers", _workers_text(status)),
+        ("step", _step_text(status, now)),
+        ("last sign of life", _last_sign_text(status, now)),
+        ("last event", _time_text(job.changed, now)),
+        *_failure_rows(status),
         ("hang", printable(status.hang)),
         ("report", printable(status.report or "")),
         ("metrics", printable(status.metrics or "")),
@@ -110,13 +110,13 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
     return [f"{name:<{width}}{text}" for name, text in rows if text]
 
 
-def _name(job: Job) -> str:
+def _name_text(job: Job) -> str:
     if job.name == job.job_id:
         return printable(job.name)
     return f"{printable(job.name)} (job id {printable(job.job_id)})"
 
 
-def _failures(status: JobStatus) -> list[tuple[str, str]]:
+def _failure_rows(status: JobStatus) -> list[tuple[str, str]]:
     """Return a row for each of the last failures."""
     rows = [("failure", printable(each.line())) for each in status.failures[-_SHOWN_FAILURES:]]
     more = len(status.failures) - len(rows)
@@ -141,7 +141,7 @@ def describe_stop(status: JobStatus, now: float) -> str:
     return f"{text} ({printable(status.stop_signal)})"
 
 
-def _long_state(status: JobStatus, now: float) -> str:
+def _long_state_text(status: JobStatus, now: float) -> str:
     job = status.job
     if stopping := describe_stop(status, now):
         return stopping
@@ -157,10 +157,10 @@ def _long_state(status: JobStatus, now: float) -> str:
         case State.UNKNOWN:
             return f"unknown: the launcher is on {printable(job.host) or 'another host'}"
         case _:
-            return _state(job)
+            return _state_text(job)
 
 
-def _launcher(status: JobStatus) -> str:
+def _launcher_text(status: JobStatus) -> str:
     job = status.job
     if job.launcher is None:
         return printable(job.host)
@@ -170,7 +170,7 @@ def _launcher(status: JobStatus) -> str:
     return f"{text}, suspended: it does not answer, and kill -CONT {job.launcher.pid} lets it go on"
 
 
-def _attempt(status: JobStatus) -> str:
+def _attempt_text(status: JobStatus) -> str:
     if status.attempt is None:
         return ""
     lost = f"; {counted(status.lost_nodes, 'node')} lost" if status.lost_nodes else ""
@@ -180,7 +180,7 @@ def _attempt(status: JobStatus) -> str:
     return f"{status.attempt}, after {status.restarts}{of} restarts{lost}"
 
 
-def _workers(status: JobStatus) -> str:
+def _workers_text(status: JobStatus) -> str:
     if not status.workers:
         return ""
     ended: dict[int, list[int]] = {}
@@ -196,7 +196,7 @@ def _workers(status: JobStatus) -> str:
     return "; ".join(parts)
 
 
-def _last_sign(status: JobStatus, now: float) -> str:
+def _last_sign_text(status: JobStatus, now: float) -> str:
     """Return when a worker last showed that it is alive, and which rank has been silent longest if
     that is long."""
     signs = [worker for worker in status.workers if worker.last_sign is not None and worker.runs]
@@ -208,7 +208,7 @@ def _last_sign(status: JobStatus, now: float) -> str:
     return text if silent_s < _SILENT_S else f"{text}; rank {oldest.rank}: {age(silent_s)} ago"
 
 
-def _step(status: JobStatus, now: float) -> str:
+def _step_text(status: JobStatus, now: float) -> str:
     progress = status.progress
     if progress is None or progress.get("step_min") is None:
         return ""
@@ -221,7 +221,7 @@ def _step(status: JobStatus, now: float) -> str:
     return f"{text} ({age(now - when)} ago)" if isinstance(when, (int, float)) else text
 
 
-def _when(seconds: float | None, now: float) -> str:
+def _time_text(seconds: float | None, now: float) -> str:
     if seconds is None:
         return ""
     return f"{local_time(seconds, '%Y-%m-%d %H:%M:%S')} ({age(now - seconds)} ago)"
@@ -242,14 +242,14 @@ def event_line(event: Mapping[str, Any]) -> str:
     if isinstance(when, (int, float)) and math.isfinite(when):
         text = f"{local_time(when, '%H:%M:%S')}.{int(when % 1 * 1000):03d}"
     fields = " ".join(
-        f"{name}={_field(value)}"
+        f"{name}={_field_text(value)}"
         for name, value in event.items()
         if name not in ("time", "type", "schema")
     )
     return printable(f"{text}  {event.get('type')}  {fields}".rstrip())
 
 
-def _field(value: object) -> str:
+def _field_text(value: object) -> str:
     import json
 
     if isinstance(value, str):

@@ -58,7 +58,8 @@ def report_of(
     *,
     native: bool = False,
 ) -> StackReport:
-    """Return the report of the launcher's answers. They may come from another release."""
+    """Return the report of the launcher's answers, which may come from another release. Raises
+    UsageError for a rank that does not run."""
     workers = {worker["rank"]: worker for worker in snapshot["workers"]}
     running = [rank for rank, worker in workers.items() if worker["state"] == "running"]
     if ranks is not None and (missing := sorted(set(ranks) - set(running))):
@@ -67,7 +68,7 @@ def report_of(
             hint=f"{name_ranks(running)} of attempt {snapshot['attempt']} run" if running else None,
         )
     stacks = [
-        _stack(each)
+        _read_stack(each)
         for node in answers["nodes"]
         for each in node["stacks"] or ()
         if ranks is None or each["rank"] in ranks
@@ -87,7 +88,9 @@ def report_of(
     groups: list[dict[str, Any]] = [dict(group) for group in places.groups]
     by_rank = {stack.rank: stack for stack in stacks}
     for group in groups:
-        found = [frames for rank in group["ranks"][:1] if (frames := _native(by_rank.get(rank)))]
+        found = [
+            frames for rank in group["ranks"][:1] if (frames := _native_frames(by_rank.get(rank)))
+        ]
         group["native"] = found[0] if found else None
         if found:
             text += f"native frames of rank {group['ranks'][0]}:\n"
@@ -112,7 +115,7 @@ def report_of(
     )
 
 
-def _native(stack: m.Stack | None) -> list[str]:
+def _native_frames(stack: m.Stack | None) -> list[str]:
     """Return the frames of the main thread in what py-spy has printed, innermost first."""
     frames: list[str] = []
     if stack is None:
@@ -125,15 +128,16 @@ def _native(stack: m.Stack | None) -> list[str]:
     return frames[:_NATIVE_LINES]
 
 
-def _stack(given: Mapping[str, Any]) -> m.Stack:
+def _read_stack(given: Mapping[str, Any]) -> m.Stack:
     """Return a stack with the fields that this release knows."""
-    known = _known(m.Stack, given)
+    known = _known_fields(m.Stack, given)
     known["process_groups"] = tuple(
-        m.ProcessGroup(**_known(m.ProcessGroup, each)) for each in given.get("process_groups", ())
+        m.ProcessGroup(**_known_fields(m.ProcessGroup, each))
+        for each in given.get("process_groups", ())
     )
     return m.Stack(**known)
 
 
-def _known(kind: type[Record], given: Mapping[str, Any]) -> dict[str, Any]:
+def _known_fields(kind: type[Record], given: Mapping[str, Any]) -> dict[str, Any]:
     known = {name: given[name] for name in fields_of(kind) if name in given}
     return {**defaults_of(kind), **known}

@@ -264,7 +264,7 @@ def with_snapshot(status: JobStatus, snapshot: Mapping[str, Any], now: float) ->
 
 def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
     """Return what a job does after these events. Events with missing fields are skipped."""
-    state = _State()
+    state = _StatusBuilder()
     for event in events:
         state.apply(event)
     report = os.path.join(job.path, REPORT)
@@ -288,7 +288,7 @@ def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
     )
 
 
-class _State:
+class _StatusBuilder:
     def __init__(self) -> None:
         self.attempt: int | None = None
         self.restarts = 0
@@ -323,7 +323,7 @@ class _State:
                 self.attempt, self.workers, self.progress = attempt, {}, None
             case {"type": "workers_started", "pids": dict(pids)}:
                 for rank, pid in pids.items():
-                    self._started(rank, pid)
+                    self._on_worker_started(rank, pid)
             case {"type": "worker_exited", "rank": int(rank), "returncode": int(code), **more}:
                 pid = more.get("pid")
                 self.workers[rank] = WorkerStatus(
@@ -337,7 +337,7 @@ class _State:
                 most = more.get("of")
                 self.max_restarts = most if isinstance(most, int) else self.max_restarts
             case {"type": "failure", "diagnosis": {"summary": str(summary), **more}}:
-                self.failures.append(_failure(self.attempt, summary, more))
+                self.failures.append(_read_failure(self.attempt, summary, more))
                 del self.failures[:-_MOST_FAILURES]
             case {"type": "hang", "summary": str(summary)}:
                 self.hang = summary
@@ -350,7 +350,7 @@ class _State:
             case _:
                 return
 
-    def _started(self, rank: object, pid: object) -> None:
+    def _on_worker_started(self, rank: object, pid: object) -> None:
         if (number := read_rank(rank)) is not None and isinstance(pid, int):
             self.workers[number] = WorkerStatus(
                 rank=number, pid=pid, returncode=None, told_to_stop=False
@@ -365,7 +365,7 @@ def read_rank(text: object) -> int | None:
     return rank if rank < MOST_RANKS else None
 
 
-def _failure(attempt: int | None, summary: str, fields: Mapping[Any, Any]) -> FailureCause:
+def _read_failure(attempt: int | None, summary: str, fields: Mapping[Any, Any]) -> FailureCause:
     """Return the cause that an event ``failure`` has."""
     ranks = fields.get("ranks")
     is_known = isinstance(ranks, list) and all(type(each) is int for each in ranks)

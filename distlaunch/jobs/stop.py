@@ -88,18 +88,18 @@ def stop_job(
         raise elsewhere_error(job, "stop")
     launcher = job.launcher
     check = _SuspensionCheck(job, launcher, say)
-    is_asked = now and _is_asked_to_kill(job)
+    is_asked = now and _ask_to_kill(job)
     signals_from = time.monotonic() + _KILLS_S
-    again: _Again | None = None
+    again: _RepeatedSignals | None = None
     if not is_asked and (now or not is_stopping(job)):
-        again = _Again(job, launcher)
+        again = _RepeatedSignals(job, launcher)
 
     def each_time() -> None:
         nonlocal again
         if again is not None and now:
             again()
         elif is_asked and time.monotonic() >= signals_from:
-            again = _Again(job, launcher)
+            again = _RepeatedSignals(job, launcher)
         check()
         each()
 
@@ -111,8 +111,8 @@ def is_stopping(job: Job) -> bool:
     return any(map(is_stop_signal, read_events_but_old_progress(job.events)))
 
 
-def _is_asked_to_kill(job: Job) -> bool:
-    """Ask the launcher to kill the workers. Return whether it has got the request."""
+def _ask_to_kill(job: Job) -> bool:
+    """Ask the launcher to kill the workers. Return whether it has accepted."""
     try:
         ask(job.path, "stop", now=True)
     except (NoControlError, ControlError):
@@ -145,7 +145,7 @@ class _SuspensionCheck:
             )
 
 
-class _Again:
+class _RepeatedSignals:
     """Sends SIGTERM at once, and further signals each time it is called, at most one in a while.
 
     Under Slurm a repeated SIGTERM does not count, because Slurm itself repeats it. So SIGINT and
@@ -165,10 +165,10 @@ class _Again:
 
     def _send(self, number: signal.Signals) -> None:
         self._next = time.monotonic() + _AGAIN_S
-        _send(self._job, self._process, number)
+        _send_signal(self._job, self._process, number)
 
 
-def _send(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
+def _send_signal(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
     """Send a signal to exactly this process. Nothing happens if it has ended.
 
     Raises ConfigError if it may not be signalled.
@@ -197,7 +197,7 @@ def _send(job: Job, process: LauncherProcess, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def _way_to(job: Job) -> list[str]:
+def _command_on_host(job: Job) -> list[str]:
     launcher = job.launcher
     if launcher is None or not launcher.slurm_job:
         return ["ssh", job.host]
@@ -217,7 +217,7 @@ def elsewhere_error(job: Job, command: str) -> ConfigError:
     If the host is known, the hint is a shell command that runs ``command`` there.
     """
     host = printable(job.host) or "another host"
-    words = shlex.join([*_way_to(job), "distlaunch", command, job.path])
+    words = shlex.join([*_command_on_host(job), "distlaunch", command, job.path])
     return ConfigError(
         f"the launcher of job {printable(job.name)} is on {host}, and this is {os.uname().nodename}",
         hint=words if job.host else None,

@@ -93,11 +93,12 @@ def view_of(
     usage: Mapping[str, Any] | None,
     before: Mapping[str, Any] | None = None,
 ) -> TopView:
-    """Return the figures from the launcher's answers.
+    """Return the figures from the launcher's answers to ``snapshot`` and ``usage``.
 
-    Rates need two answers to ``usage``.
+    ``before`` is an earlier answer to ``usage``. Without one of the same attempt, rates are None,
+    and the CPU share of a worker is the mean since its start.
     """
-    by_node, earlier = _by_node(usage), _by_node(before)
+    by_node, earlier = _usage_by_node(usage), _usage_by_node(before)
     if before is not None and usage is not None and before.get("attempt") != usage.get("attempt"):
         earlier = {}
     workers = {
@@ -139,7 +140,7 @@ def view_of(
     )
 
 
-def _by_node(usage: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
+def _usage_by_node(usage: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
     if usage is None:
         return {}
     return {each["node"]: each["usage"] for each in usage["nodes"] if each["usage"] is not None}
@@ -221,19 +222,20 @@ def _node_row(
         agent_cpu_percent=None if agent is None else round(agent * 100, 2),
         memory_bytes=found.get("memory_bytes"),
         used_bytes=None if usage is None else usage["memory_bytes"] - usage["available_bytes"],
-        received_per_s=rate(lambda each: _all_bytes(each, "received_bytes")),
-        sent_per_s=rate(lambda each: _all_bytes(each, "sent_bytes")),
+        received_per_s=rate(lambda each: _sum_interfaces(each, "received_bytes")),
+        sent_per_s=rate(lambda each: _sum_interfaces(each, "sent_bytes")),
         read_per_s=rate(lambda each: each["read_bytes"]),
         written_per_s=rate(lambda each: each["written_bytes"]),
     )
 
 
-def _all_bytes(usage: Mapping[str, Any], field: str) -> int:
+def _sum_interfaces(usage: Mapping[str, Any], field: str) -> int:
     return sum(each[field] for each in usage["interfaces"])
 
 
 def sorted_ranks(rows: Iterable[RankRow], order: RankOrder) -> list[RankRow]:
-    """Return the rows in an order. Unknown figures come last."""
+    """Return the rows with the largest figure first, or by rank. Unknown figures come last, and
+    with ``SLOWEST`` the stragglers come before all others."""
 
     def key(row: RankRow) -> tuple[Any, ...]:
         figures: dict[RankOrder, float | None] = {

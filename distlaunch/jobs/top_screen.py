@@ -70,40 +70,38 @@ def shown_ranks(view: TopView, state: ScreenState) -> list[RankRow]:
 def draw(
     view: TopView, state: ScreenState, *, width: int, height: int | None, now: float | None = None
 ) -> list[Text]:
-    """Return the lines of a screen, none longer than ``width``.
-
-    ``height`` is None if all ranks and nodes are wanted. ``now`` is in seconds since 1970.
-    """
-    lines = _heading(view, time.time() if now is None else now)
-    bottom = _bottom(view, state, width) if state.is_interactive else []
+    """Return the lines of a screen, none longer than ``width``: exactly ``height`` lines, or as
+    many as all ranks and nodes need if that is None. ``now`` is in seconds since 1970."""
+    lines = _heading_lines(view, time.time() if now is None else now)
+    bottom = _bottom_lines(view, state, width) if state.is_interactive else []
     if state.shows_help or state.text:
-        body = _help() if state.shows_help else list(map(_plain, state.text.splitlines()))
+        body = _help_lines() if state.shows_help else list(map(_text_line, state.text.splitlines()))
         room = None if height is None else max(0, height - len(lines) - len(bottom) - 1)
-        lines += [_plain(""), *body[:room]]
+        lines += [_text_line(""), *body[:room]]
     else:
-        lines += _body(
+        lines += _body_lines(
             view, state, width, None if height is None else height - len(lines) - len(bottom)
         )
     if height is not None:
         lines = lines[: height - len(bottom)]
-        lines += [_plain("")] * (height - len(bottom) - len(lines))
+        lines += [_text_line("")] * (height - len(bottom) - len(lines))
     lines += bottom
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
 
 
-def _plain(text: str, style: str = "") -> Text:
+def _text_line(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(printable(text), style=style, no_wrap=True)
 
 
-def _heading(view: TopView, now: float) -> list[Text]:
+def _heading_lines(view: TopView, now: float) -> list[Text]:
     restarts = f", restarts {view.restarts} of {view.max_restarts}" if view.max_restarts else ""
     of = "?" if view.world_size is None else view.world_size
     lines = [
-        _plain(
+        _text_line(
             f"job {view.job_id}  {view.phase} for {age(max(0.0, now - view.started))}  "
             f"workers {view.workers_up}/{of}  attempt {view.attempt}{restarts}",
             "bold",
@@ -111,7 +109,7 @@ def _heading(view: TopView, now: float) -> list[Text]:
     ]
     if view.equal_step_times:
         lines.append(
-            _plain(
+            _text_line(
                 "equal step times: the ranks may wait for one; distlaunch stack shows for which",
                 "dim",
             )
@@ -119,26 +117,26 @@ def _heading(view: TopView, now: float) -> list[Text]:
     if view.unanswered:
         names = ", ".join(view.unanswered[:4])
         more = f" and {len(view.unanswered) - 4} more" if len(view.unanswered) > 4 else ""
-        lines.append(_plain(f"no answer from {names}{more}", "yellow"))
+        lines.append(_text_line(f"no answer from {names}{more}", "yellow"))
     return lines
 
 
-def _bottom(view: TopView, state: ScreenState, width: int) -> list[Text]:
+def _bottom_lines(view: TopView, state: ScreenState, width: int) -> list[Text]:
     if state.notice:
-        return [_plain(state.notice, "yellow")]
+        return [_text_line(state.notice, "yellow")]
     if state.shows_help or state.text:
-        return [_plain("q back  Ctrl-C quit".ljust(width), "reverse")]
+        return [_text_line("q back  Ctrl-C quit".ljust(width), "reverse")]
     host = next((node.host for node in view.nodes if node.number == state.node), "all")
     keys = f"q quit  s sort: {state.order.value}  n node: {host}  Enter stacks  ? help"
-    return [_plain(keys.ljust(width), "reverse")]
+    return [_text_line(keys.ljust(width), "reverse")]
 
 
-def _help() -> list[Text]:
+def _help_lines() -> list[Text]:
     width = max(len(key) for key, _ in _HELP) + 2
-    return [_plain(f"{key:<{width}}{text}") for key, text in _HELP]
+    return [_text_line(f"{key:<{width}}{text}") for key, text in _HELP]
 
 
-def _body(view: TopView, state: ScreenState, width: int, room: int | None) -> list[Text]:
+def _body_lines(view: TopView, state: ScreenState, width: int, room: int | None) -> list[Text]:
     nodes = [node for node in view.nodes if state.node in (None, node.number)]
     rows = shown_ranks(view, state)
     reasons = [] if width >= WIDE else _reason_lines(rows, room)
@@ -146,9 +144,9 @@ def _body(view: TopView, state: ScreenState, width: int, room: int | None) -> li
     node_lines = _node_lines(nodes, width, node_room)
     left = None if room is None else room - len(node_lines) - len(reasons) - 2
     return [
-        _plain(""),
+        _text_line(""),
         *node_lines,
-        _plain(""),
+        _text_line(""),
         *reasons,
         *_rank_lines(view, rows, state, width, left),
     ]
@@ -158,12 +156,12 @@ def _reason_lines(rows: Sequence[RankRow], room: int | None) -> list[Text]:
     slow = [row for row in rows if row.straggler is not None]
     most = len(slow) if room is None else 2
     lines = [
-        _plain(f"! rank {row.rank} on {row.host}: {row.straggler.words}", "red")
+        _text_line(f"! rank {row.rank} on {row.host}: {row.straggler.words}", "red")
         for row in slow[:most]
         if row.straggler is not None
     ]
     if len(slow) > most:
-        lines.append(_plain(f"! and {counted(len(slow) - most, 'rank')} more", "red"))
+        lines.append(_text_line(f"! and {counted(len(slow) - most, 'rank')} more", "red"))
     return lines
 
 
@@ -173,7 +171,7 @@ def _reason_lines(rows: Sequence[RankRow], room: int | None) -> list[Text]:
 def _rank_lines(
     view: TopView, rows: Sequence[RankRow], state: ScreenState, width: int, room: int | None
 ) -> list[Text]:
-    columns = _fitting(_columns(view, width), rows, width)
+    columns = _drop_columns(_columns(view, width), rows, width)
     first, last = 0, len(rows)
     if room is not None and len(rows) > room - 1:
         count = max(1, room - 2)  # one line says how many are not shown
@@ -185,20 +183,22 @@ def _rank_lines(
         max([len(column.name), column.least, *(len(row[number]) for row in cells)])
         for number, column in enumerate(columns)
     ]
-    lines = [_plain(_joined([column.name for column in columns], widths, columns), "bold")]
+    lines = [_text_line(_join_cells([column.name for column in columns], widths, columns), "bold")]
     for row, texts in zip(rows[first:last], cells, strict=True):
         style = "red" if row.straggler else "dim" if row.state != "running" else ""
         if row.rank == state.chosen and state.is_interactive:
             style += " reverse"
-        lines.append(_plain(_joined(texts, widths, columns), style.strip()))
+        lines.append(_text_line(_join_cells(texts, widths, columns), style.strip()))
     if last - first < len(rows):
         shown = f"{first + 1} to {last} of {counted(len(rows), 'rank')}"
-        lines.append(_plain(shown, "dim"))
+        lines.append(_text_line(shown, "dim"))
     return lines
 
 
-def _fitting(columns: Sequence[_Column], rows: Sequence[RankRow], width: int) -> Sequence[_Column]:
-    """Return the columns that have room, without the least important ones."""
+def _drop_columns(
+    columns: Sequence[_Column], rows: Sequence[RankRow], width: int
+) -> Sequence[_Column]:
+    """Return the columns that fit into ``width``, without the least important ones."""
     sizes = {
         column.name: max([len(column.name), column.least, *(len(column.cell(row)) for row in rows)])
         for column in columns
@@ -210,7 +210,7 @@ def _fitting(columns: Sequence[_Column], rows: Sequence[RankRow], width: int) ->
     return [column for column in columns if column.name in sizes]
 
 
-def _joined(texts: Sequence[str], widths: Sequence[int], columns: Sequence[_Column]) -> str:
+def _join_cells(texts: Sequence[str], widths: Sequence[int], columns: Sequence[_Column]) -> str:
     return " ".join(
         text.ljust(width) if column.left else text.rjust(width)
         for text, width, column in zip(texts, widths, columns, strict=True)
@@ -223,20 +223,20 @@ def _columns(view: TopView, width: int) -> list[_Column]:
     found = [
         _Column("", lambda row: "!" if row.straggler else "", left=True, least=1),
         _Column("RANK", lambda row: str(row.rank)),
-        _Column("NODE", lambda row: _cut(row.host, longest), left=True),
-        _Column("STATE", _state, left=True, least=7),
-        _Column("CPU%", lambda row: _number(row.cpu_percent, ".0f"), least=4),
+        _Column("NODE", lambda row: _cut_text(row.host, longest), left=True),
+        _Column("STATE", _state_text, left=True, least=7),
+        _Column("CPU%", lambda row: _number_text(row.cpu_percent, ".0f"), least=4),
         _Column("MEM", lambda row: size(row.rss_bytes), least=5),
     ]
     if any(row.gpus for row in rows):
         found += [
-            _Column("GPU%", lambda row: _number(row.gpu_percent, ".0f")),
+            _Column("GPU%", lambda row: _number_text(row.gpu_percent, ".0f")),
             _Column("GPUMEM", lambda row: size(row.gpu_bytes)),
         ]
     found += [
-        _Column("STEP", lambda row: _number(row.step, ".10g"), least=6),
+        _Column("STEP", lambda row: _number_text(row.step, ".10g"), least=6),
         _Column("STEP-TIME", lambda row: duration(row.step_s)),
-        _Column("LOSS", lambda row: _number(row.loss, ".4g"), least=6),
+        _Column("LOSS", lambda row: _number_text(row.loss, ".4g"), least=6),
         _Column("SIGN", lambda row: short_age(row.last_sign_age_s), least=5),
     ]
     if width >= WIDE:
@@ -248,7 +248,7 @@ def _columns(view: TopView, width: int) -> list[_Column]:
     return found
 
 
-def _state(row: RankRow) -> str:
+def _state_text(row: RankRow) -> str:
     if row.state == "ended" and row.returncode is not None:
         return f"ended {row.returncode}"
     return row.state
@@ -270,10 +270,10 @@ def _node_lines(nodes: Sequence[NodeRow], width: int, room: int | None) -> list[
     most = len(nodes) if room is None or len(nodes) < room else max(0, room - 2)
     rows = [
         [
-            _cut(node.host, longest),
+            _cut_text(node.host, longest),
             node.state,
-            _cut(format_ranks(node.ranks) or "-", longest),
-            _number(node.cpu_percent, ".0f"),
+            _cut_text(format_ranks(node.ranks) or "-", longest),
+            _number_text(node.cpu_percent, ".0f"),
             "-"
             if node.used_bytes is None
             else f"{size(node.used_bytes)}/{size(node.memory_bytes)}",
@@ -291,9 +291,9 @@ def _node_lines(nodes: Sequence[NodeRow], width: int, room: int | None) -> list[
             text.ljust(width) if at < 3 else text.rjust(width)
             for at, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append(_plain(" ".join(texts).rstrip(), "" if number else "bold"))
+        lines.append(_text_line(" ".join(texts).rstrip(), "" if number else "bold"))
     if most < len(nodes):
-        lines.append(_plain(f"and {counted(len(nodes) - most, 'node')} more", "dim"))
+        lines.append(_text_line(f"and {counted(len(nodes) - most, 'node')} more", "dim"))
     return lines
 
 
@@ -301,7 +301,8 @@ def _node_lines(nodes: Sequence[NodeRow], width: int, room: int | None) -> list[
 
 
 def size(count: float | None) -> str:
-    """Return a number of bytes in at most five characters: ``1.5G``."""
+    """Return a number of bytes in at most five characters, as ``1.5G``; ``-`` if it is not
+    known."""
     if count is None:
         return "-"
     value = float(count)
@@ -313,7 +314,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a step time: ``2.31 ms``."""
+    """Return a step time, as ``2.31 ms``; ``-`` if it is not known."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -322,15 +323,15 @@ def duration(seconds: float | None) -> str:
 
 
 def short_age(seconds: float | None) -> str:
-    """Return the time since the last sign of life."""
+    """Return the time since the last sign of life; ``-`` if there was none."""
     if seconds is None:
         return "-"
     return f"{seconds:.0f}s" if seconds < 100 else age(seconds)
 
 
-def _number(value: float | None, form: str) -> str:
+def _number_text(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut_text(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

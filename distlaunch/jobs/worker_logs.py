@@ -47,7 +47,9 @@ class _Segment(Record):
 
 def attempts_of(job: Job) -> list[int]:
     """Return the attempts that have a directory, in order."""
-    numbers = [number for name in _names(job.path) if (number := _attempt_number(name)) is not None]
+    numbers = [
+        number for name in _names_in(job.path) if (number := _attempt_number(name)) is not None
+    ]
     return sorted(numbers)
 
 
@@ -57,7 +59,7 @@ def log_files(job: Job, attempt: int, ranks: Collection[int] | None = None) -> l
     if folder is None:
         return []
     found = []
-    for name in _names(folder):
+    for name in _names_in(folder):
         path = os.path.join(folder, name)
         if name.startswith("rank-") and name.endswith(".log"):
             found.append((name[len("rank-") : -len(".log")], path, 0))
@@ -93,9 +95,9 @@ def read_lines(
     """
     files = log_files(job, attempt, ranks)
     begun: dict[str, bytes] = {}
-    for segment in _segments(job, attempt, files, since, ends):
+    for segment in _split_by_time(job, attempt, files, since, ends):
         yield from _lines_of(segment, begun)
-    yield from _unfinished(files, begun)
+    yield from _pop_unfinished_lines(files, begun)
 
 
 def last_lines(
@@ -110,15 +112,17 @@ def last_lines(
     if count == 0:
         return []
     files = log_files(job, attempt, ranks)
-    starts = {file.path: _start_of_last(file.path, count, _end(file, ends)) for file in files}
+    starts = {
+        file.path: _start_of_last(file.path, count, _stop_offset(file, ends)) for file in files
+    }
     begun: dict[str, bytes] = {}
     lines: list[Line] = []
-    for segment in _segments(job, attempt, files, None, ends):
+    for segment in _split_by_time(job, attempt, files, None, ends):
         start = max(segment.start, starts[segment.file.path])
         if start < segment.end:
             whole = _Segment(time=segment.time, file=segment.file, start=start, end=segment.end)
             lines.extend(_lines_of(whole, begun))
-    lines.extend(_unfinished(files, begun))
+    lines.extend(_pop_unfinished_lines(files, begun))
     return lines[-count:]
 
 
@@ -138,7 +142,9 @@ class LogFollower:
         files = log_files(job, self._oldest, ranks)
         self.ends = {file.path: _end_of_lines(file.path) for file in files}
         """Where the next line of each file begins now. An incomplete line will be read whole."""
-        self._offsets = {path: end + self._shift(path)[0] for path, end in self.ends.items()}
+        self._offsets = {
+            path: end + self._shift_and_gap(path)[0] for path, end in self.ends.items()
+        }
         """The same, as if no file had left out bytes."""
 
     def lines(self) -> Iterator[Line]:
@@ -152,7 +158,7 @@ class LogFollower:
                 files = log_files(self._job, attempt, self._ranks)
                 yield from self._new_lines(files)
                 if has_ended or attempt != attempts[-1]:
-                    yield from _unfinished(files, self._begun)
+                    yield from _pop_unfinished_lines(files, self._begun)
             if len(attempts) > 1:  # late output of the attempt before the newest may still come
                 self._oldest = attempts[-2]
             if not has_ended:
@@ -160,8 +166,8 @@ class LogFollower:
 
     def _new_lines(self, files: Iterable[LogFile]) -> Iterator[Line]:
         for file in files:
-            size = _size(file.path)
-            shift, gap = self._shift(file.path)
+            size = _size_of(file.path)
+            shift, gap = self._shift_and_gap(file.path)
             start = self._offsets.get(file.path, 0)
             if start < size + shift:
                 self._offsets[file.path] = size + shift
@@ -172,7 +178,7 @@ class LogFollower:
                 segment = _Segment(time=0.0, file=file, start=start, end=size)
                 yield from _lines_of(segment, self._begun)
 
-    def _shift(self, path: str) -> tuple[int, log_limit.Gap | None]:
+    def _shift_and_gap(self, path: str) -> tuple[int, log_limit.Gap | None]:
         gap = _gap_of(path, self._job.log_bytes)
         return (0, None) if gap is None else (gap.shift, gap)
 
@@ -182,24 +188,25 @@ class LogFollower:
         return [attempt for attempt in attempts_of(self._job) if attempt >= self._oldest]
 
 
-def _unfinished(files: Iterable[LogFile], begun: dict[str, bytes]) -> Iterator[Line]:
+def _pop_unfinished_lines(files: Iterable[LogFile], begun: dict[str, bytes]) -> Iterator[Line]:
     for file in files:
         if rest := begun.pop(file.path, b""):
             yield Line(rank=file.rank, text=rest)
 
 
-def _end(file: LogFile, ends: Mapping[str, int] | None) -> int:
-    return _size(file.path) if ends is None else ends.get(file.path, 0)
+def _stop_offset(file: LogFile, ends: Mapping[str, int] | None) -> int:
+    return _size_of(file.path) if ends is None else ends.get(file.path, 0)
 
 
-def _segments(
+def _split_by_time(
     job: Job,
     attempt: int,
     files: Sequence[LogFile],
     since: float | None,
     ends: Mapping[str, int] | None,
 ) -> list[_Segment]:
-    """Return the parts of a file. A file of an older version has no marks and is one part."""
+    """Return the parts of the files, in order of time, then of rank. A file without marks, of an
+    older version, is one part."""
     marks: dict[tuple[int, int], list[log_times.Mark]] = {}
     wanted = {(file.rank, file.stream) for file in files}
     for mark in _read_marks(times_path(job.path, attempt)):
@@ -209,7 +216,7 @@ def _segments(
                 known.append(mark)
     segments: list[_Segment] = []
     for file in files:
-        size = _end(file, ends)
+        size = _stop_offset(file, ends)
         own = sorted(marks.get((file.rank, file.stream), ()), key=lambda mark: mark.offset)
         gap = _gap_of(file.path, job.log_bytes)
         places = [(mark.offset, mark.time) for mark in own]
@@ -258,7 +265,7 @@ def _gap_of(path: str, most_bytes: int) -> log_limit.Gap | None:
 
 def _read_marks(path: str) -> Iterator[log_times.Mark]:
     rest = b""
-    for block in _blocks(path, 0, min(_size(path), _MOST_INDEX_BYTES)):
+    for block in _read_blocks(path, 0, min(_size_of(path), _MOST_INDEX_BYTES)):
         data = rest + block
         whole = len(data) - len(data) % log_times.MARK_BYTES
         yield from log_times.unpack_marks(data[:whole])
@@ -266,9 +273,10 @@ def _read_marks(path: str) -> Iterator[log_times.Mark]:
 
 
 def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Iterator[Line]:
-    """``begun`` has the beginning of the next line."""
+    """Yield the whole lines of a part. ``begun`` has, by path, the beginning of the next line; it
+    is updated."""
     rest = begun.pop(segment.file.path, b"")
-    for block in _blocks(segment.file.path, segment.start, segment.end):
+    for block in _read_blocks(segment.file.path, segment.start, segment.end):
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
             yield Line(rank=segment.file.rank, text=line)
@@ -279,7 +287,7 @@ def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Iterator[Line]:
         begun[segment.file.path] = rest
 
 
-def _blocks(path: str, start: int, end: int) -> Iterator[bytes]:
+def _read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -297,9 +305,9 @@ def _blocks(path: str, start: int, end: int) -> Iterator[bytes]:
 
 
 def _end_of_lines(path: str) -> int:
-    size = _size(path)
+    size = _size_of(path)
     start = max(0, size - _BLOCK)
-    block = b"".join(_blocks(path, start, size))
+    block = b"".join(_read_blocks(path, start, size))
     return start + block.rfind(b"\n") + 1 if b"\n" in block else start
 
 
@@ -308,7 +316,7 @@ def _start_of_last(path: str, count: int, size: int) -> int:
     found = 0
     while end > 0:
         start = max(0, end - _BLOCK)
-        block = b"".join(_blocks(path, start, end))
+        block = b"".join(_read_blocks(path, start, end))
         if not block:
             return end
         at = len(block) - 1 if end == size and block.endswith(b"\n") else len(block)
@@ -320,7 +328,7 @@ def _start_of_last(path: str, count: int, size: int) -> int:
     return 0
 
 
-def _size(path: str) -> int:
+def _size_of(path: str) -> int:
     try:
         return os.stat(path, follow_symlinks=False).st_size
     except OSError:
@@ -328,7 +336,7 @@ def _size(path: str) -> int:
 
 
 def _attempt_directory(job: Job, attempt: int) -> str | None:
-    for name in _names(job.path):
+    for name in _names_in(job.path):
         if _attempt_number(name) == attempt:
             return os.path.join(job.path, name)
     return None
@@ -341,7 +349,7 @@ def _attempt_number(name: str) -> int | None:
     return None
 
 
-def _names(folder: str) -> list[str]:
+def _names_in(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except OSError:

@@ -227,7 +227,7 @@ def test_stop_now_sends_signals_if_the_launcher_has_only_accepted_the_request(
     words = ["--num-procs", "1", "--grace", "600", PROGRAMS / "waits.py", "--ignore", "TERM,INT"]
     running = distlaunch.start(["train", *words])
     running.wait_workers(1)
-    monkeypatch.setattr(stop, "_is_asked_to_kill", lambda _: True)
+    monkeypatch.setattr(stop, "_ask_to_kill", lambda _: True)
     monkeypatch.setattr(stop, "_KILLS_S", 0.1)
     job = read_job(str(running.run_dir))
     assert stop.stop_job(job, now=True).state.has_ended

@@ -179,15 +179,15 @@ def build_report(job: Job, now: float | None = None) -> JobReport:
     events = [event for event in read_events(job.events) if _time_of(event) is not None]
     series = read_series(job)
     missing = [] if events else [Missing.EVENTS]
-    points = _points(series)
-    if not points and (points := _points_of_events(events)):
+    points = _steps_of_attempts(series)
+    if not points and (points := _steps_of_events(events)):
         missing.append(Missing.SERIES)
     if not points:
         missing.append(Missing.PROGRESS)
     begin = min((event["time"] for event in events), default=job.started or job.changed)
-    end = _end(job, events, series, now)
-    attempts = _attempts(job, events, points, end)
-    saved = _checkpoints(events)
+    end = _end_time(job, events, series, now)
+    attempts = _build_attempts(job, events, points, end)
+    saved = _read_checkpoints(events)
     losses = tuple(loss_curves(series))
     if points and not losses:
         missing.append(Missing.LOSS)
@@ -219,9 +219,9 @@ def build_report(job: Job, now: float | None = None) -> JobReport:
         end=end,
         division=division,
         attempts=tuple(attempts),
-        failures=tuple(_failures(events)),
+        failures=tuple(_read_failures(events)),
         nodes=tuple(_nodes(job, events, attempts)),
-        checkpoints=_summary(saved),
+        checkpoints=_sum_checkpoints(saved),
         checkpoint_times=tuple(when for when, _, _, _ in saved),
         last_step=max((step for each in points.values() for _, step in each), default=None),
         step_s=median(step_s for step_s, _ in times.values()) if times else None,
@@ -238,7 +238,7 @@ def read_series(job: Job) -> dict[tuple[int, int], list[Sample]]:
 
     Reports without a step are left out. Return nothing if the file cannot be read.
     """
-    data = _read(os.path.join(job.path, SERIES), _MOST_SERIES_BYTES)
+    data = _read_bytes(os.path.join(job.path, SERIES), _MOST_SERIES_BYTES)
     series: dict[tuple[int, int], list[Sample]] = {}
     for block in split_blocks(data):
         attempt, rows = unpack_block(block)
@@ -248,7 +248,7 @@ def read_series(job: Job) -> dict[tuple[int, int], list[Sample]]:
     return series
 
 
-def _read(path: str, most_bytes: int) -> bytes:
+def _read_bytes(path: str, most_bytes: int) -> bytes:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         with open(os.open(path, flags), "rb") as file:
@@ -257,7 +257,7 @@ def _read(path: str, most_bytes: int) -> bytes:
         return b""
 
 
-def _points(series: RankSeries) -> dict[int, list[tuple[float, float]]]:
+def _steps_of_attempts(series: RankSeries) -> dict[int, list[tuple[float, float]]]:
     """Return for each attempt the steps of one rank: of those with the most reports, the lowest."""
     chosen: dict[int, tuple[int, int]] = {}
     for (attempt, rank), samples in series.items():
@@ -270,7 +270,7 @@ def _points(series: RankSeries) -> dict[int, list[tuple[float, float]]]:
     }
 
 
-def _points_of_events(
+def _steps_of_events(
     events: Sequence[Mapping[str, Any]],
 ) -> dict[int, list[tuple[float, float]]]:
     """Return for each attempt the lowest steps of the events ``progress``."""
@@ -289,7 +289,9 @@ def _time_of(event: Mapping[str, Any]) -> float | None:
     return when if isinstance(when, (int, float)) and 0 <= when < _LATEST else None
 
 
-def _end(job: Job, events: Sequence[Mapping[str, Any]], series: RankSeries, now: float) -> float:
+def _end_time(
+    job: Job, events: Sequence[Mapping[str, Any]], series: RankSeries, now: float
+) -> float:
     """Return when the job ended; of a job that runs, ``now``; of a killed one, its last sign."""
     ended = next((each["time"] for each in reversed(events) if each["type"] == "job_ended"), None)
     if ended is not None:
@@ -300,7 +302,7 @@ def _end(job: Job, events: Sequence[Mapping[str, Any]], series: RankSeries, now:
     return float(max([last, *(samples[-1][0] for samples in series.values())]))
 
 
-def _attempts(
+def _build_attempts(
     job: Job,
     events: Sequence[Mapping[str, Any]],
     points: Mapping[int, Sequence[tuple[float, float]]],
@@ -376,7 +378,7 @@ class _AttemptBuilder:
         for place, each in enumerate(self._all):
             is_last = place == len(self._all) - 1
             outcome = each.outcome or (
-                self._outcome(job, each) if is_last else AttemptOutcome.FAILED
+                self._outcome_of_newest(job, each) if is_last else AttemptOutcome.FAILED
             )
             finish = max((when for when, _, _ in each.exits.values()), default=None)
             stop = each.end if each.end is not None else finish
@@ -391,12 +393,12 @@ class _AttemptBuilder:
                     outcome=outcome,
                     first_step=steps[0][1] if steps else None,
                     last_step=max(step for _, step in steps) if steps else None,
-                    workers=tuple(_workers(each, stop)),
+                    workers=tuple(_worker_times(each, stop)),
                 )
             )
         return found
 
-    def _outcome(self, job: Job, attempt: _Attempt) -> AttemptOutcome:
+    def _outcome_of_newest(self, job: Job, attempt: _Attempt) -> AttemptOutcome:
         if job.state is State.RUNNING:
             return AttemptOutcome.RUNNING
         if job.exit_code == 0:
@@ -410,7 +412,7 @@ class _AttemptBuilder:
         )
 
 
-def _workers(attempt: _Attempt, end: float) -> Iterable[WorkerTime]:
+def _worker_times(attempt: _Attempt, end: float) -> Iterable[WorkerTime]:
     for rank in sorted({*attempt.started, *attempt.exits}):
         stopped, code, told = attempt.exits.get(rank, (end, None, False))
         yield WorkerTime(
@@ -422,12 +424,12 @@ def _workers(attempt: _Attempt, end: float) -> Iterable[WorkerTime]:
         )
 
 
-def _failures(events: Iterable[Mapping[str, Any]]) -> Iterable[FailureReport]:
+def _read_failures(events: Iterable[Mapping[str, Any]]) -> Iterable[FailureReport]:
     """Yield the failures. The event of a failure comes when all workers have ended, so the first
     worker that ended wrongly tells the time."""
     first_exits: dict[int | None, float] = {}
     for event in events:
-        attempt = _whole(event.get("attempt"))
+        attempt = _int_or_none(event.get("attempt"))
         match event:
             case {"type": "worker_exited", "returncode": int(code)} if (
                 code and event.get("told_to_stop") is not True
@@ -435,19 +437,25 @@ def _failures(events: Iterable[Mapping[str, Any]]) -> Iterable[FailureReport]:
                 first_exits.setdefault(attempt, event["time"])
             case {"type": "failure", "diagnosis": dict(found)}:
                 raised = ": ".join(
-                    filter(None, (_text(found.get("exception_type")), _text(found.get("message"))))
+                    filter(
+                        None,
+                        (
+                            _text_or_empty(found.get("exception_type")),
+                            _text_or_empty(found.get("message")),
+                        ),
+                    )
                 )
-                summary = _text(found.get("summary"))
+                summary = _text_or_empty(found.get("summary"))
                 yield FailureReport(
                     time=first_exits.get(attempt, event["time"]),
                     attempt=attempt,
                     kind=AttemptOutcome.FAILED,
-                    ranks=_ranks(found.get("ranks")),
-                    host=_text(found.get("host")),
+                    ranks=_ranks_or_empty(found.get("ranks")),
+                    host=_text_or_empty(found.get("host")),
                     cause=f"{raised} ({summary})" if raised and summary else raised or summary,
-                    frame=_text(found.get("frame")),
-                    hint=_text(found.get("hint")),
-                    log_path=_text(found.get("log_path")),
+                    frame=_text_or_empty(found.get("frame")),
+                    hint=_text_or_empty(found.get("hint")),
+                    log_path=_text_or_empty(found.get("log_path")),
                     is_final=event.get("final") is True,
                 )
             case {"type": "hang"}:
@@ -455,11 +463,11 @@ def _failures(events: Iterable[Mapping[str, Any]]) -> Iterable[FailureReport]:
                     time=event["time"],
                     attempt=attempt,
                     kind=AttemptOutcome.HUNG,
-                    ranks=_ranks(event.get("behind")),
+                    ranks=_ranks_or_empty(event.get("behind")),
                     host="",
-                    cause=_text(event.get("summary")),
-                    frame=_text(event.get("frame")),
-                    hint=_text(event.get("hint")),
+                    cause=_text_or_empty(event.get("summary")),
+                    frame=_text_or_empty(event.get("frame")),
+                    hint=_text_or_empty(event.get("hint")),
                     log_path="",
                     is_final=False,
                 )
@@ -468,9 +476,9 @@ def _failures(events: Iterable[Mapping[str, Any]]) -> Iterable[FailureReport]:
                     time=event["time"],
                     attempt=attempt,
                     kind=AttemptOutcome.NODE_LOST,
-                    ranks=_ranks(event.get("ranks")),
-                    host=_text(event.get("host")),
-                    cause=_text(event.get("why")),
+                    ranks=_ranks_or_empty(event.get("ranks")),
+                    host=_text_or_empty(event.get("host")),
+                    cause=_text_or_empty(event.get("why")),
                     frame="",
                     hint="",
                     log_path="",
@@ -480,15 +488,15 @@ def _failures(events: Iterable[Mapping[str, Any]]) -> Iterable[FailureReport]:
                 pass
 
 
-def _text(value: object) -> str:
+def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _whole(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _ranks(value: object) -> tuple[int, ...]:
+def _ranks_or_empty(value: object) -> tuple[int, ...]:
     return tuple(each for each in value if type(each) is int) if isinstance(value, list) else ()
 
 
@@ -496,7 +504,7 @@ _Saved = tuple[float, float, float, float]
 """Time, step, seconds and bytes of a checkpoint."""
 
 
-def _checkpoints(events: Iterable[Mapping[str, Any]]) -> list[_Saved]:
+def _read_checkpoints(events: Iterable[Mapping[str, Any]]) -> list[_Saved]:
     found = []
     for event in events:
         if event["type"] == "checkpoint":
@@ -507,7 +515,7 @@ def _checkpoints(events: Iterable[Mapping[str, Any]]) -> list[_Saved]:
     return found
 
 
-def _summary(saved: Sequence[_Saved]) -> CheckpointSummary | None:
+def _sum_checkpoints(saved: Sequence[_Saved]) -> CheckpointSummary | None:
     if not saved:
         return None
     seconds = [each[2] for each in saved]
@@ -527,7 +535,10 @@ def _nodes(
     lost: dict[tuple[int | None, str], float] = {}
     for event in events:
         if event["type"] == "node_lost":
-            lost.setdefault((_whole(event.get("attempt")), _text(event.get("host"))), event["time"])
+            lost.setdefault(
+                (_int_or_none(event.get("attempt")), _text_or_empty(event.get("host"))),
+                event["time"],
+            )
     for attempt in attempts[-_MOST_PLANS:]:
         for host, ranks in _hosts_of(job, attempt.number):
             lost_at = lost.get((attempt.number, host))
@@ -543,7 +554,7 @@ def _nodes(
 
 def _hosts_of(job: Job, attempt: int) -> list[tuple[str, tuple[int, ...]]]:
     try:
-        plan = json.loads(_read(plan_path(job.path, attempt), _MOST_PLAN_BYTES))
+        plan = json.loads(_read_bytes(plan_path(job.path, attempt), _MOST_PLAN_BYTES))
     except (ValueError, RecursionError):
         return []
     found = []

@@ -82,7 +82,8 @@ class TimeDivision(Record):
 
     @property
     def goodput(self) -> float | None:
-        """Return the share of the time that steps took that counted; None if no steps are known."""
+        """Return the share of the time that went to steps that counted; None if no steps are
+        known."""
         whole = sum(span.seconds for span in self.spans)
         if whole <= 0 or not any(span.use in (TimeUse.STEPS, TimeUse.LOST) for span in self.spans):
             return None
@@ -169,9 +170,10 @@ def _first_lost_step(
 
 
 def _time_of_limit(points: Sequence[Point], limit: float | None) -> float | None:
-    """Return when the last step before ``limit`` was done, between the reports.
+    """Return when the last step before ``limit`` was done, interpolated between the reports.
 
-    Return None if the steps go back, so that a step has no single time.
+    With None, return the time of the last report. Return None if the steps go back, so that a step
+    has no single time.
     """
     if limit is None:
         return points[-1][0]

@@ -93,14 +93,14 @@ def duration(seconds: float) -> str:
 def draw_time_bar(spans: Sequence[Span]) -> Element:
     """Return a bar that shows the shares of each use of time."""
     whole = sum(span.seconds for span in spans) or 1.0
-    svg = _svg(WIDTH, 28, "Shares of the time")
+    svg = _create_svg(WIDTH, 28, "Shares of the time")
     at = 0.0
     for use in TimeUse:
         seconds = sum(span.seconds for span in spans if span.use is use)
         width = WIDTH * seconds / whole
         if width > 0:
             share = f"{USE_NAMES[use]}: {duration(seconds)}, {seconds / whole:.1%}"
-            _rect(svg, at, 0, width, 28, f"use-{use.value}", share)
+            _add_rect(svg, at, 0, width, 28, f"use-{use.value}", share)
         at += width
     return svg
 
@@ -190,12 +190,13 @@ def _draw_block(chart: _Timeline, attempt: AttemptReport, block: Sequence[Worker
 
 
 class _Timeline:
-    """Rows of bars over a common axis of time."""
+    """Rows of bars over a common axis of time. ``row`` begins a row; bars, ticks and texts are
+    drawn in the newest one."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin = begin
         self._seconds = max(end - begin, 0.001)
-        self._svg = _svg(WIDTH, 0, "Timeline of attempts, nodes and ranks")
+        self._svg = _create_svg(WIDTH, 0, "Timeline of attempts, nodes and ranks")
         self._grid = SubElement(self._svg, "g")
         self._y = 0.0
         self._height = float(_ROW)
@@ -207,26 +208,26 @@ class _Timeline:
     def row(self, label: str, *, height: float = _ROW) -> None:
         self._y += self._height + _GAP if self._svg.findall("text") else 0.0
         self._height = height
-        _label(self._svg, _LEFT - 8, self._y + height / 2 + 4, _cut(label), "end")
+        _add_label(self._svg, _LEFT - 8, self._y + height / 2 + 4, _cut_label(label), "end")
 
     def bar(self, begin: float, end: float, style: str, title: str) -> None:
         left, right = self.x(begin), self.x(end)
-        _rect(self._svg, left, self._y, max(right - left, 1.0), self._height, style, title)
+        _add_rect(self._svg, left, self._y, max(right - left, 1.0), self._height, style, title)
 
     def tick(self, x: float) -> None:
-        _rect(self._svg, min(x, WIDTH - _RIGHT - 2), self._y, 2, self._height, "mark", "")
+        _add_rect(self._svg, min(x, WIDTH - _RIGHT - 2), self._y, 2, self._height, "mark", "")
 
     def text(self, begin: float, end: float, text: str) -> None:
         left, right = self.x(begin), self.x(end)
         if right - left > 8 * len(text) + 4:
-            _label(self._svg, (left + right) / 2, self._y + 12, text, "middle", "on")
+            _add_label(self._svg, (left + right) / 2, self._y + 12, text, "middle", "on")
 
     def finish(self) -> Element:
         bottom = self._y + self._height
         for tick in _time_ticks(self._seconds):
             x = self.x(self._begin + tick)
-            _path(self._grid, f"M{x} 0V{bottom + 4:g}", "grid")
-            _label(self._svg, x, bottom + 18, duration(tick) if tick else "0", "middle")
+            _add_path(self._grid, f"M{x} 0V{bottom + 4:g}", "grid")
+            _add_label(self._svg, x, bottom + 18, duration(tick) if tick else "0", "middle")
         height = math.ceil(bottom + _AXIS)
         self._svg.set("viewBox", f"0 0 {WIDTH} {height}")
         return self._svg
@@ -254,21 +255,21 @@ def draw_lines(
         WIDTH - _RIGHT,
         is_log=False,
     )
-    low, high = _range(
+    low, high = _axis_range(
         [value for _, point in points for value in (point.low, point.middle, point.high)]
     )
     is_log = low > 0 and high / low > _LOGARITHMIC
     if is_time and not is_log:
         low = min(low, 0.0)
     y_scale = _Scale(low, high, _HEIGHT - _AXIS - 4, 8, is_log=is_log)
-    svg = _svg(WIDTH, _HEIGHT, title)
+    svg = _create_svg(WIDTH, _HEIGHT, title)
     for tick in y_scale.ticks():
         y = y_scale(tick)
-        _path(svg, f"M{_LEFT} {y}H{WIDTH - _RIGHT}", "grid")
-        _label(svg, _LEFT - 8, y + 4, number(tick), "end")
+        _add_path(svg, f"M{_LEFT} {y}H{WIDTH - _RIGHT}", "grid")
+        _add_label(svg, _LEFT - 8, y + 4, number(tick), "end")
     for tick in _time_ticks(x_scale.high) if is_time else x_scale.ticks():
         if x_scale.low <= tick <= x_scale.high:
-            _label(svg, x_scale(tick), _HEIGHT - 6, x_text(tick), "middle")
+            _add_label(svg, x_scale(tick), _HEIGHT - 6, x_text(tick), "middle")
     for line in lines:
         for curve in line.curves:
             _draw_curve(svg, line, curve, x_scale, y_scale)
@@ -282,16 +283,16 @@ def _draw_curve(
     if any(point.low < point.high for point in curve.points) and len(xs) > 1:
         above = [(x, y_scale(point.high)) for x, point in zip(xs, curve.points, strict=True)]
         below = [(x, y_scale(point.low)) for x, point in zip(xs, curve.points, strict=True)]
-        _path(svg, f"{_route([*above, *reversed(below)])}Z", f"band {line.style}")
+        _add_path(svg, f"{_path_data([*above, *reversed(below)])}Z", f"band {line.style}")
     middle = [(x, y_scale(point.middle)) for x, point in zip(xs, curve.points, strict=True)]
     if len(middle) == 1:
         x, y = middle[0]
         dot = SubElement(svg, "circle", {"cx": f"{x:g}", "cy": f"{y:g}", "r": "3"})
         dot.set("class", f"dot {line.style}")
-        _title(dot, f"{line.label}, attempt {curve.attempt}")
+        _add_title(dot, f"{line.label}, attempt {curve.attempt}")
         return
-    path = _path(svg, _route(middle), f"line {line.style}")
-    _title(path, f"{line.label}, attempt {curve.attempt}")
+    path = _add_path(svg, _path_data(middle), f"line {line.style}")
+    _add_title(path, f"{line.label}, attempt {curve.attempt}")
 
 
 class _Scale:
@@ -318,12 +319,12 @@ class _Scale:
             every = max(1, (last - first) // 6)
             powers = [10.0**power for power in range(first, last + 1, every)]
             return [each for each in powers if self.low <= each <= self.high]
-        step = _nice((self.high - self.low) / 5)
+        step = _round_step_up((self.high - self.low) / 5)
         first = math.ceil(self.low / step)
         return [place * step for place in range(first, math.floor(self.high / step) + 1)]
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
+def _axis_range(values: Sequence[float]) -> tuple[float, float]:
     """Return the range of an axis. Single values far above all others are cut."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
@@ -335,7 +336,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low, high + (high - low) * 0.05
 
 
-def _nice(size: float) -> float:
+def _round_step_up(size: float) -> float:
     """Return 1, 2 or 5 times a power of ten that is at least ``size``."""
     if size <= 0 or not math.isfinite(size):
         return 1.0
@@ -349,7 +350,7 @@ _TIME_STEPS = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 8
 def _time_ticks(seconds: float) -> list[float]:
     wanted = seconds / 7
     if wanted < _MINUTE_S / 2:
-        step = _nice(wanted)
+        step = _round_step_up(wanted)
     elif wanted < _TIME_STEPS[-1]:
         step = next(float(each) for each in _TIME_STEPS if each >= wanted)
     else:
@@ -358,20 +359,20 @@ def _time_ticks(seconds: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Return a number for people, with four digits at most."""
+    """Return a number for people: an integer in full, any other with four digits."""
     return f"{int(value):,}" if value == int(value) and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _cut(text: str) -> str:
+def _cut_label(text: str) -> str:
     shown = printable(text)
     return shown if len(shown) <= _LABEL_CHARS else f"{shown[: _LABEL_CHARS - 1]}…"
 
 
-def _svg(width: int, height: int, title: str) -> Element:
+def _create_svg(width: int, height: int, title: str) -> Element:
     return Element("svg", {"viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": title})
 
 
-def _rect(
+def _add_rect(
     parent: Element, x: float, y: float, width: float, height: float, style: str, title: str
 ) -> None:
     places = {"x": x, "y": y, "width": width, "height": height}
@@ -380,23 +381,25 @@ def _rect(
     )
     rect.set("class", style)
     if title:
-        _title(rect, title)
+        _add_title(rect, title)
 
 
-def _title(parent: Element, text: str) -> None:
+def _add_title(parent: Element, text: str) -> None:
     SubElement(parent, "title").text = printable(text)
 
 
-def _path(parent: Element, route: str, style: str) -> Element:
+def _add_path(parent: Element, route: str, style: str) -> Element:
     return SubElement(parent, "path", {"d": route, "class": style})
 
 
-def _label(parent: Element, x: float, y: float, text: str, anchor: str, style: str = "") -> None:
+def _add_label(
+    parent: Element, x: float, y: float, text: str, anchor: str, style: str = ""
+) -> None:
     label = SubElement(parent, "text", {"x": f"{x:g}", "y": f"{y:g}", "text-anchor": anchor})
     if style:
         label.set("class", style)
     label.text = text
 
 
-def _route(points: Iterable[tuple[float, float]]) -> str:
+def _path_data(points: Iterable[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)

@@ -157,7 +157,7 @@ def _elapsed(seconds: float) -> str:
 
 
 class _Page:
-    """A document that grows from the top."""
+    """An HTML document. Each method adds an element at its end; ``text`` returns the document."""
 
     def __init__(self, title: str) -> None:
         self._html = Element("html", {"lang": "en"})
@@ -170,7 +170,6 @@ class _Page:
         SubElement(self._body, "h1").text = printable(title)
 
     def text(self) -> str:
-        """Return the document."""
         whole: str = tostring(self._html, encoding="unicode", method="html")
         return f"<!doctype html>\n{whole}\n"
 
@@ -222,16 +221,16 @@ class _Page:
         box = SubElement(SubElement(self._body, "div", {"class": "wide"}), "table")
         row = SubElement(SubElement(box, "thead"), "tr")
         for place, head in enumerate(table.heads):
-            _cell(row, "th", head, is_right=place in table.right)
+            _add_cell(row, "th", head, is_right=place in table.right)
         body = SubElement(box, "tbody")
         for index, texts in enumerate(table.rows):
             row = SubElement(body, "tr")
             for place, text in enumerate(texts):
                 key = keys[index] if keys and not place else ""
-                _cell(row, "td", text, is_right=place in table.right, key=key)
+                _add_cell(row, "td", text, is_right=place in table.right, key=key)
 
 
-def _cell(row: Element, kind: str, text: str, *, is_right: bool, key: str = "") -> None:
+def _add_cell(row: Element, kind: str, text: str, *, is_right: bool, key: str = "") -> None:
     """Add a cell. Newlines of the text become line breaks."""
     cell = SubElement(row, kind, {"class": "right"} if is_right else {})
     first, *others = text.split("\n")

@@ -70,12 +70,12 @@ def figures(report: JobReport) -> list[tuple[str, str]]:
     """Return the most important figures: name and value."""
     division = report.division
     return [
-        ("goodput", _percent(division.goodput)),
+        ("goodput", _percent_text(division.goodput)),
         ("total time", duration(report.end - report.begin)),
         ("restarts", str(report.restarts)),
-        ("last step", _known(report.last_step)),
-        ("step time", _seconds(report.step_s)),
-        ("lost steps", _known(division.lost_steps)),
+        ("last step", _number_text(report.last_step)),
+        ("step time", _duration_text(report.step_s)),
+        ("lost steps", _number_text(division.lost_steps)),
         ("nodes lost", str(_node_losses(report))),
     ]
 
@@ -91,7 +91,7 @@ def time_table(report: JobReport) -> Table:
     for use in TimeUse:
         seconds = report.division.total(use)
         if seconds:
-            rows.append((USE_NAMES[use], duration(seconds), _percent(seconds / whole)))
+            rows.append((USE_NAMES[use], duration(seconds), _percent_text(seconds / whole)))
     return Table(heads=("Use", "Time", "Share"), rows=tuple(rows), right=frozenset({1, 2}))
 
 
@@ -108,14 +108,14 @@ def attempts_table(report: JobReport) -> Table:
             OUTCOME_NAMES[each.outcome],
             _after(each.begin - report.begin),
             duration(each.end - each.begin),
-            _known(each.first_step),
-            _known(each.last_step),
+            _number_text(each.first_step),
+            _number_text(each.last_step),
             str(len(each.workers)),
         )
         for each in report.attempts
     ]
     heads = ("Attempt", "Result", "Began after", "Ran for", "First step", "Last step", "Workers")
-    return _table(heads, rows, right={0, 2, 3, 4, 5, 6})
+    return _cut_table(heads, rows, right={0, 2, 3, 4, 5, 6})
 
 
 def failures_table(report: JobReport) -> Table | None:
@@ -136,7 +136,7 @@ def failures_table(report: JobReport) -> Table | None:
             )
         )
     heads = ("After", "Attempt", "Kind", "Where", "First cause")
-    return _table(heads, rows, right={0, 1}) if rows else None
+    return _cut_table(heads, rows, right={0, 1}) if rows else None
 
 
 def slow_ranks_text(report: JobReport) -> str:
@@ -156,15 +156,15 @@ def slow_ranks_table(report: JobReport) -> Table | None:
     rows = [
         (
             str(each.rank),
-            _seconds(each.step_s),
-            _seconds(each.median_s),
+            _duration_text(each.step_s),
+            _duration_text(each.median_s),
             f"+{each.step_s / each.median_s - 1:.1%}" if each.median_s else "",
             number(round(each.steps)),
         )
         for each in report.slow
     ]
     heads = ("Rank", "Step time", "Median", "Slower by", "Steps")
-    return _table(heads, rows, right=set(range(5))) if rows else None
+    return _cut_table(heads, rows, right=set(range(5))) if rows else None
 
 
 def checkpoints_table(report: JobReport) -> Table | None:
@@ -174,8 +174,8 @@ def checkpoints_table(report: JobReport) -> Table | None:
         return None
     row = (
         str(saved.count),
-        _known(saved.last_step),
-        _size(saved.bytes),
+        _number_text(saved.last_step),
+        _size_text(saved.bytes),
         duration(saved.median_s),
         duration(saved.seconds),
     )
@@ -194,15 +194,15 @@ def nodes_table(report: JobReport) -> Table | None:
     rows = [(host, *row) for host, row in hosts.items()]
     rows.sort(key=lambda row: row[3] == "0")
     heads = ("Host", "Ranks in its newest attempt", "Attempts", "Times lost")
-    return _table(heads, rows, right={2, 3}) if rows else None
+    return _cut_table(heads, rows, right={2, 3}) if rows else None
 
 
 def comparison_table(first: JobReport, second: JobReport) -> Table:
     """Return the figures of two jobs and how they differ."""
     rows = [
-        _compared("Goodput", first.division.goodput, second.division.goodput, _percent),
+        _compared("Goodput", first.division.goodput, second.division.goodput, _percent_text),
         _compared("Total time", first.end - first.begin, second.end - second.begin, duration),
-        _compared("Step time", first.step_s, second.step_s, _seconds),
+        _compared("Step time", first.step_s, second.step_s, _duration_text),
         _compared_counts("Workers", first.world_size, second.world_size),
         _compared_counts("Restarts", first.restarts, second.restarts),
         _compared_counts("Nodes lost", _node_losses(first), _node_losses(second)),
@@ -236,10 +236,10 @@ def _compared(
 
 def _compared_counts(name: str, first: float | None, second: float | None) -> tuple[str, ...]:
     if first is None or second is None:
-        return (name, _known(first), _known(second), "")
+        return (name, _number_text(first), _number_text(second), "")
     less = round(second) - round(first)
     sign = "+" if less > 0 else "-" if less < 0 else ""
-    return (name, _known(first), _known(second), f"{sign}{number(abs(less))}")
+    return (name, _number_text(first), _number_text(second), f"{sign}{number(abs(less))}")
 
 
 def _compared_times(use: TimeUse, first: JobReport, second: JobReport) -> tuple[str, ...]:
@@ -261,7 +261,7 @@ def _last_loss(report: JobReport) -> float | None:
     return report.losses[-1].points[-1].middle if report.losses else None
 
 
-def _table(
+def _cut_table(
     heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: Collection[int]
 ) -> Table:
     """Return a table with the last rows, if there are many."""
@@ -282,19 +282,19 @@ def _after(seconds: float) -> str:
     return "0 s" if seconds < _LEAST_AFTER_S else duration(seconds)
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return "not known" if share is None else f"{share:.1%}"
 
 
-def _seconds(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     return "not known" if seconds is None else duration(seconds)
 
 
-def _known(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "not known" if value is None else number(round(value))
 
 
-def _size(count: float) -> str:
+def _size_text(count: float) -> str:
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < _KIB:
             return f"{count:.4g} {unit}"

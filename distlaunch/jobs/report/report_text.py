@@ -41,7 +41,7 @@ def markdown_of(report: JobReport) -> str:
         ("Nodes", nodes_table(report), ""),
     ):
         if table is not None:
-            lines += [f"## {title}", "", *_rows(table), ""]
+            lines += [f"## {title}", "", *_table_lines(table), ""]
         elif empty:
             lines += [f"## {title}", "", _escaped(empty), ""]
     return "\n".join(lines)
@@ -55,20 +55,22 @@ def comparison_markdown(first: JobReport, second: JobReport) -> str:
         name = _escaped(report.job.name)
         for text in (headline(report), *missing_texts(report)):
             lines += [f"{name}: {_escaped(text)}", ""]
-    return "\n".join([*lines, *_rows(comparison_table(first, second)), ""])
+    return "\n".join([*lines, *_table_lines(comparison_table(first, second)), ""])
 
 
-def _rows(table: Table) -> Iterator[str]:
+def _table_lines(table: Table) -> Iterator[str]:
     if table.omitted:
         yield f"{table.omitted:,} earlier ones are left out."
         yield ""
-    yield _row(table.heads)
-    yield _row(["--:" if place in table.right else "---" for place in range(len(table.heads))])
+    yield _table_line(table.heads)
+    yield _table_line(
+        ["--:" if place in table.right else "---" for place in range(len(table.heads))]
+    )
     for row in table.rows:
-        yield _row([_escaped(text) for text in row])
+        yield _table_line([_escaped(text) for text in row])
 
 
-def _row(cells: tuple[str, ...] | list[str]) -> str:
+def _table_line(cells: tuple[str, ...] | list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

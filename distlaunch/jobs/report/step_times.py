@@ -63,7 +63,7 @@ def step_time_curves(series: RankSeries, begin: float, end: float) -> list[Curve
     for (attempt, _), samples in series.items():
         for place, step_s in _step_times(samples, begin, width):
             values.setdefault((attempt, place), []).append(step_s)
-    return _curves(
+    return _build_curves(
         (attempt, min(begin + (place + 0.5) * width, end), found)
         for (attempt, place), found in sorted(values.items())
     )
@@ -116,7 +116,7 @@ def loss_curves(series: RankSeries) -> list[Curve]:
     return [Curve(attempt=attempt, points=tuple(found)) for attempt, found in curves.items()]
 
 
-def _curves(values: Iterable[tuple[int, float, list[float]]]) -> list[Curve]:
+def _build_curves(values: Iterable[tuple[int, float, list[float]]]) -> list[Curve]:
     points: dict[int, list[CurvePoint]] = {}
     for attempt, x, found in values:
         found.sort()

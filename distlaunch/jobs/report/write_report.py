@@ -11,7 +11,8 @@ from distlaunch.core.private_files import open_private
 
 
 def write_file(path: str, text: str) -> None:
-    """Replace a file by this text, at once. Only the owner can read it. Raises ConfigError if that fails."""
+    """Replace a file by one with this text, which only the owner can read. A device or pipe is
+    written to. Raises ConfigError if that fails."""
     fresh = f"{path}.{os.urandom(4).hex()}.new"
     is_special = os.path.exists(path) and not os.path.isfile(path)
     try:
