@@ -40,9 +40,9 @@ class Accelerate(TorchBackend):
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
-        self._above_zero("gradient-accumulation-steps")
+        self._check_above_zero("gradient-accumulation-steps")
         self._config = None
-        above = _settings(str(chosen.get("settings", "{}")))
+        above = _parse_settings(str(chosen.get("settings", "{}")))
         if "config" in chosen or above:
             bare = Document(path=Opt.OPT("settings"), values={}, lines={})
             with reading_file_of("config"):
@@ -157,7 +157,7 @@ class Accelerate(TorchBackend):
         return {**super().job_variables(topology), **variables}
 
 
-def _settings(text: str) -> Mapping[str, Any]:
+def _parse_settings(text: str) -> Mapping[str, Any]:
     if not text.lstrip().startswith("{"):
         raise ConfigError(
             f"{Opt.OPT('settings')} takes JSON, not {quoted(text)}",

@@ -73,7 +73,7 @@ class Config(Record):
         found = precision or self.precision or "no"
         variables = {"ACCELERATE_MIXED_PRECISION": found}
         if found == "fp8":
-            variables.update(self._fp8())
+            variables.update(self._fp8_variables())
         if self.kind == "DEEPSPEED":
             fields = [
                 *self.of_deepspeed,
@@ -84,18 +84,18 @@ class Config(Record):
             variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         else:
             variables.update(self._section_variables("dynamo_config", DYNAMO, "dynamo_"))
-            variables["ACCELERATE_DYNAMO_BACKEND"] = self._dynamo_backend(
+            variables["ACCELERATE_DYNAMO_BACKEND"] = self._check_dynamo_backend(
                 variables["ACCELERATE_DYNAMO_BACKEND"]
             )
         if self.kind == "FSDP":
-            variables.update(self._fsdp())
+            variables.update(self._fsdp_variables())
         if self.kind == "MEGATRON_LM":
             variables.update(
                 self._section_variables("megatron_lm_config", MEGATRON, "megatron_lm_")
             )
             variables["ACCELERATE_USE_MEGATRON_LM"] = "true"
         if self.section("parallelism_config") and self.kind not in ("NO", "MULTI_CPU"):
-            variables.update(self._parallelism())
+            variables.update(self._parallelism_variables())
         if self.document.values.get("debug"):
             variables["ACCELERATE_DEBUG_MODE"] = "true"
         for name, value in variables.items():
@@ -108,7 +108,7 @@ class Config(Record):
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return the keys of a section. Raises ConfigError if it is not a mapping."""
-        return _mapping(self.document, name)
+        return _read_section(self.document, name)
 
     def _section_variables(
         self, section: str, rows: Mapping[str, Row], prefix: str
@@ -125,9 +125,9 @@ class Config(Record):
                 check_value(
                     f"{self.document.where(section, key)}: {key}", value, rows[name].variable
                 )
-        return dict(_settings({name: value for name, (_, value) in given.items()}, rows))
+        return dict(_variables_of_rows({name: value for name, (_, value) in given.items()}, rows))
 
-    def _fsdp(self) -> dict[str, str]:
+    def _fsdp_variables(self) -> dict[str, str]:
         variables = {
             **self._section_variables("fsdp_config", FSDP, "fsdp_"),
             "ACCELERATE_USE_FSDP": "true",
@@ -143,7 +143,7 @@ class Config(Record):
             )
         return variables
 
-    def _parallelism(self) -> dict[str, str]:
+    def _parallelism_variables(self) -> dict[str, str]:
         variables = self._section_variables(
             "parallelism_config", PARALLELISM, "parallelism_config_"
         )
@@ -159,7 +159,7 @@ class Config(Record):
         named = {"PARALLELISM_CONFIG_" + name: value for name, value in defaults.items()}
         return {**named, **variables, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
 
-    def _fp8(self) -> dict[str, str]:
+    def _fp8_variables(self) -> dict[str, str]:
         variables = self._section_variables("fp8_config", FP8, "fp8_")
         given = self.section("fp8_config").get("override_linear_precision") or (False,) * len(
             FP8_OVERRIDES
@@ -177,13 +177,13 @@ class Config(Record):
             **{f"ACCELERATE_FP8_OVERRIDE_{name}": str(value).strip() for name, value in overrides},
         }
 
-    def _dynamo_backend(self, text: str) -> str:
+    def _check_dynamo_backend(self, text: str) -> str:
         # YAML reads an unquoted "no" as false.
         name = "no" if text == "False" else text.lower()
         if name not in DYNAMO_BACKENDS:
             where = self.document.where("dynamo_config", "dynamo_backend")
             raise ConfigError(
-                f"{where}: dynamo_backend {quoted(text)}", hint=_choices(text, DYNAMO_BACKENDS)
+                f"{where}: dynamo_backend {quoted(text)}", hint=_choices_hint(text, DYNAMO_BACKENDS)
             )
         return name.upper()
 
@@ -193,8 +193,8 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
 
     Raises ConfigError with file and line for values that are invalid or not supported here.
     """
-    of_deepspeed = tuple(_mapping(document, "deepspeed_config"))
-    document = _merged(document, above or {})
+    of_deepspeed = tuple(_read_section(document, "deepspeed_config"))
+    document = _merge(document, above or {})
     values = document.values
     notes = tuple(_unknown_keys(document))
     environment = values.get("compute_environment", "LOCAL_MACHINE")
@@ -211,14 +211,14 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
         raise ConfigError(f"{document.where('distributed_type')}: distlaunch does not support TPUs")
     if kind not in TYPES:
         raise ConfigError(
-            f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, TYPES)
+            f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices_hint(kind, TYPES)
         )
     precision = values.get("mixed_precision", "fp16" if values.get("fp16") else None)
     precision = "no" if precision is False else precision
     if precision is not None and str(precision).lower() not in PRECISIONS:
         raise ConfigError(
             f"{document.where('mixed_precision')}: mixed_precision {quoted(str(precision))}",
-            hint=_choices(str(precision), PRECISIONS),
+            hint=_choices_hint(str(precision), PRECISIONS),
         )
     if "dynamo_backend" in values and "dynamo_config" not in values:  # Accelerate before 0.17
         document = Document(
@@ -235,12 +235,14 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
     )
 
 
-def _merged(document: Document, above: Mapping[str, Any]) -> Document:
+def _merge(document: Document, above: Mapping[str, Any]) -> Document:
     """Merge sections by key; a value of None removes a key."""
     values, lines = dict(document.values), dict(document.lines)
     for name, value in above.items():
         if name in SECTIONS and isinstance(value, Mapping):
-            kept = {key: each for key, each in _mapping(document, name).items() if key not in value}
+            kept = {
+                key: each for key, each in _read_section(document, name).items() if key not in value
+            }
             values[name] = {**kept, **value}  # the last of two names for one key counts
             lines = {
                 keys: line
@@ -262,14 +264,16 @@ def _is_inline(text: str) -> bool:
     return False
 
 
-def _settings(given: Mapping[str, Any], rows: Mapping[str, Row]) -> Iterator[tuple[str, str]]:
+def _variables_of_rows(
+    given: Mapping[str, Any], rows: Mapping[str, Row]
+) -> Iterator[tuple[str, str]]:
     for name, row in rows.items():
         value = str(given[name]) if name in given else row.default
         if value is not None:
             yield row.variable, value.lower() if row.lower else value
 
 
-def _mapping(document: Document, name: str) -> Mapping[str, Any]:
+def _read_section(document: Document, name: str) -> Mapping[str, Any]:
     value = document.values.get(name)
     if value is None:
         return {}
@@ -291,7 +295,9 @@ def _unknown_keys(document: Document) -> Iterator[str]:
     for name, section in SECTIONS.items():
         known = {*section.rows, *(section.prefix + key for key in section.rows), *section.others}
         unknown += [
-            ((name, key), frozenset(known)) for key in _mapping(document, name) if key not in known
+            ((name, key), frozenset(known))
+            for key in _read_section(document, name)
+            if key not in known
         ]
     for at, (keys, known_names) in enumerate(unknown[:_MAX_COMPARED]):
         message = f"{document.where(*keys)}: {quoted(keys[-1])} is not known"
@@ -311,7 +317,7 @@ def _unknown_keys(document: Document) -> Iterator[str]:
         yield f"{document.where()}: {more} not known: is it a configuration of Accelerate?"
 
 
-def _choices(text: str, known_names: tuple[str, ...]) -> str:
+def _choices_hint(text: str, known_names: tuple[str, ...]) -> str:
     near = get_close_matches(text, known_names, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"there is {', '.join(known_names)}"
 
@@ -352,7 +358,7 @@ class Row(Record):
     lower: bool = False
 
 
-def _rows(prefix: str, lower: str = "", as_is: str = "", **defaults: str) -> dict[str, Row]:
+def _make_rows(prefix: str, lower: str = "", as_is: str = "", **defaults: str) -> dict[str, Row]:
     """Name variables by the prefix and the key in upper case."""
     names = {**dict.fromkeys(as_is.split(), False), **dict.fromkeys(lower.split(), True)}
     return {
@@ -362,7 +368,7 @@ def _rows(prefix: str, lower: str = "", as_is: str = "", **defaults: str) -> dic
 
 
 FSDP = {
-    **_rows(
+    **_make_rows(
         "FSDP_",
         lower="reshard_after_forward offload_params forward_prefetch use_orig_params "
         "cpu_ram_efficient_loading"
@@ -385,12 +391,12 @@ FSDP = {
     "transformer_layer_cls_to_wrap": Row(variable="FSDP_TRANSFORMER_CLS_TO_WRAP"),
 }
 DEEPSPEED = {
-    **_rows(
+    **_make_rows(
         "ACCELERATE_DEEPSPEED_",
         lower="offload_optimizer_device offload_param_device zero3_save_16bit_model",
         as_is="zero_stage offload_optimizer_nvme_path offload_param_nvme_path",
     ),
-    **_rows(
+    **_make_rows(
         "ACCELERATE_",
         lower="gradient_clipping",
         as_is="gradient_accumulation_steps deepspeed_config_file",
@@ -403,7 +409,7 @@ NODE_LISTS = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inc
 DYNAMO = {
     "backend": Row(variable="ACCELERATE_DYNAMO_BACKEND", default="NO"),
     "mode": Row(variable="ACCELERATE_DYNAMO_MODE", default="default"),
-    **_rows(
+    **_make_rows(
         "ACCELERATE_DYNAMO_",
         as_is="use_fullgraph use_dynamic use_regional_compilation",
         use_fullgraph="False",
@@ -411,7 +417,7 @@ DYNAMO = {
         use_regional_compilation="False",
     ),
 }
-MEGATRON = _rows(
+MEGATRON = _make_rows(
     "MEGATRON_LM_",
     as_is="tp_degree use_custom_fsdp no_load_optim eod_mask_loss no_save_optim "
     "optimizer_cpu_offload"
@@ -435,7 +441,7 @@ MEGATRON = _rows(
     pp_degree="1",
     gradient_clipping="1.0",
 )
-PARALLELISM = _rows(
+PARALLELISM = _make_rows(
     "PARALLELISM_CONFIG_",
     as_is="dp_replicate_size dp_shard_size tp_size cp_size cp_backend sp_size sp_backend "
     "cp_comm_strategy"
@@ -448,7 +454,7 @@ PARALLELISM = _rows(
     sp_size="1",
     sp_backend="deepspeed",
 )
-FP8 = _rows(
+FP8 = _make_rows(
     "ACCELERATE_FP8_",
     as_is="backend use_autocast_during_eval margin interval format amax_history_len "
     "amax_compute_algo opt_level"

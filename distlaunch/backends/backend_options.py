@@ -151,7 +151,8 @@ def _known_options_hint(name: str, by_name: Mapping[str, BackendOption]) -> str:
 
 
 def suggest_option(flag: str, backend: str) -> str | None:
-    """Return the ``-o`` that the user probably meant by an unknown option of the launcher."""
+    """Return the ``-o`` that the user probably meant by an unknown option of the launcher; None if
+    no option is similar."""
     from distlaunch.backends.registry import backend_names, find_backend
 
     if backend not in backend_names():
@@ -178,7 +179,7 @@ def convert_value(option: BackendOption, text: str) -> Value | None:
                 else None
             )
         case "number":
-            return _number(text)
+            return _parse_number(text)
         case "seconds":
             duration_s = read_duration(text)
             return None if duration_s is None or duration_s > _MAX_COUNT else duration_s
@@ -186,6 +187,6 @@ def convert_value(option: BackendOption, text: str) -> Value | None:
             return text if text and "\0" not in text else None
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     digits = text.replace(".", "", 1)
     return float(text) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None

@@ -58,7 +58,7 @@ def read_document(text: str, path: str) -> Document:
 
 def _read_json(text: str, path: str) -> dict[str, Any]:
     try:
-        values: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
+        values: dict[str, Any] = json.loads(text, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as exc:
         raise ConfigError(f"{printable(path)}:{exc.lineno}: not JSON: {exc.msg}") from exc
     except (ValueError, RecursionError) as exc:
@@ -66,7 +66,7 @@ def _read_json(text: str, path: str) -> dict[str, Any]:
     return values
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
@@ -96,7 +96,7 @@ class _YamlReader:
         is_empty = root is None or (root.tag == f"{_TAG}null" and not root.value)
         if not is_empty and root.tag != f"{_TAG}map":
             raise self._error(root, "expected 'name: value'")
-        values = {} if is_empty else self._mapping(root, ())
+        values = {} if is_empty else self._convert_mapping(root, ())
         return Document(path=self._path, values=values, lines=self._lines)
 
     def _compose(self) -> Any:
@@ -133,7 +133,7 @@ class _YamlReader:
         hint = "indent YAML with spaces, not tabs" if has_tab else None
         return self._error_at(line, printable(why), hint=hint)
 
-    def _value(self, node: Any, keys: tuple[str, ...]) -> Any:
+    def _convert_value(self, node: Any, keys: tuple[str, ...]) -> Any:
         self._count += 1
         if self._count > _MOST_VALUES:
             raise self._error(node, f"more than {_MOST_VALUES:,} values")
@@ -141,27 +141,29 @@ class _YamlReader:
             raise self._error(node, "nested too deeply")
         kind = node.tag.removeprefix(_TAG)
         if isinstance(node, self._yaml.MappingNode) and kind == "map":
-            return self._mapping(node, keys)
+            return self._convert_mapping(node, keys)
         if isinstance(node, self._yaml.SequenceNode) and kind == "seq":
-            return [self._value(each, (*keys, str(at))) for at, each in enumerate(node.value)]
+            return [
+                self._convert_value(each, (*keys, str(at))) for at, each in enumerate(node.value)
+            ]
         if isinstance(node, self._yaml.ScalarNode):
-            return self._scalar(node, kind)
+            return self._convert_scalar(node, kind)
         raise self._error(node, f"the tag {quoted(node.tag)} is not supported here")
 
-    def _mapping(self, node: Any, above: tuple[str, ...]) -> dict[str, Any]:
+    def _convert_mapping(self, node: Any, above: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = self._key(key_node)
+            key = self._read_key(key_node)
             keys = (*above, key)
             if key in values:
                 raise self._error(
                     key_node, f"{quoted(key)} is given twice, first on line {self._lines[keys]}"
                 )
             self._lines[keys] = key_node.start_mark.line + 1
-            values[key] = self._value(value_node, keys)
+            values[key] = self._convert_value(value_node, keys)
         return values
 
-    def _key(self, node: Any) -> str:
+    def _read_key(self, node: Any) -> str:
         if not isinstance(node, self._yaml.ScalarNode):
             raise self._error(node, "a list or a mapping cannot be a name", hint="name: value")
         if node.tag == f"{_TAG}merge":
@@ -175,7 +177,7 @@ class _YamlReader:
             )
         return str(node.value)
 
-    def _scalar(self, node: Any, kind: str) -> Any:
+    def _convert_scalar(self, node: Any, kind: str) -> Any:
         text: str = node.value
         is_time = kind == "timestamp" or (kind in ("int", "float") and ":" in text)
         if is_time or kind in ("merge", "value"):

@@ -40,7 +40,7 @@ class Fsdp(TorchBackend):
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
-        self._above_zero("wrap-min-params")
+        self._check_above_zero("wrap-min-params")
         if "wrap-min-params" in chosen and "wrap-classes" in chosen:
             raise ConfigError(
                 f"{Opt.OPT} wrap-min-params and {Opt.OPT} wrap-classes exclude each other",
@@ -125,9 +125,9 @@ class Fsdp(TorchBackend):
         sharding = self.chosen.get("sharding")
         if sharding is not None:
             variables["FSDP_SHARDING_STRATEGY"] = _STRATEGIES[str(sharding)]
-            variables["FSDP_RESHARD_AFTER_FORWARD"] = _switch(sharding != "grad")
+            variables["FSDP_RESHARD_AFTER_FORWARD"] = _true_or_false(sharding != "grad")
         if sharding == "hybrid":
-            mesh = _mesh(topology)
+            mesh = _hybrid_mesh(topology)
             if topology.device != "cpu":  # Accelerate accepts no mesh on CPUs
                 variables.update(mesh)
         if "precision" in self.chosen:
@@ -135,7 +135,7 @@ class Fsdp(TorchBackend):
             variables["ACCELERATE_MIXED_PRECISION"] = "no" if precision == "fp32" else precision
         for name, variable in _FLAGS.items():
             if name in self.chosen:
-                variables[variable] = _switch(bool(self.chosen[name]))
+                variables[variable] = _true_or_false(bool(self.chosen[name]))
         if "wrap-min-params" in self.chosen:
             variables["FSDP_AUTO_WRAP_POLICY"] = "SIZE_BASED_WRAP"
             variables["FSDP_MIN_NUM_PARAMS"] = str(self.chosen["wrap-min-params"])
@@ -174,12 +174,13 @@ def _class_names(chosen: Mapping[str, Value]) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 
-def _switch(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
+def _true_or_false(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
     return "true" if on else "false"
 
 
-def _mesh(topology: Topology) -> dict[str, str]:
-    """Return the mesh of hybrid sharding; none if a node's number of workers is unknown."""
+def _hybrid_mesh(topology: Topology) -> dict[str, str]:
+    """Return the mesh of hybrid sharding; none if a node's number of workers is unknown. Raises
+    ConfigError if the numbers differ."""
     slots = {node.slots for node in topology.nodes}
     if len(slots) > 1 and None not in slots:
         counts = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])

@@ -127,7 +127,7 @@ def _foreign_code(
             raise KeyboardInterrupt from None
         if isinstance(exc, refusals):
             raise
-        raise error(_describe(exc)) from exc
+        raise error(_describe_exception(exc)) from exc
     finally:
         if is_handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -135,7 +135,7 @@ def _foreign_code(
         raise KeyboardInterrupt
 
 
-def _describe(exc: BaseException) -> str:
+def _describe_exception(exc: BaseException) -> str:
     name = type(exc).__name__
     try:
         text = str(exc)
@@ -296,7 +296,7 @@ def _check_sized(value: Any) -> str | None:
     )
 
 
-def _accept(_: Any) -> None:
+def _accept_any(_: Any) -> None:
     return None
 
 
@@ -338,16 +338,16 @@ _ATTRIBUTES: Mapping[str, _Check] = {
     "ipv4_only": lambda value: None if value == "" else _check_text(value),
 }
 _METHODS: Mapping[str, _Check] = {
-    "__init__": _accept,
+    "__init__": _accept_any,
     "sized": _check_sized,
-    "location": _accept,
+    "location": _accept_any,
     "needed": _check_requirements,
-    "agreed": _accept,
+    "agreed": _accept_any,
     "notes_on": _check_texts,
     "notes_on_script": _check_texts,
-    "check": _accept,
-    "check_files": _accept,
-    "check_nodes": _accept,
+    "check": _accept_any,
+    "check_files": _accept_any,
+    "check_nodes": _accept_any,
     "script_words": _check_arguments,
     "worker_words": _check_arguments,
     "job_variables": _check_variables,

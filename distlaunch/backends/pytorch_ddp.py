@@ -29,7 +29,7 @@ class TorchBackend(Backend):
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
-        self._above_zero("collective-timeout")
+        self._check_above_zero("collective-timeout")
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
@@ -82,7 +82,7 @@ class TorchBackend(Backend):
         pipes = {FLIGHT_RECORDER[2]: "nccl_dump_rank_"} if self.chosen.get("dump-pipe") else {}
         return {**dict.fromkeys(FLIGHT_RECORDER[:2], _TRACES), **pipes}
 
-    def _above_zero(self, *names: str) -> None:
+    def _check_above_zero(self, *names: str) -> None:
         for name in names:
             if self.chosen.get(name, 1) == 0:
                 raise ConfigError(
@@ -100,7 +100,7 @@ class PytorchDdp(TorchBackend):
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
-        self._above_zero("bucket-mb")
+        self._check_above_zero("bucket-mb")
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:

@@ -57,7 +57,7 @@ class Ray(PytorchDdp):
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
-        self._resources = dict(_resources(str(chosen.get("resources", ""))))
+        self._resources = dict(_parse_resources(str(chosen.get("resources", ""))))
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
@@ -96,7 +96,7 @@ class Ray(PytorchDdp):
 
     def placement_request(self, options: TrainOptions) -> PlacementRequest:
         """Return the request to Ray. Raises ConfigError."""
-        _check(options)
+        _check_options(options)
         on_cpu = on_cpus(options)
         each = {
             "CPU": float(self.chosen.get("cpus-per-worker", 1)),
@@ -111,7 +111,7 @@ class Ray(PytorchDdp):
             )
         _check_fractions(each)
         unit: Unit = "workers" if on_cpu else "gpus"
-        nodes, per_node, total = _sizes(options)
+        nodes, per_node, total = _read_sizes(options)
         if per_node is not None and nodes is not None:
             if "strategy" in self.chosen:
                 raise ConfigError(
@@ -159,7 +159,7 @@ def ray_location(hosts: Sequence[Host], machine: str, *notes: str) -> Location:
     return Location(allocation=allocation, who="Ray", here=None, by=by, name=machine)
 
 
-def _check(options: TrainOptions) -> None:
+def _check_options(options: TrainOptions) -> None:
     field = next((field for field in _EXCLUDED_OPTIONS if options.who_set(field)), None)
     if field is not None:
         raise ConfigError(
@@ -186,7 +186,7 @@ def _check(options: TrainOptions) -> None:
         )
 
 
-def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
+def _read_sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
     """Return nodes, workers per node and all workers; None for what the user leaves open. Raises
     ConfigError if they contradict each other."""
     nodes = options.num_nodes if isinstance(options.num_nodes, int) else None
@@ -238,7 +238,7 @@ def _check_fractions(bundle: Mapping[str, float]) -> None:
             )
 
 
-def _resources(text: str) -> Iterator[tuple[str, float]]:
+def _parse_resources(text: str) -> Iterator[tuple[str, float]]:
     """Parse ``NAME=AMOUNT,...``. Raises ConfigError, also for CPU and GPU, which have options."""
     for item in filter(None, text.split(",")):
         name, _, amount = (part.strip() for part in item.rpartition("="))

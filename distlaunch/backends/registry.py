@@ -47,7 +47,7 @@ def spelled_backend(name: str) -> str:
 
 
 def backend_name_for(text: str) -> str | None:
-    """Return the backend with this name or short name."""
+    """Return the backend with this name or short name; None if there is none."""
     name = spelled_backend(_ALIASES.get(text.lower(), text.lower()))
     return name if name in _CLASSES or name in other_backends() else None
 
@@ -61,7 +61,7 @@ def find_backend(name: str) -> type[Backend]:
             importlib.import_module(f"distlaunch.backends.{module}"), attribute
         )
         return found
-    return _load(name)
+    return _load_other_backend(name)
 
 
 def other_backends() -> dict[str, list[EntryPoint]]:
@@ -94,7 +94,7 @@ def _points_of(package: Distribution) -> list[EntryPoint]:
         return []
 
 
-def _load(name: str) -> type[Backend]:
+def _load_other_backend(name: str) -> type[Backend]:
     from difflib import get_close_matches
 
     others = other_backends()

@@ -40,7 +40,9 @@ class Found(Record):
     def is_too_old(self) -> bool:
         """Whether the module is installed but older than required."""
         oldest = self.requirement.at_least
-        return bool(self.version and oldest) and _release(self.version or "") < _release(oldest)
+        return bool(self.version and oldest) and _parse_release(
+            self.version or ""
+        ) < _parse_release(oldest)
 
 
 def find_modules(
@@ -54,14 +56,14 @@ def find_modules(
     The modules are looked for with ``installed``. By default they are looked for on ``path`` and in
     this interpreter. A requirement is left out if the module that it is ``beside`` is too old.
     """
-    ask = installed or (lambda requirement: _in_this_interpreter(requirement, path))
+    ask = installed or (lambda requirement: _find_in_this_interpreter(requirement, path))
     for requirement in requirements:
         release = ""
         if requirement.beside is not None:
             other = _check_requirement(requirement.beside, ask)
             if other.is_too_old:
                 continue
-            release = ".".join(map(str, _release(other.version or "")[:2]))
+            release = ".".join(map(str, _parse_release(other.version or "")[:2]))
         yield _check_requirement(requirement, ask, release)
 
 
@@ -70,7 +72,9 @@ def _check_requirement(requirement: Requirement, installed: Installed, release: 
     return Found(requirement=requirement, version=installed_version, package=name, release=release)
 
 
-def _in_this_interpreter(requirement: Requirement, path: Sequence[str]) -> tuple[str | None, str]:
+def _find_in_this_interpreter(
+    requirement: Requirement, path: Sequence[str]
+) -> tuple[str | None, str]:
     package = _without_extras(requirement.package)
     # Folders without __init__ do not count: the script's folder may have one of this name.
     if not is_importable(requirement.module, path, folders=False):
@@ -117,7 +121,7 @@ def check_installed(
         )
 
 
-def _release(text: str) -> tuple[int, ...]:
+def _parse_release(text: str) -> tuple[int, ...]:
     numbers = []
     for part in text.partition("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -154,7 +158,7 @@ def release(name):
         return ""
 print("\\n" + json.dumps([release(package) if there(name) else None for name, package in wanted]))
 """
-"""Program that does the same as ``_in_this_interpreter`` in another interpreter (Python 3.8 or newer)."""
+"""Program that does the same as ``_find_in_this_interpreter`` in another interpreter (Python 3.8 or newer)."""
 
 
 def installed_for(
@@ -167,7 +171,8 @@ def installed_for(
 ) -> Installed | None:
     """Ask another interpreter, started as workers are, which modules it has.
 
-    Return None if the interpreter does not answer; a worker then reports the problem.
+    Return a function that knows the answers. Return None if the interpreter does not answer; a
+    worker then reports the problem.
     """
     known = [each for one in requirements for each in (one, one.beside) if each is not None]
     wanted = list(dict.fromkeys(map(_module_and_package, known)))

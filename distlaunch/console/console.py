@@ -131,7 +131,8 @@ class Console(Sink):
         return min((due for due in dues if due is not None), default=None)
 
     def _flush_due(self, now: float) -> list[float | None]:
-        """Count only the time in which workers could write. Return the next deadlines."""
+        """Show what is due. Only the time in which workers could write counts. Return the next
+        deadlines; none while the writers have no room."""
         if not self.has_room():
             if self._stalled_at is None:
                 self._stalled_at = now

@@ -238,9 +238,9 @@ class BlockFolder:
         self._align()
         count = min(len(queue.lines) for queue in queues.values())
         if count:
-            mask = self._mask(count)
+            mask = self._equal_mask(count)
             taken = {rank: queue.take(count) for rank, queue in queues.items()}
-            self._show(taken, mask)
+            self._emit_by_mask(taken, mask)
         self._queues = {rank: queue for rank, queue in queues.items() if queue.lines}
 
     def relieve(self) -> None:
@@ -298,7 +298,7 @@ class BlockFolder:
                     self._emit(rank, queues[rank].take(lead))
             return
 
-    def _mask(self, count: int) -> bytes:
+    def _equal_mask(self, count: int) -> bytes:
         """Return for each position 1 if all ranks have the same line there."""
         first, *others = [queue.lines for queue in self._queues.values()]
         masks = [bytes(map(eq, islice(first, count), other)) for other in others]
@@ -309,7 +309,7 @@ class BlockFolder:
             same &= int.from_bytes(mask, "big")
         return same.to_bytes(count, "big")
 
-    def _show(self, taken: dict[int, list[bytes]], mask: bytes) -> None:
+    def _emit_by_mask(self, taken: dict[int, list[bytes]], mask: bytes) -> None:
         everyone = frozenset(taken)
         first = next(iter(taken.values()))
         start = 0

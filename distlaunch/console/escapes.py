@@ -48,8 +48,8 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
     """
     if is_clean(line):
         return line
-    unsafe, colours = _compiled()
-    text = unsafe.sub(_visible, line.decode("utf-8", "replace"))
+    unsafe, colours = _compile_patterns()
+    text = unsafe.sub(_make_visible, line.decode("utf-8", "replace"))
     out = text.encode()
     if reset and b"\x1b" in out:
         found = colours.findall(text)
@@ -65,7 +65,8 @@ def clean_text(text: bytes) -> bytes:
 
 
 def hold_back(piece: bytes) -> tuple[bytes, bytes]:
-    """Return a piece, and the unfinished sequence or character at its end."""
+    """Split a piece before the unfinished sequence or character at its end. The second part is
+    empty if there is none."""
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
     if start >= 0:
         tail = piece[start + 1 :]
@@ -81,7 +82,7 @@ def hold_back(piece: bytes) -> tuple[bytes, bytes]:
     return piece, b""
 
 
-def _compiled() -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _compile_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     global _patterns  # noqa: PLW0603 - compiled at the first line that needs it: re costs time at start
     if _patterns is None:
         import re
@@ -95,7 +96,7 @@ def _compiled() -> tuple[re.Pattern[str], re.Pattern[str]]:
     return _patterns
 
 
-def _visible(match: re.Match[str]) -> str:
+def _make_visible(match: re.Match[str]) -> str:
     found = match[0]
     if len(found) > 1:
         return found if found[-1] in "mK" else ""

@@ -75,7 +75,7 @@ class JsonOutput:
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
         source.started = False
-        start = self._start(source)
+        start = self._record_start(source)
         if len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE:
             try:
                 text = block.decode()
@@ -90,7 +90,7 @@ class JsonOutput:
                 return
         self._put(
             "".join(
-                self._pieces(start, line.removesuffix(b"\r"), partial=False)
+                self._format_pieces(start, line.removesuffix(b"\r"), partial=False)
                 for line in block.split(b"\n")
             )
         )
@@ -98,27 +98,27 @@ class JsonOutput:
     def show_unfinished(self, source: Source) -> None:
         """Write the unfinished line in pieces of at most PIECE bytes. An unfinished character
         stays."""
-        start = self._start(source)
+        start = self._record_start(source)
         shown, held = hold_back(bytes(source.buf))
         source.buf[:] = held
         if shown:
             source.started = True
-            self._put(self._pieces(start, shown, partial=True))
+            self._put(self._format_pieces(start, shown, partial=True))
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
         del now
         self.leave_line(source)
-        self._put(self._record(self._start(source), state, mark="progress"))
+        self._put(self._format_record(self._record_start(source), state, mark="progress"))
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
         """Write the last state of a bar as a line, even after a progress record."""
         del shown, now
         self.leave_line(source)
-        self._put(self._pieces(self._start(source), state, partial=False))
+        self._put(self._format_pieces(self._record_start(source), state, partial=False))
 
     def leave_line(self, source: Source) -> None:
         if source.started:
-            self._put(self._record(self._start(source), b""))
+            self._put(self._format_record(self._record_start(source), b""))
         source.started = False
 
     def is_open(self, source: Source) -> bool:
@@ -137,24 +137,24 @@ class JsonOutput:
 
     # --- records
 
-    def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
+    def _format_pieces(self, start: str, line: bytes, *, partial: bool) -> str:
         """Return records of at most PIECE bytes. ``partial``: the last one is partial, too."""
         out = []
         while len(line) > PIECE:
             piece, held = hold_back(line[:PIECE])
-            out.append(self._record(start, piece, mark="partial"))
+            out.append(self._format_record(start, piece, mark="partial"))
             line = held + line[PIECE:]
-        out.append(self._record(start, line, mark="partial" if partial else ""))
+        out.append(self._format_record(start, line, mark="partial" if partial else ""))
         return "".join(out)
 
-    def _start(self, source: Source) -> str:
+    def _record_start(self, source: Source) -> str:
         stream = STREAMS[source.stream]
         return (
             f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": '
             f'"{stream}", "text": '
         )
 
-    def _record(self, start: str, line: bytes, *, mark: str = "") -> str:
+    def _format_record(self, start: str, line: bytes, *, mark: str = "") -> str:
         end = f', "{mark}": true}}\n' if mark else "}\n"
         try:
             text = line.decode()

@@ -196,7 +196,7 @@ class LineSplitter:
     def rank_ended(self, rank: int, now: float) -> None:
         for source in self._sources_of(rank):
             self._add_held(source, now)
-            self._end(source, now)
+            self._end_source(source, now)
             del self._sources[rank, source.stream]
 
     def flush_due(self, now: float) -> float | None:
@@ -255,7 +255,7 @@ class LineSplitter:
     def finish(self, now: float) -> None:
         for source in self._sources.values():
             self._add_held(source, now)
-            self._end(source, now)
+            self._end_source(source, now)
         self._sources.clear()
         self._timers.clear()
 
@@ -311,10 +311,10 @@ class LineSplitter:
             self._end_bar(source, line, now)
             if not newline:
                 return
-        block = self._with_held(source, block)
+        block = self._take_unfinished(source, block)
         self._view.show_lines(source, last_states(block) if b"\r" in block else block, now)
 
-    def _with_held(self, source: Source, block: bytes) -> bytes:
+    def _take_unfinished(self, source: Source, block: bytes) -> bytes:
         if source.pending is PendingOutput.LINE:
             source.pending = None
         if source.buf:
@@ -352,7 +352,7 @@ class LineSplitter:
             self.release_rows()
         self._view.show_unfinished(source)
 
-    def _end(self, source: Source, now: float) -> None:
+    def _end_source(self, source: Source, now: float) -> None:
         if source.display is not None:
             self._end_display(source, now)
         elif (
@@ -365,7 +365,7 @@ class LineSplitter:
         elif source.bar:
             self._end_bar(source, b"", now)
         elif source.buf or self._view.is_open(source):
-            self._view.show_lines(source, self._with_held(source, b""), now)
+            self._view.show_lines(source, self._take_unfinished(source, b""), now)
 
     # --- bars
 
@@ -423,7 +423,7 @@ class LineSplitter:
     def _show_bar(self, source: Source, now: float) -> None:
         """Show the newest state of a bar. Hold an unfinished character or escape sequence."""
         if source.display is not None:
-            self._show_display(source, now)
+            self._show_rows_as_bars(source, now)
             return
         if self._live is not None and self._live.can_own(source.rank, now):
             self._feed_display(source, b"", now)
@@ -476,7 +476,7 @@ class LineSplitter:
             self._schedule_bar(source, now)
             self.release_rows()
 
-    def _show_display(self, source: Source, now: float) -> None:
+    def _show_rows_as_bars(self, source: Source, now: float) -> None:
         rows = source.display.rows() if source.display is not None else []
         shown = (source.state or b"").split(b"\n")
         for row in rows:
@@ -566,7 +566,7 @@ def is_redrawn(line: bytes) -> bool:
 
 
 def newest_state(line: bytes) -> bytes:
-    """Return the last state of a bar that is not blank."""
+    """Return the last state of a bar that is not blank; empty if all are."""
     end = len(line)
     while end >= 0:
         start = line.rfind(b"\r", 0, end) + 1

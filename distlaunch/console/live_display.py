@@ -168,9 +168,9 @@ class Display:
                 self._has_returned = True
             elif first == "\x1b":
                 if token[3] is not None:
-                    self._control(token[1], token[2], token[3], now)
+                    self._apply_control(token[1], token[2], token[3], now)
             else:
-                self._write(token[0])
+                self._write_text(token[0])
         cells = sum(len(row.cells) for row in self._rows)
         while cells > _MAX_CELLS and len(self._rows) > 1:
             cells -= len(self._rows[0].cells)
@@ -284,7 +284,7 @@ class Display:
         self._lines_time_s = 0.0
         self._redraws_from_top = self._redraws_from_top or self._is_cursor_hidden
 
-    def _write(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         self._end_move_up()
         first = text[0]
         if first == "\b":
@@ -301,7 +301,7 @@ class Display:
         elif _DELETE <= code < 0xA0:
             text = "\ufffd"
         text = text[: max(0, _MAX_ROW_CELLS - self._column)]
-        cells = list(text) if text.isascii() else self._cells(text)
+        cells = list(text) if text.isascii() else self._split_cells(text)
         row = self._rows[self._row]
         row.write(self._column, cells, self._style)
         row.is_bar = row.is_bar or self._has_returned
@@ -312,7 +312,7 @@ class Display:
             self._has_written = True
             self._has_returned = False
 
-    def _cells(self, text: str) -> list[str]:
+    def _split_cells(self, text: str) -> list[str]:
         """Return one entry per column. A combining character is added to the column before."""
         cells: list[str] = []
         for char in text:
@@ -326,7 +326,7 @@ class Display:
                 cells.append("")
         return cells
 
-    def _control(self, private: str, parameters: str, final: str, now: float) -> None:
+    def _apply_control(self, private: str, parameters: str, final: str, now: float) -> None:
         if private:
             if private == "?" and parameters == "25" and final in "lh":
                 self._is_cursor_hidden = final == "l"
@@ -337,7 +337,7 @@ class Display:
                     self._rows_left = max(self._rows_left, self._row)
             return
         if final == "m":
-            self._colour(parameters)
+            self._set_colour(parameters)
             return
         count = min(
             int(parameters) if parameters.isdecimal() and len(parameters) <= 4 else 0,
@@ -373,7 +373,7 @@ class Display:
             case _:
                 pass  # a program cannot clear the screen or move to other lines
 
-    def _colour(self, parameters: str) -> None:
+    def _set_colour(self, parameters: str) -> None:
         if not parameters.strip("0;:"):
             self._style = ""
         elif len(parameters) < _MAX_STYLE // 2:

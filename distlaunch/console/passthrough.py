@@ -40,14 +40,14 @@ class UserTerminal:
         return _STDIN
 
     def keys(self) -> bytes:
-        """Return what the user has typed; empty if the terminal is gone."""
+        """Read what the user has typed; empty if the terminal is gone."""
         try:
             return os.read(_STDIN, _KEYS)
         except OSError:
             return b""
 
     def size(self) -> tuple[int, int]:
-        """Return the number of rows and columns."""
+        """Return the number of rows and columns; 24 and 80 if they are not known."""
         try:
             size = os.get_terminal_size(_STDIN)
         except OSError:

@@ -37,8 +37,8 @@ def read_ranks(
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        low = _rank(first, given, world_size, takes)
-        high = _rank(last, given, world_size, takes) if dash else low
+        low = _read_rank(first, given, world_size, takes)
+        high = _read_rank(last, given, world_size, takes) if dash else low
         if high < low:
             raise ConfigError(
                 f"{given}: the range {part.strip()} runs backwards", hint=f"write {high}-{low}"
@@ -47,7 +47,7 @@ def read_ranks(
     return frozenset(ranks)
 
 
-def _rank(part: str, given: str, world_size: int, takes: str) -> int:
+def _read_rank(part: str, given: str, world_size: int, takes: str) -> int:
     digits = part.strip()
     if not (digits.isascii() and digits.isdecimal()):
         raise ConfigError(f"{given}: {quoted(digits)} is not a rank", hint=takes)

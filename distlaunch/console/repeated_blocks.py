@@ -106,7 +106,8 @@ class _Match:
         self.exact = True
 
     def compare_more(self, keys: list[bytes], lines: list[bytes]) -> bool:
-        """Return False if a line differs."""
+        """Compare the lines that have come since the last call, and count those that match. Return
+        False if one differs."""
         while self.found < len(keys) and (position := self.start + self.found) < self.shown.end:
             entry = self.shown.at(position)
             if entry is None or entry[0] != keys[self.found]:
@@ -129,7 +130,7 @@ class _Candidate:
         self._weight = 0
 
     def add(self, key: bytes, line: bytes, came_s: float) -> bool:
-        """Return whether the lines may still be a repetition."""
+        """Add a line. Return whether the lines may still be a repetition."""
         self.keys.append(key)
         self.lines.append(line)
         self.came_s.append(came_s)
@@ -187,7 +188,7 @@ class RepeatedBlocks:
             self._pass_on(who, lines)
             return
         for line in lines:
-            self._add(who, line, now, now)
+            self._add_line(who, line, now, now)
 
     def flush_due(self, now: float) -> float | None:
         """Show the lines that are due. Return when the next are due."""
@@ -217,12 +218,16 @@ class RepeatedBlocks:
 
     # --- candidates
 
-    def _add(self, who: Who, line: bytes, came_s: float, now: float) -> None:
+    def _add_line(self, who: Who, line: bytes, came_s: float, now: float) -> None:
         candidate = self._candidate_of(who, now)
         key = comparison_key(line)
-        if candidate is None and not _is_indented(line) and (matches := self._find(who, key, now)):
+        if (
+            candidate is None
+            and not _is_indented(line)
+            and (matches := self._find_matches(who, key, now))
+        ):
             candidate = _Candidate(who, matches, came_s)
-            for rank in _ranks(who):
+            for rank in _ranks_of(who):
                 self._candidates[rank] = candidate
         if candidate is None:
             self._pass_on(who, [line])
@@ -234,7 +239,7 @@ class RepeatedBlocks:
         """Return the candidate that new lines continue. End other candidates of the same ranks."""
         if not self._candidates:
             return None
-        candidate = self._candidates.get(next(iter(_ranks(who))))
+        candidate = self._candidates.get(next(iter(_ranks_of(who))))
         if candidate is not None and candidate.who == who:
             return candidate
         self._end_candidates(who, now)
@@ -243,14 +248,14 @@ class RepeatedBlocks:
     def _end_candidates(self, who: Who, now: float) -> None:
         while (
             self._candidates
-            and (rank := next((rank for rank in _ranks(who) if rank in self._candidates), None))
+            and (rank := next((rank for rank in _ranks_of(who) if rank in self._candidates), None))
             is not None
         ):
             self._end_candidate(self._candidates[rank], now)
 
     def _end_candidate(self, candidate: _Candidate, now: float) -> None:
         """Count the matching lines as a repetition, and show the others."""
-        for rank in _ranks(candidate.who):
+        for rank in _ranks_of(candidate.who):
             self._candidates.pop(rank, None)
         candidate.compare_more()
         count = candidate.best.found
@@ -263,12 +268,12 @@ class RepeatedBlocks:
             for key, line in zip(candidate.keys[:count], candidate.lines, strict=False):
                 self._remember(candidate.who, key, line, now)
         for line, came_s in zip(candidate.lines[count:], candidate.came_s[count:], strict=True):
-            self._add(candidate.who, line, came_s, now)
+            self._add_line(candidate.who, line, came_s, now)
 
     def _count_repetition(self, candidate: _Candidate, count: int, now: float) -> None:
         best = candidate.best
         key = (best.shown.rank, best.start, count)
-        ranks = _ranks(candidate.who)
+        ranks = _ranks_of(candidate.who)
         for rank in ranks:
             if (other := self._repetition_of_rank.get(rank)) is not None and (
                 other != key or rank in self._repetitions[key].ranks
@@ -294,7 +299,7 @@ class RepeatedBlocks:
 
     def _pass_on(self, who: Who, lines: list[bytes]) -> None:
         if self._repetition_of_rank:
-            for rank in _ranks(who):
+            for rank in _ranks_of(who):
                 if (key := self._repetition_of_rank.get(rank)) is not None:
                     self._emit_repetition(key)
         self._emit(who, lines)
@@ -312,11 +317,11 @@ class RepeatedBlocks:
             )
         shown.add(key, line, now)
 
-    def _find(self, who: Who, key: bytes, now: float) -> list[_Match]:
+    def _find_matches(self, who: Who, key: bytes, now: float) -> list[_Match]:
         known = self._matches_by_key.get(key)
         if known is None:
             return []
-        ranks = _ranks(who)
+        ranks = _ranks_of(who)
         matches = []
         for shown, start in islice(reversed(known), _MAX_MATCHES):
             entry = shown.at(start)
@@ -339,5 +344,5 @@ def _is_cut(lines: list[bytes], count: int) -> bool:
     return False
 
 
-def _ranks(who: Who) -> frozenset[int] | tuple[int]:
+def _ranks_of(who: Who) -> frozenset[int] | tuple[int]:
     return (who,) if isinstance(who, int) else who

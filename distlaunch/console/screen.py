@@ -56,13 +56,13 @@ class Screen:
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         self._now = now
         self._lines.output(rank, stream, data, now)
-        self._send()
+        self._write_out()
 
     def raw_output(self, data: bytes) -> None:
         """Show bytes unchanged, after ending an unfinished line of a source."""
         self._is_raw_open = False
         self._append_lines(data)
-        self._send()
+        self._write_out()
         self._is_raw_open = not data.endswith(b"\n")
 
     def rank_ended(self, rank: int, now: float) -> None:
@@ -71,7 +71,7 @@ class Screen:
         self._lines.rank_ended(rank, now)
         if self._folder is not None:
             self._folder.ended(rank)
-        self._send()
+        self._write_out()
         self._lines.release_rows()
 
     def flush_due(self, now: float) -> float | None:
@@ -81,7 +81,7 @@ class Screen:
             dues.append(self._folder.flush_due(now))
         if self._repeats is not None:
             dues.append(self._repeats.flush_due(now))
-        self._send()
+        self._write_out()
         dues.append(self._lines.draw_due(now))
         return min((due for due in dues if due is not None), default=None)
 
@@ -89,9 +89,9 @@ class Screen:
         """Show messages of the launcher after all whole lines, even on a stopped terminal."""
         self._lines.release_held(self._now)
         self._flush_folder()
-        self._send()  # separately, because output of workers may be dropped
+        self._write_out()  # separately, because output of workers may be dropped
         self._append_lines(lines)
-        self._send(must=True)
+        self._write_out(must=True)
 
     def finish(self, now: float) -> None:
         """Show all output that is held. Raw bytes get no newline."""
@@ -100,7 +100,7 @@ class Screen:
         self._flush_folder()
         self._is_raw_open = False
         self.end_open_line()
-        self._send()
+        self._write_out()
         self._lines.release_rows()
 
     # --- what the line splitter calls
@@ -112,22 +112,22 @@ class Screen:
             if self._open is source:
                 self._finish_open_line(source, first)
             elif first.rstrip(b"\r"):
-                self._add(source.rank, first, now)
+                self._add_block(source.rank, first, now)
             if not newline:
                 return
-        self._add(source.rank, block, now)
+        self._add_block(source.rank, block, now)
 
     def show_unfinished(self, source: Source) -> None:
         """Show the unfinished line. Without live rows, the cursor remains in it."""
         if self._live is None:
-            self._claim(source)
+            self._open_line_of(source)
             self._out.append(bytes(source.buf))
             source.buf.clear()
             return
         shown, held = hold_back(bytes(source.buf))
         if not shown:
             return
-        if self._claim(source):
+        if self._open_line_of(source):
             source.length = 0
         source.buf[:] = held
         self._add_piece(source, shown)
@@ -136,12 +136,12 @@ class Screen:
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
         self.leave_line(source)
-        self._add(source.rank, state, now)
+        self._add_block(source.rank, state, now)
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
         self.leave_line(source)
         if state != shown:
-            self._add(source.rank, state, now)
+            self._add_block(source.rank, state, now)
 
     def leave_line(self, source: Source) -> None:
         source.started = False
@@ -174,9 +174,9 @@ class Screen:
 
     # --- whole lines
 
-    def _add(self, rank: int, block: bytes, now: float) -> None:
+    def _add_block(self, rank: int, block: bytes, now: float) -> None:
         if self._live is not None:
-            block = _cleaned_block(block)
+            block = _clean_block(block)
         if self._folder is not None:
             self._folder.add(rank, block, now)
             return
@@ -201,7 +201,7 @@ class Screen:
 
     # --- the unfinished line in which the cursor stands
 
-    def _claim(self, source: Source) -> bool:
+    def _open_line_of(self, source: Source) -> bool:
         source.started = True
         if self._open is source:
             return False
@@ -242,7 +242,7 @@ class Screen:
         self.end_open_line()
         self._out.append(data)
 
-    def _send(self, *, must: bool = False) -> None:
+    def _write_out(self, *, must: bool = False) -> None:
         if not self._out:
             return
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
@@ -251,7 +251,7 @@ class Screen:
             self._open = None
 
 
-def _cleaned_block(block: bytes) -> bytes:
+def _clean_block(block: bytes) -> bytes:
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     if is_clean(block) and (len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE):

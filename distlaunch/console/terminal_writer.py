@@ -75,7 +75,7 @@ class TerminalWriter(Writer):
     @property
     def columns(self) -> int:
         """The width of the screen in columns."""
-        return self._size()[0]
+        return self._screen_size()[0]
 
     def has_room(self) -> bool:
         """Return True: the writer drops lines instead of slowing the job down."""
@@ -121,14 +121,14 @@ class TerminalWriter(Writer):
         if note:
             self._queue(note, own=True)
 
-    def _drained(self) -> None:
+    def _on_drained(self) -> None:
         if self._skipping and self._pending <= self._high_water // 2:
             self._report_skipped()
 
     def _has_work(self) -> bool:
         return self._redraw or bool(self._chunks)
 
-    def _frame(self, batch: bytes) -> bytes:
+    def _add_live_rows(self, batch: bytes) -> bytes:
         if batch:
             self._written_newline = batch.endswith(b"\n")
         with self._cond:
@@ -137,12 +137,12 @@ class TerminalWriter(Writer):
             status, bars = self._status, self._bars
             draw = self._written_newline and not self._chunks and not self._hidden
         if draw and (bars or status is not None):
-            columns, height = self._size()
+            columns, height = self._screen_size()
             if bars:
                 room = max(1, height - _ROOM_FOR_LINES)
                 rows += bars[-room:]
             if status is not None:
-                text = self._fitted(status, columns)
+                text = self._fit_status(status, columns)
                 rows.append(_DIM + text + RESET if self._colour else text)
         up = b"\x1b[%dA" % (self._drawn_rows - 1) if self._drawn_rows > 1 else b""
         start = b"\r" + up if self._drawn_rows else b""
@@ -155,7 +155,7 @@ class TerminalWriter(Writer):
             return start + b"\n".join(_ERASE_ROW + row for row in rows)
         return start + erase + batch + b"\n".join(rows)
 
-    def _size(self) -> tuple[int, int]:
+    def _screen_size(self) -> tuple[int, int]:
         try:
             size = os.get_terminal_size(self._fd)
         except OSError:
@@ -163,7 +163,7 @@ class TerminalWriter(Writer):
         return size.columns or _WIDTH, size.lines or _HEIGHT
 
     @staticmethod
-    def _fitted(text: str, width: int) -> bytes:
+    def _fit_status(text: str, width: int) -> bytes:
         """Return the status line without items that do not fit. Cut the first item if it alone is
         too long."""
         text = printable(text)

@@ -59,7 +59,7 @@ class TorchrunOutput:
             self._screen.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        self._release(rank)
+        self._show_held(rank)
         self._screen.rank_ended(rank, now)
 
     def flush_due(self, now: float) -> float | None:
@@ -75,7 +75,7 @@ class TorchrunOutput:
 
     def finish(self, now: float) -> None:
         """Show all output that is held. A raw line gets no newline."""
-        self._release(None)
+        self._show_held(None)
         self._screen.finish(now)
 
     def show_launcher_lines(self, lines: bytes) -> None:
@@ -109,7 +109,7 @@ class TorchrunOutput:
             del self._held[key]
             self._screen.raw_output(bytes(held.buf))
 
-    def _release(self, rank: int | None) -> None:
+    def _show_held(self, rank: int | None) -> None:
         for key in [key for key in self._held if rank in (None, key[0])]:
             self._screen.raw_output(bytes(self._held.pop(key).buf))
 

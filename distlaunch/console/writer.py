@@ -147,7 +147,7 @@ class Writer:
         began = monotonic()
         drop_at = began + DRAIN_S if drops else None
         give_up_at = began + MAX_CLOSE_S if drops else None
-        is_hurried, unread = False, self._unread()
+        is_hurried, unread = False, self._count_unread()
         with self._cond:
             while not self._closed and self._thread is not None:
                 now = monotonic()
@@ -156,7 +156,7 @@ class Writer:
                 if drop_at is not None and now >= drop_at:
                     drop_at = None
                     self._drop_queued()
-                if unread != (unread := self._unread()):
+                if unread != (unread := self._count_unread()):
                     self._progress_s = now
                 stalled = timeout_s is not None and now >= self._progress_s + timeout_s
                 if stalled or (give_up_at is not None and now >= give_up_at):
@@ -171,7 +171,7 @@ class Writer:
             self._closed = True
             return self.lost
 
-    def _unread(self) -> int:
+    def _count_unread(self) -> int:
         if not self._is_pipe:
             return 0
         try:
@@ -179,8 +179,9 @@ class Writer:
         except OSError:
             return 0
 
-    def _piece(self) -> int:
-        """Write to a pipe only what fits, so that the rest can still be dropped."""
+    def _write_size(self) -> int:
+        """Return how many bytes to write at once: to a pipe only what fits, so that the rest can
+        still be dropped."""
         if self._closing or self._is_slow:
             return _WRITE_SLOW
         if not self._is_pipe:
@@ -189,7 +190,7 @@ class Writer:
             size = fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)
         except OSError:
             return _WRITE
-        return max(_WRITE_SLOW, min(_WRITE, size - self._unread()))
+        return max(_WRITE_SLOW, min(_WRITE, size - self._count_unread()))
 
     def _drop_queued(self) -> None:
         """Drop queued lines of workers, and the bytes of the current batch after its next line end."""
@@ -238,8 +239,8 @@ class Writer:
         import signal
 
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while (batch := self._next()) is not None:
-            framed = self._frame(batch)
+        while (batch := self._next_batch()) is not None:
+            framed = self._add_live_rows(batch)
             if not self._write(framed, len(batch), may_drop=not isinstance(batch, _LauncherLines)):
                 break
             self._ends_line = batch.endswith(b"\n")
@@ -248,7 +249,7 @@ class Writer:
             self._busy = False
             self._cond.notify_all()
 
-    def _next(self) -> bytes | None:
+    def _next_batch(self) -> bytes | None:
         """Wait for a batch for about one write; None when all is written.
 
         A batch has either messages of the launcher or lines of workers.
@@ -279,7 +280,7 @@ class Writer:
             data = b"".join(batch)
             return _LauncherLines(data) if is_own else data
 
-    def _frame(self, batch: bytes) -> bytes:
+    def _add_live_rows(self, batch: bytes) -> bytes:
         return batch
 
     def _write(self, data: bytes, share: int, *, may_drop: bool) -> bool:
@@ -292,9 +293,9 @@ class Writer:
         while view:
             began = monotonic()
             try:
-                done = os.write(self._fd, view[: self._piece()])
+                done = os.write(self._fd, view[: self._write_size()])
             except BlockingIOError:
-                self._poll()  # another process that shares the description has set O_NONBLOCK
+                self._wait_until_writable()  # another process that shares the description has set O_NONBLOCK
                 continue
             except OSError:
                 self._fail()
@@ -303,7 +304,7 @@ class Writer:
             view = view[done:]
             part = min(share, done) if view else share
             share -= part
-            if not self._written(part):
+            if not self._on_written(part):
                 return False
             if self._dropping and may_drop and view:
                 rest = self._to_line_end(view)
@@ -324,7 +325,7 @@ class Writer:
             self._dropped += bytes(rest).count(b"\n")
         return part
 
-    def _written(self, count: int) -> bool:
+    def _on_written(self, count: int) -> bool:
         with self._cond:
             if self._dead:
                 return False
@@ -333,14 +334,14 @@ class Writer:
             wake = self._full and self._pending <= self._high_water // 2
             if wake:
                 self._full = False
-            self._drained()
+            self._on_drained()
             if self._closing:
                 self._cond.notify_all()
         if wake and self.on_room is not None:
             self.on_room()
         return True
 
-    def _drained(self) -> None:
+    def _on_drained(self) -> None:
         """Handle that the buffer has become shorter, with the lock held."""
 
     def _fail(self) -> None:
@@ -358,7 +359,7 @@ class Writer:
         self._full = False
         self._cond.notify_all()
 
-    def _poll(self) -> None:
+    def _wait_until_writable(self) -> None:
         import select
 
         poller = select.poll()

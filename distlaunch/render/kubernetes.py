@@ -30,7 +30,7 @@ def render(request: RenderRequest, shape: Shape) -> str:
     """Return the manifest as YAML. Raises ConfigError if an option cannot be expressed."""
     name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{shape.max_nodes - 1}"))
     several = shape.max_nodes > 1
-    documents = [_service(request, name)] if several else []
+    documents = [_build_service(request, name)] if several else []
     notes = (
         ["Needs Kubernetes 1.31 or later, because its size may change (successPolicy)."]
         if shape.is_elastic
@@ -38,11 +38,11 @@ def render(request: RenderRequest, shape: Shape) -> str:
     )
     return write_documents(
         pod.header(request, name, "a Job", shape, *notes, label=_NAME),
-        [*documents, _job(request, shape, name)],
+        [*documents, _build_job(request, shape, name)],
     )
 
 
-def _service(request: RenderRequest, name: str) -> dict[str, Value]:
+def _build_service(request: RenderRequest, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "clusterIP": Commented(value="None", why="Headless: each pod gets its own DNS name."),
         "publishNotReadyAddresses": Commented(
@@ -59,7 +59,7 @@ def _service(request: RenderRequest, name: str) -> dict[str, Value]:
     }
 
 
-def _job(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
+def _build_job(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {}
     if shape.max_nodes > 1:
         spec["completionMode"] = Commented(
@@ -81,12 +81,12 @@ def _job(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
         why="A pod is replaced when it has ended, not while it is still saving: both "
         "have the same name.",
     )
-    spec["podFailurePolicy"] = {"rules": _rules(shape)}
+    spec["podFailurePolicy"] = {"rules": _failure_rules(shape)}
     if request.more.time is not None:
         why = "After this time all pods are terminated, as when they are deleted."
         spec["activeDeadlineSeconds"] = Commented(value=duration_s(request.more.time), why=why)
     spec["ttlSecondsAfterFinished"] = pod.seconds_after_finished()
-    spec["template"] = _template(request, shape, name)
+    spec["template"] = _pod_template(request, shape, name)
     metadata = pod.with_queue_label(request, pod.metadata(request, name))
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
@@ -107,7 +107,7 @@ def _backoff_comment(shape: Shape) -> str:
     return f"{lost} {restarts} {more}"
 
 
-def _rules(shape: Shape) -> list[Value]:
+def _failure_rules(shape: Shape) -> list[Value]:
     terminated = (
         "a pod was terminated"
         if shape.is_elastic
@@ -152,7 +152,7 @@ def _rules(shape: Shape) -> list[Value]:
     ]
 
 
-def _template(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
+def _pod_template(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "restartPolicy": Commented(value="Never", why="Required by the policies above."),
         **pod.pod_spec(request, shape, pod.container(request, shape, _CONTAINER)),

@@ -35,10 +35,10 @@ def command(request: RenderRequest, shape: Shape) -> list[Value]:
         added.append(f"--num-nodes={shape.max_nodes}")
     if shape.max_nodes > 1 and not request.has("join_timeout"):
         added.append(f"--join-timeout={JOIN_TIMEOUT_S}")
-    return [_escaped_dollars(argument) for argument in _text_only(request.command(*added))]
+    return [_escaped_dollars(argument) for argument in _decode_arguments(request.command(*added))]
 
 
-def _text_only(words: Words) -> Words:
+def _decode_arguments(words: Words) -> Words:
     """Decode arguments even if the locale is ASCII. Raises ConfigError if one is not UTF-8."""
     texts = []
     for argument in words:
@@ -139,7 +139,7 @@ def volumes(request: RenderRequest) -> list[Value]:
             why="NCCL and data loaders use /dev/shm, whose default size in a container is 64 MiB.",
         )
     ]
-    for number, (claim, _) in enumerate(_claims(request)):
+    for number, (claim, _) in enumerate(_read_claims(request)):
         volume: Value = {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
         several = "Pods on several nodes can share it only if its access mode is ReadWriteMany."
         found.append(volume if number else Commented(value=volume, why=several))
@@ -148,12 +148,12 @@ def volumes(request: RenderRequest) -> list[Value]:
 
 def volume_mounts(request: RenderRequest) -> list[Value]:
     """Return the container's volume mounts. Raises ConfigError for an invalid --volume."""
-    claims = enumerate(_claims(request))
+    claims = enumerate(_read_claims(request))
     own = [{"name": f"claim-{number}", "mountPath": path} for number, (_, path) in claims]
     return [{"name": "shm", "mountPath": "/dev/shm"}, *own]  # noqa: S108 - no file of ours
 
 
-def _claims(request: RenderRequest) -> list[tuple[str, str]]:
+def _read_claims(request: RenderRequest) -> list[tuple[str, str]]:
     claims = [names.volume_claim(each) for each in request.more.pvc]
     paths = ["/dev/shm", *(posixpath.normpath(path) for _, path in claims)]  # noqa: S108 - no file of ours
     twice = next((path for path in paths if paths.count(path) > 1), None)
@@ -253,7 +253,7 @@ def metadata(request: RenderRequest, name: str) -> dict[str, Value]:
 
 
 def with_queue_label(request: RenderRequest, about: dict[str, Value]) -> dict[str, Value]:
-    """Return an object's metadata with Kueue's label."""
+    """Return an object's metadata, with Kueue's label if there is --queue."""
     if request.more.queue is None:
         return about
     queue = names.object_name(request.more.queue, "--queue", longest=names.LONGEST_LABEL)

@@ -32,22 +32,22 @@ def render(request: RenderRequest, shape: Shape) -> str:
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": metadata,
-        "spec": _spec(request, shape, name),
+        "spec": _job_spec(request, shape, name),
     }
     header = pod.header(
         request,
         name,
         "a PyTorchJob (Kubeflow Training Operator 1.7 or later)",
         shape,
-        *_limits(request, shape),
+        *_limit_notes(request, shape),
         label="training.kubeflow.org/job-name",
     )
     return write_documents(header, [job])
 
 
-def _limits(request: RenderRequest, shape: Shape) -> list[str]:
+def _limit_notes(request: RenderRequest, shape: Shape) -> list[str]:
     evictions = "An evicted pod counts as failed; with render kubernetes it does not."
-    if not _replaces(request, shape):
+    if not _replaces_pods(request, shape):
         return [evictions]
     until = "until its time limit" if request.more.time else "forever, unless --time limits it"
     more = (
@@ -57,11 +57,11 @@ def _limits(request: RenderRequest, shape: Shape) -> list[str]:
     return [evictions, more]
 
 
-def _replaces(request: RenderRequest, shape: Shape) -> bool:
+def _replaces_pods(request: RenderRequest, shape: Shape) -> bool:
     return request.train.max_restarts > 0 or shape.is_elastic
 
 
-def _spec(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
+def _job_spec(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "nprocPerNode": Commented(
             value=str(shape.workers), why="The pods get it as PET_NPROC_PER_NODE."
@@ -82,12 +82,12 @@ def _spec(request: RenderRequest, shape: Shape, name: str) -> dict[str, Value]:
         )
     replicas: dict[str, Value] = {
         "Master": Commented(
-            value=_replicas(request, shape, 1),
+            value=_replica_spec(request, shape, 1),
             why="Node rank 0 coordinates: when it exits with 0, the job has succeeded.",
         )
     }
     if shape.max_nodes > 1:
-        others = plain(_replicas(request, shape, shape.max_nodes - 1))
+        others = plain(_replica_spec(request, shape, shape.max_nodes - 1))
         replicas["Worker"] = Commented(value=others, why="The other nodes, with the same pods.")
     spec["pytorchReplicaSpecs"] = replicas
     return spec
@@ -107,8 +107,8 @@ def _run_policy(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     return policy
 
 
-def _replicas(request: RenderRequest, shape: Shape, count: int) -> dict[str, Value]:
-    if _replaces(request, shape):
+def _replica_spec(request: RenderRequest, shape: Shape, count: int) -> dict[str, Value]:
+    if _replaces_pods(request, shape):
         restart = Commented(
             value="ExitCode",
             why=f"A pod that ended with {_FIRST_SIGNAL_CODE} or more (killed, terminated) is "

@@ -118,7 +118,8 @@ def _name_from_script(request: RenderRequest, longest: int) -> str:
 
 
 def slurm_name(text: str, option: str) -> str:
-    """Return ``text`` if it is a valid name for an #SBATCH line, where quotes and # are special."""
+    """Return ``text`` if it is a valid name for an #SBATCH line, where quotes and # are special.
+    Raises ConfigError otherwise."""
     if not _SLURM.fullmatch(text):
         raise ConfigError(f"{option} takes letters, digits and _ . , + @ -, not {quoted(text)}")
     return text

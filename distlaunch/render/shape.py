@@ -56,7 +56,7 @@ def job_shape(request: RenderRequest) -> Shape:
             "--device cuda lets workers share GPUs, so the number of GPUs to request is not known",
             hint="--gpus-per-node N requests N GPUs and starts one worker on each",
         )
-    min_nodes, max_nodes = _nodes(options, total, each)
+    min_nodes, max_nodes = _node_range(options, total, each)
     workers = each if each is not None else (total or 0) // max_nodes
     return Shape(
         min_nodes=min_nodes,
@@ -66,7 +66,7 @@ def job_shape(request: RenderRequest) -> Shape:
     )
 
 
-def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[int, int]:
+def _node_range(options: TrainOptions, total: int | None, each: int | None) -> tuple[int, int]:
     wanted = options.num_nodes
     min_nodes, max_nodes = wanted if isinstance(wanted, tuple) else (wanted or 1, wanted or 1)
     if total is None:

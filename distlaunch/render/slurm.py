@@ -29,11 +29,11 @@ _Line = tuple[str, str | None]
 def render(request: RenderRequest, shape: Shape) -> str:
     """Return the script. Raises ConfigError if an option cannot be expressed."""
     lines = ["#!/bin/bash"]
-    lines += comment(_head(shape))
+    lines += comment(_head_comment(shape))
     for option, why in (
-        *_size(request, shape),
-        *_limits(request),
-        *_signals_and_requeue(request, shape),
+        *_size_options(request, shape),
+        *_queue_options(request),
+        *_signal_and_requeue_options(request, shape),
     ):
         if why is not None:
             lines += ["", *comment([why])]
@@ -42,11 +42,11 @@ def render(request: RenderRequest, shape: Shape) -> str:
         "",
         *comment(["exec replaces this shell, so that the signals above reach the launcher."]),
     ]
-    lines.append(_command(request))
+    lines.append(_launch_command(request))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _head(shape: Shape) -> list[str]:
+def _head_comment(shape: Shape) -> list[str]:
     size = f"{shape.min_nodes} to {shape.max_nodes}" if shape.is_elastic else str(shape.max_nodes)
     each = f"{shape.gpus} GPUs" if shape.gpus else f"{shape.workers} workers on CPUs"
     return [
@@ -59,7 +59,7 @@ def _head(shape: Shape) -> list[str]:
     ]
 
 
-def _size(request: RenderRequest, shape: Shape) -> list[_Line]:
+def _size_options(request: RenderRequest, shape: Shape) -> list[_Line]:
     more, spares = request.more, request.train.spares
     min_nodes, max_nodes = shape.min_nodes + spares, shape.max_nodes + spares
     found: list[_Line] = [
@@ -106,7 +106,7 @@ def _nodes_comment(shape: Shape, spares: int) -> str | None:
     return " ".join(parts) or None
 
 
-def _limits(request: RenderRequest) -> list[_Line]:
+def _queue_options(request: RenderRequest) -> list[_Line]:
     more = request.more
     found: list[_Line] = []
     if more.partition is not None:
@@ -114,11 +114,11 @@ def _limits(request: RenderRequest) -> list[_Line]:
     if more.account is not None:
         found.append((f"--account={names.slurm_name(more.account, '--account')}", None))
     if more.time is not None:
-        found.append((f"--time={_clock(duration_s(more.time))}", None))
+        found.append((f"--time={_clock_text(duration_s(more.time))}", None))
     return found
 
 
-def _signals_and_requeue(request: RenderRequest, shape: Shape) -> list[_Line]:
+def _signal_and_requeue_options(request: RenderRequest, shape: Shape) -> list[_Line]:
     options = request.train
     warning_s = _usr1_before_s(request)
     found: list[_Line] = [
@@ -153,7 +153,8 @@ def _signals_and_requeue(request: RenderRequest, shape: Shape) -> list[_Line]:
 
 
 def _usr1_before_s(request: RenderRequest) -> int:
-    """Raise ConfigError if the time is out of range."""
+    """Return when USR1 is sent, in seconds before the end: --usr1-before, or the grace period and a
+    margin, but at most half of --time. Raises ConfigError if --usr1-before is out of range."""
     limit = request.more.time
     limit_s = None if limit is None else duration_s(limit)
     given_s = request.more.usr1_before
@@ -171,7 +172,7 @@ def _usr1_before_s(request: RenderRequest) -> int:
     return before_s if limit_s is None else min(before_s, max(1, limit_s // 2))
 
 
-def _clock(seconds: int) -> str:
+def _clock_text(seconds: int) -> str:
     days, rest = divmod(seconds, _DAY_S)
     clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
@@ -181,7 +182,7 @@ def _requeues(request: RenderRequest) -> bool:
     return request.train.requeue or "requeue" not in request.train.given
 
 
-def _command(request: RenderRequest) -> str:
+def _launch_command(request: RenderRequest) -> str:
     added = ("--requeue",) if _requeues(request) and not request.has("requeue") else ()
     program, verb, *words = _check_arguments(request.command(*added))
     options = len([argument for _, given in request.words for argument in given]) + len(added)

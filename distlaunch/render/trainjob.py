@@ -37,7 +37,7 @@ def render(request: RenderRequest, shape: Shape) -> str:
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
         "metadata": pod.with_queue_label(request, pod.metadata(request, name)),
-        "spec": _spec(request, shape),
+        "spec": _job_spec(request, shape),
     }
     header = pod.header(
         request,
@@ -53,7 +53,7 @@ def render(request: RenderRequest, shape: Shape) -> str:
     return write_documents(header, [job])
 
 
-def _spec(request: RenderRequest, shape: Shape) -> dict[str, Value]:
+def _job_spec(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "runtimeRef": Commented(
             value={
@@ -68,17 +68,17 @@ def _spec(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     if request.more.time is not None:
         why = "After this time all pods are terminated, as when they are deleted."
         spec["activeDeadlineSeconds"] = Commented(value=duration_s(request.more.time), why=why)
-    spec["trainer"] = _trainer(request, shape)
+    spec["trainer"] = _trainer_spec(request, shape)
     spec["runtimePatches"] = [
         {
             "manager": "distlaunch",
-            "trainingRuntimeSpec": {"template": {"spec": _patch(request, shape)}},
+            "trainingRuntimeSpec": {"template": {"spec": _pod_patch(request, shape)}},
         }
     ]
     return spec
 
 
-def _trainer(request: RenderRequest, shape: Shape) -> dict[str, Value]:
+def _trainer_spec(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     inside = pod.container(request, shape, _CONTAINER)
     trainer: dict[str, Value] = {
         "numNodes": shape.max_nodes,
@@ -93,7 +93,7 @@ def _trainer(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     return trainer
 
 
-def _patch(request: RenderRequest, shape: Shape) -> dict[str, Value]:
+def _pod_patch(request: RenderRequest, shape: Shape) -> dict[str, Value]:
     inside: dict[str, Value] = {"name": _CONTAINER}
     if rights := pod.security_context(request):
         inside["securityContext"] = rights

@@ -32,7 +32,9 @@ class Commented(Record):
 
 def write_documents(head: Iterable[str], documents: Sequence[Mapping[str, Value]]) -> str:
     """Return documents as one file, with comments before the first."""
-    bodies = ["".join(f"{line}\n" for line in _mapping(document, "")) for document in documents]
+    bodies = [
+        "".join(f"{line}\n" for line in _mapping_lines(document, "")) for document in documents
+    ]
     return "".join(f"{line}\n" for line in comment(head)) + "---\n".join(bodies)
 
 
@@ -61,27 +63,27 @@ def _uncommented(value: Value) -> Value:
     return value.value if isinstance(value, Commented) else value
 
 
-def _mapping(mapping: Mapping[str, Value], pad: str) -> Iterator[str]:
+def _mapping_lines(mapping: Mapping[str, Value], pad: str) -> Iterator[str]:
     for key, item in mapping.items():
         if isinstance(item, Commented):
             yield from comment([item.why], pad)
         value = _uncommented(item)
         inline = _inline(value)
-        yield f"{pad}{_text(key)}:" + ("" if inline is None else f" {inline}")
+        yield f"{pad}{_quote_if_needed(key)}:" + ("" if inline is None else f" {inline}")
         if inline is None:
-            yield from _nested(value, pad + "  ")
+            yield from _nested_lines(value, pad + "  ")
 
 
-def _nested(value: Value, pad: str) -> Iterator[str]:
+def _nested_lines(value: Value, pad: str) -> Iterator[str]:
     if isinstance(value, Mapping):
-        yield from _mapping(value, pad)
+        yield from _mapping_lines(value, pad)
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for item in value:
-            yield from _item(item, pad)
+            yield from _item_lines(item, pad)
 
 
-def _item(item: Value, pad: str) -> Iterator[str]:
-    """Put the first nested line behind the dash."""
+def _item_lines(item: Value, pad: str) -> Iterator[str]:
+    """Yield the lines of an item of a list. The first nested line stands behind the dash."""
     if isinstance(item, Commented):
         yield from comment([item.why], pad)
     value = _uncommented(item)
@@ -90,7 +92,7 @@ def _item(item: Value, pad: str) -> Iterator[str]:
         yield f"{pad}- {inline}"
         return
     has_begun = False
-    for line in _nested(value, pad + "  "):
+    for line in _nested_lines(value, pad + "  "):
         if has_begun or line.lstrip().startswith("# "):
             yield line
         else:
@@ -105,7 +107,7 @@ def _inline(value: Value) -> str | None:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str):
-        return _text(value)
+        return _quote_if_needed(value)
     if isinstance(value, Mapping):
         return None if value else "{}"
     if isinstance(value, Sequence):
@@ -115,13 +117,13 @@ def _inline(value: Value) -> str | None:
     return None
 
 
-def _text(text: str) -> str:
+def _quote_if_needed(text: str) -> str:
     if _UNQUOTED.fullmatch(text) and text.lower() not in _AMBIGUOUS:
         return text
-    return '"' + "".join(map(_char, text)) + '"'
+    return '"' + "".join(map(_escape_character, text)) + '"'
 
 
-def _char(char: str) -> str:
+def _escape_character(char: str) -> str:
     if char in _ESCAPES:
         return _ESCAPES[char]
     if char.isprintable():

@@ -60,8 +60,8 @@ class StatefulBatchSampler(Sampler[list[int]]):
                 hint="call distlaunch.toolkit.init() or torch's init_process_group() first",
             )
         self._rank, self._workers = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
-        self._count, self._batch = len(dataset), _whole_number("batch_size", batch_size)
-        self._shuffle, self._seed, self._drop_last = shuffle, _whole_number("seed", seed), drop_last
+        self._count, self._batch = len(dataset), _to_int("batch_size", batch_size)
+        self._shuffle, self._seed, self._drop_last = shuffle, _to_int("seed", seed), drop_last
         if not -(1 << 63) <= self._seed < 1 << 64:
             raise ToolkitError(
                 f"StatefulBatchSampler: seed is {self._seed}",
@@ -84,18 +84,18 @@ class StatefulBatchSampler(Sampler[list[int]]):
     def _global_batch(self) -> int:
         return self._batch * self._workers
 
-    def _batches(self, samples: int) -> int:
+    def _count_batches(self, samples: int) -> int:
         return (
             samples // self._global_batch if self._drop_last else -(-samples // self._global_batch)
         )
 
     @property
     def _remaining_batches(self) -> int:
-        return self._batches(self._count - self.position)
+        return self._count_batches(self._count - self.position)
 
     def __len__(self) -> int:
         is_iterating = self._iteration is not None and self._iteration() is not None
-        return self._length if is_iterating else self._batches(self._count)
+        return self._length if is_iterating else self._count_batches(self._count)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iteration": None}
@@ -153,7 +153,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
             self.epoch, self.position = self.epoch + 1, 0
 
 
-def _whole_number(name: str, number: Any) -> int:
+def _to_int(name: str, number: Any) -> int:
     """Return an integer of Python, numpy or torch as int. Raises ToolkitError for anything else."""
     try:
         if not isinstance(number, bool):

@@ -270,7 +270,7 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, int]:
         )
     environ = {**environ, **_local_rank_variables(environ)}
     ranks = {
-        name: _number(environ, name, default)
+        name: _read_number(environ, name, default)
         for name, default in (
             ("RANK", 0),
             ("WORLD_SIZE", 1),
@@ -288,7 +288,7 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, int]:
             "RANK is set, but not LOCAL_RANK",
             hint="a launcher sets it and LOCAL_WORLD_SIZE, which count the workers of this node",
         )
-    ranks["LOCAL_WORLD_SIZE"] = _number(environ, "LOCAL_WORLD_SIZE", 1)
+    ranks["LOCAL_WORLD_SIZE"] = _read_number(environ, "LOCAL_WORLD_SIZE", 1)
     if (
         environ.get("LOCAL_WORLD_SIZE")
         and not ranks["LOCAL_RANK"] < ranks["LOCAL_WORLD_SIZE"] <= ranks["WORLD_SIZE"]
@@ -298,7 +298,7 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, int]:
             f"and WORLD_SIZE {ranks['WORLD_SIZE']}",
             hint="local ranks count the workers of a node, from 0",
         )
-    if environ and _number(environ, "MASTER_PORT", 0) >= 1 << 16:
+    if environ and _read_number(environ, "MASTER_PORT", 0) >= 1 << 16:
         raise ToolkitError(f"MASTER_PORT is {environ['MASTER_PORT']}", hint="ports end at 65535")
     return ranks
 
@@ -316,7 +316,7 @@ def _local_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: values[0] for name, values in found.items() if values}
 
 
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+def _read_number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name) or str(default)
     if not (text.isascii() and text.isdigit()):
         raise ToolkitError(f"{name} is {text!r}", hint="a whole number is expected")
@@ -415,7 +415,7 @@ def choose_device(
 
     ``shared``: several workers may share a device.
     """
-    accelerator = _accelerator()
+    accelerator = _find_accelerator()
     if requested is None:
         if accelerator is None and "DISTLAUNCH_JOB_ID" in environ:
             _refuse_idle_devices(environ)
@@ -464,7 +464,7 @@ def _device_type(requested: str | torch.device, accelerator: str | None) -> str:
     return device.type
 
 
-def _accelerator() -> str | None:
+def _find_accelerator() -> str | None:
     if torch.cuda.is_available():
         return "cuda"
     # torch.accelerator exists since torch 2.6.

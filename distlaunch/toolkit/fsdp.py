@@ -38,7 +38,8 @@ def shard(
     options: WrapOptions,
     context: Context,
 ) -> None:
-    """Shard a model in place, and make the optimizer train the shards.
+    """Copy rank 0's parameters and buffers to all workers, shard the model in place, and make the
+    optimizer train the shards.
 
     The model and each module of ``parts_to_shard`` become FSDP units. Raises ToolkitError if torch,
     the device or the model does not support the options.
@@ -54,9 +55,9 @@ def shard(
         raise ToolkitError(
             f"torch {torch.__version__} has no FSDP2", hint="pip install 'torch>=2.6'"
         ) from exc
-    _check(model, optimizer, options, context)
+    _check_support(model, optimizer, options, context)
     parts = parts_to_shard(model, classes=options.wrap_classes, min_params=options.wrap_min_params)
-    mesh = _mesh(options.sharding, context)
+    mesh = _create_mesh(options.sharding, context)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             whole = tensor.to(context.device).contiguous()
@@ -95,7 +96,7 @@ def shard(
     _watch_optimizers()
 
 
-def _check(
+def _check_support(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     options: WrapOptions,
@@ -272,7 +273,7 @@ def _without_shared_parameters(model: nn.Module, parts: list[nn.Module]) -> list
     return [part for part in parts if is_unshared(part)]
 
 
-def _mesh(sharding: str, context: Context) -> DeviceMesh:
+def _create_mesh(sharding: str, context: Context) -> DeviceMesh:
     """Return a mesh of all workers; for hybrid sharding, one of nodes and workers per node."""
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -35,7 +35,7 @@ def start_horovod(rank: int, world_size: int) -> Any:
 
     Horovod's own store has ``MASTER_PORT``; this one uses a free port, which rank 0 broadcasts.
     """
-    hvd = _horovod()
+    hvd = _import_horovod()
     hvd.init()
     if (hvd.rank(), hvd.size()) != (rank, world_size):
         raise ToolkitError(
@@ -58,7 +58,7 @@ def average_by_horovod(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, options: WrapOptions
 ) -> None:
     """Copy rank 0's parameters, buffers and optimizer state to all workers; average gradients."""
-    hvd = _horovod()
+    hvd = _import_horovod()
     name = f"distlaunch.{next(_model_numbers)}"
     _broadcast_tensors(
         hvd,
@@ -101,14 +101,14 @@ class _GradientAveraging:
     def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
         # Queued for each parameter, because an earlier backward pass may have failed before its
         # callback ran. The first call waits for all averages.
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001 - as DDP and FSDP do
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish_averages)  # noqa: SLF001 - as DDP and FSDP do
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._sparse.add(number)
         else:
-            self._send(number)
+            self._send_gradient(number)
 
     @torch.no_grad()
-    def _finish(self) -> None:
+    def _finish_averages(self) -> None:
         """Average gradients that only other workers have computed, and wait for all."""
         if not self._pending and not self._sparse:
             return
@@ -119,20 +119,20 @@ class _GradientAveraging:
         if kinds[0].min() < 1 - 0.5 / self._hvd.size():
             for number, (dense, sparse) in enumerate(kinds.t().tolist()):
                 if dense and number not in self._pending:
-                    self._send(number)
+                    self._send_gradient(number)
                 elif sparse and not dense:
                     self._send_sparse(number)
         self._sparse.clear()
         for number in list(self._pending):
-            averaged, gradient = self._wait(number)
+            averaged, gradient = self._wait_for_average(number)
             gradient.copy_(averaged)
 
     @torch.no_grad()
-    def _send(self, number: int) -> None:
+    def _send_gradient(self, number: int) -> None:
         if number in self._pending:
             # A failed or an enclosing backward pass has sent it. Its result is outdated, because
             # the gradient has been added to.
-            self._wait(number)
+            self._wait_for_average(number)
         parameter: Any = self._parameters[number]()
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -163,7 +163,7 @@ class _GradientAveraging:
         )
         self._pending[number] = handle, parameter.grad
 
-    def _wait(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _wait_for_average(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the average and the gradient that it replaces."""
         handle, gradient = self._pending.pop(number)
         return (
@@ -224,7 +224,7 @@ def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     )
 
 
-def _horovod() -> Any:
+def _import_horovod() -> Any:
     try:
         return import_module("horovod.torch")
     except ImportError as exc:

@@ -40,12 +40,12 @@ def heartbeat(**values: object) -> None:
     """
     global _step  # noqa: PLW0603 - one pipe a process
     if monotonic() >= _next_send_at:
-        _send(values)
+        _send_values(values)
     elif "step" in values:
         _step = values["step"]
 
 
-def _send(values: dict[str, object]) -> None:
+def _send_values(values: dict[str, object]) -> None:
     global _next_send_at, _step, _sent, _owner_pid  # noqa: PLW0603 - one pipe a process
     _next_send_at = monotonic() + INTERVAL_S
     try:
@@ -55,8 +55,8 @@ def _send(values: dict[str, object]) -> None:
         if _owner_pid != os.getpid():
             atexit.register(_send_last)
             _owner_pid = os.getpid()
-        _sent, _step = _numbers(values), values.get("step")
-        os.write(_descriptor, _line(_sent))
+        _sent, _step = _finite_numbers(values), values.get("step")
+        os.write(_descriptor, _json_line(_sent))
         _step = None
     except BlockingIOError:
         pass  # the pipe is full: the launcher has not read it yet
@@ -69,7 +69,7 @@ def _send_last() -> None:
     if _owner_pid == os.getpid() and type(_step) in (int, float):
         with suppress(Exception):
             if _is_launcher_pipe():
-                os.write(_descriptor, _line(_numbers({**_sent, "step": _step})))
+                os.write(_descriptor, _json_line(_finite_numbers({**_sent, "step": _step})))
 
 
 def report_checkpoint(*, step: int, seconds: float, size: int) -> None:
@@ -81,7 +81,7 @@ def report_checkpoint(*, step: int, seconds: float, size: int) -> None:
     with suppress(Exception):  # a report is never an error of the script
         until = monotonic() + _FULL_S
         values = {"step": step, "seconds": round(seconds, 3), "bytes": size}
-        line = b'{"checkpoint": %b}\n' % _line(values).strip()
+        line = b'{"checkpoint": %b}\n' % _json_line(values).strip()
         while _is_launcher_pipe():
             try:
                 os.write(_descriptor, line)
@@ -94,7 +94,8 @@ def report_checkpoint(*, step: int, seconds: float, size: int) -> None:
 
 
 def _is_launcher_pipe() -> bool:
-    """Check that the script has not closed the pipe and opened another file with the same number."""
+    """Return whether there is a pipe to the launcher. Find it on the first call. Later, check that
+    the script has not closed it and opened another file with the same number."""
     global _descriptor, _pipe  # noqa: PLW0603 - one pipe a process
     if _pipe is None:
         import fcntl
@@ -111,7 +112,7 @@ def _is_launcher_pipe() -> bool:
     return _pipe == (found.st_dev, found.st_ino)
 
 
-def _numbers(values: Mapping[str, object]) -> dict[str, float]:
+def _finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the finite numbers, without booleans."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
@@ -129,7 +130,7 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     return numbers
 
 
-def _line(numbers: Mapping[str, float]) -> bytes:
+def _json_line(numbers: Mapping[str, float]) -> bytes:
     """Return a line of JSON, without the last numbers if it would be too long."""
     import json
 

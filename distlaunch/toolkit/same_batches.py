@@ -36,7 +36,7 @@ class SameBatchesCheck:
         if _is_compiling() or not (model.training and torch.is_grad_enabled()):
             return
         try:
-            self._add_batch([*_tensors(args), *_tensors(kwargs)])
+            self._add_batch([*_find_tensors(args), *_find_tensors(kwargs)])
         except Exception:  # noqa: BLE001 - the check must not make a training fail
             self._handle.remove()
 
@@ -73,22 +73,22 @@ def _no_hook(*_: object) -> None: ...
 
 
 def _is_compiling() -> bool:
-    """Do nothing while torch.compile is tracing, to avoid a graph break."""
+    """Return whether torch.compile is tracing. The hook would cause a graph break there."""
     compiler = getattr(torch, "compiler", None)
     return bool(
         compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()
     )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
     if type(value) is torch.Tensor:  # reading a DTensor needs a collective
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _tensors(each)
+            yield from _find_tensors(each)
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _tensors(each)
+            yield from _find_tensors(each)
 
 
 def _add_tensor(digest: Any, tensor: torch.Tensor) -> None:

@@ -49,7 +49,7 @@ def wrap(
     context = current("wrap")
     refuse_other_wrappers()
     chosen = wrap_options(options)
-    _check(model, optimizer)
+    _check_arguments(model, optimizer)
     if context.strategy == "fsdp":
         from distlaunch.toolkit.fsdp import shard
 
@@ -69,11 +69,11 @@ def wrap(
             find_unused_parameters=chosen.find_unused_parameters,
             static_graph=chosen.static_graph,
         )
-    _check_data(model, context)
+    _install_data_check(model, context)
     return model if optimizer is None else (model, optimizer)
 
 
-def _check_data(model: nn.Module, context: Context) -> None:
+def _install_data_check(model: nn.Module, context: Context) -> None:
     global _has_check  # noqa: PLW0603 - once a process
     if context.world_size > 1 and not _has_check:
         _has_check = True
@@ -82,7 +82,7 @@ def _check_data(model: nn.Module, context: Context) -> None:
         )
 
 
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+def _check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     if isinstance(model, DistributedDataParallel) or "FSDPModule" in {
         base.__name__ for base in type(model).__mro__
     }:

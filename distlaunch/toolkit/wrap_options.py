@@ -93,7 +93,7 @@ def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, objec
     if "DISTLAUNCH_JOB_ID" in environ:
         given = {name: value for name, value in given.items() if name in _OPTION_TYPES}
     return {
-        name: _checked_value(name, value, f"{BACKEND_OPTIONS}: {name}")
+        name: _check_value(name, value, f"{BACKEND_OPTIONS}: {name}")
         for name, value in given.items()
     }
 
@@ -104,7 +104,7 @@ def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ)
     The launcher's option takes precedence. Raises ToolkitError for an invalid value.
     """
     if given is not None:
-        given = _checked_value("collective-timeout", given, "init(collective_timeout=...)")
+        given = _check_value("collective-timeout", given, "init(collective_timeout=...)")
     seconds = launched_options(environ).get("collective-timeout", given)
     return None if seconds is None else float(seconds)  # type: ignore[arg-type]
 
@@ -124,14 +124,14 @@ def wrap_options(
             raise ToolkitError(
                 f"wrap() takes no {quoted(argument)}", hint=name_hint(argument, names)
             )
-        chosen[name.replace("-", "_")] = _checked_value(name, value, f"wrap({argument}=...)")
+        chosen[name.replace("-", "_")] = _check_value(name, value, f"wrap({argument}=...)")
     for name, value in launched_options(environ).items():
         if name not in _INIT_OPTIONS:
             chosen[name.replace("-", "_")] = value
     return WrapOptions(**chosen)  # type: ignore[arg-type]
 
 
-def _checked_value(name: str, value: object, where: str) -> object:
+def _check_value(name: str, value: object, where: str) -> object:
     kind = _OPTION_TYPES.get(name)
     if kind is None:
         raise ToolkitError(f"{where}: no such option", hint=name_hint(name, list(_OPTION_TYPES)))

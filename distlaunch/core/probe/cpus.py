@@ -29,9 +29,9 @@ def probe_cpus(
         allowed=allowed,
         online=max(len(online), len(allowed)),
         quota=_quota(cgroups),
-        cpuset=_cpuset(cgroups),
-        numa=_numa(root) if topology else (),
-        siblings=_siblings(root, allowed) if topology else (),
+        cpuset=_cpuset_size(cgroups),
+        numa=_numa_cpus(root) if topology else (),
+        siblings=_core_cpus(root, allowed) if topology else (),
     )
 
 
@@ -45,13 +45,13 @@ def count_oom_kills(root: str = "/") -> int | None:
         cgroups.nearest(V2, "memory.events"),
         cgroups.nearest("memory", "memory.oom_control"),
     ):
-        kills = _field(text, "oom_kill")
+        kills = _read_field(text, "oom_kill")
         if kills is not None:
             return kills
-    return _field(read_text(under(root, "/proc/vmstat")), "oom_kill")
+    return _read_field(read_text(under(root, "/proc/vmstat")), "oom_kill")
 
 
-def _field(text: str | None, name: str) -> int | None:
+def _read_field(text: str | None, name: str) -> int | None:
     for line in (text or "").splitlines():
         key, _, value = line.partition(" ")
         if key == name:
@@ -60,7 +60,7 @@ def _field(text: str | None, name: str) -> int | None:
 
 
 def _quota(cgroups: OwnCgroups) -> float | None:
-    """Return the lowest CPU limit of the cgroup and its parents."""
+    """Return the lowest CPU limit of the cgroup and its parents; None if there is none."""
     limits: list[float] = []
     for directory in cgroups.upwards(V2):
         quota, _, period = (read_text(f"{directory}/cpu.max") or "").strip().partition(" ")
@@ -82,7 +82,7 @@ def _limit(quota_us: int | None, period_us: int | None) -> list[float]:
     )
 
 
-def _cpuset(cgroups: OwnCgroups) -> int | None:
+def _cpuset_size(cgroups: OwnCgroups) -> int | None:
     for controller, name in (
         (V2, "cpuset.cpus.effective"),
         ("cpuset", "cpuset.effective_cpus"),
@@ -94,7 +94,7 @@ def _cpuset(cgroups: OwnCgroups) -> int | None:
     return None
 
 
-def _numa(root: str) -> tuple[tuple[int, ...], ...]:
+def _numa_cpus(root: str) -> tuple[tuple[int, ...], ...]:
     base = under(root, "/sys/devices/system/node")
     try:
         names = os.listdir(base)
@@ -108,7 +108,7 @@ def _numa(root: str) -> tuple[tuple[int, ...], ...]:
     return tuple(nodes.get(number, ()) for number in range(max(nodes, default=-1) + 1))
 
 
-def _siblings(root: str, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _core_cpus(root: str, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     base = under(root, "/sys/devices/system/cpu")
     seen: set[int] = set()
     groups: list[tuple[int, ...]] = []
@@ -132,7 +132,7 @@ class OwnCgroups:
     def __init__(self, root: str = "/") -> None:
         self._root = root
         self._paths = _own_paths(read_text(under(root, "/proc/self/cgroup")) or "")
-        self._mounts = _mounts(read_text(under(root, "/proc/self/mountinfo")) or "")
+        self._mounts = _find_mounts(read_text(under(root, "/proc/self/mountinfo")) or "")
 
     def upwards(self, controller: str) -> list[str]:
         """Return this process's directory in a controller's tree and its parents, nearest first."""
@@ -166,7 +166,7 @@ def _own_paths(text: str) -> dict[str, str]:
     return paths
 
 
-def _mounts(text: str) -> dict[str, tuple[str, str]]:
+def _find_mounts(text: str) -> dict[str, tuple[str, str]]:
     """Return controller -> (mounted subtree, mount point), of the first mount."""
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():

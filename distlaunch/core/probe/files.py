@@ -70,7 +70,7 @@ def read_bounded(path: str, *, most: int, timeout_s: float, writer_s: float = WR
                     continue
                 return bytes(data)
             time.sleep(_STEP_S)
-        raise OSError(errno.EFBIG, f"it has more than {_size(most)}")
+        raise OSError(errno.EFBIG, f"it has more than {_size_text(most)}")
     finally:
         os.close(fd)
 
@@ -107,5 +107,5 @@ def under(root: str, path: str) -> str:
     return path if root == "/" else root.rstrip("/") + path
 
 
-def _size(count: int) -> str:
+def _size_text(count: int) -> str:
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count:,} bytes"

@@ -69,20 +69,20 @@ class GpuMeter:
         self._not_before = 0.0
 
     def read(self, *, until_s: float) -> list[GpuUse] | None:
-        """Return the GPUs; None if the driver does not answer until ``until_s`` (monotonic), or if
-        there is none."""
+        """Return the GPUs; None if there is no driver, or if it does not answer until ``until_s``
+        (monotonic). In that case it is not asked again for 30 s."""
         if not self._is_there or time.monotonic() < self._not_before:
             return None
-        rows = self._ask(until_s)
+        rows = self._ask_child(until_s)
         if rows is None:
             self._end_child()
             self._not_before = time.monotonic() + _AGAIN_S
             return None
         return [_from_row(row) for row in rows]
 
-    def _ask(self, until_s: float) -> list[Any] | None:
+    def _ask_child(self, until_s: float) -> list[Any] | None:
         for _ in range(2):  # the child may have ended, because no question had come for long
-            child = self._started_child()
+            child = self._ensure_child()
             if child is None or child.stdin is None or child.stdout is None:
                 return None
             try:
@@ -94,7 +94,7 @@ class GpuMeter:
                 return None
         return None
 
-    def _started_child(self) -> subprocess.Popen[bytes] | None:
+    def _ensure_child(self) -> subprocess.Popen[bytes] | None:
         import subprocess
 
         with self._lock:

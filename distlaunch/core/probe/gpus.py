@@ -24,8 +24,9 @@ def probe_gpus(
 ) -> GpuInventory:
     """Return the GPUs. Never raises, and returns within ``deadline_s`` seconds.
 
-    NVIDIA's GPUs are listed by NVML, else by nvidia-smi, else by their device files. Without device
-    files the result is empty. ``environ`` supplies PATH.
+    NVIDIA's GPUs are listed by NVML, else by nvidia-smi, else by their device files. AMD's are
+    listed only if there are none of NVIDIA. Without device files the result is empty. ``environ``
+    supplies PATH.
     """
     try:
         devices = os.listdir(under(root, "/dev"))
@@ -39,17 +40,19 @@ def probe_gpus(
         until_s = time.monotonic() + deadline_s
         listed = list_gpus(root, os.environ if environ is None else environ, until_s=until_s)
         if listed.source is None:
-            nvidia = _counted(files, problem=listed.problem)
+            nvidia = _count_device_files(files, problem=listed.problem)
         else:
             nvidia = GpuInventory(
-                gpus=_placed(root, listed.gpus), source=listed.source, problem=listed.problem
+                gpus=_with_numa_nodes(root, listed.gpus),
+                source=listed.source,
+                problem=listed.problem,
             )
     if nvidia.gpus or "kfd" not in devices:
         return nvidia
 
     amd = read_kfd(root)
     return (
-        GpuInventory(gpus=_placed(root, amd), source="kfd", problem=nvidia.problem)
+        GpuInventory(gpus=_with_numa_nodes(root, amd), source="kfd", problem=nvidia.problem)
         if amd
         else nvidia
     )
@@ -60,14 +63,14 @@ def _device_number(name: str) -> int | None:
     return parse_int(digits) if digits.isdecimal() else None
 
 
-def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
+def _count_device_files(files: list[int], *, problem: str | None) -> GpuInventory:
     """Return one GPU for each device file. WSL has none."""
     # CUDA numbers the devices that it can open from 0: a container may have only nvidia4.
     gpus = tuple(Gpu(index=index) for index in range(len(files)))
     return GpuInventory(gpus=gpus, source="device files" if files else "none", problem=problem)
 
 
-def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ...]:
+def _with_numa_nodes(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ...]:
     """Return the GPUs with the NUMA node of their bus. The kernel writes -1 for unknown."""
     gpus: list[Gpu] = []
     for gpu, bus_id in found:
@@ -107,8 +110,10 @@ def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
     for number in numbers:
         # A GPU that a container withholds has unreadable properties (EPERM), or no render device.
         properties = parse_properties(read_text(f"{base}/{number}/properties") or "")
-        if properties.get("simd_count", 0) > 0 and _usable(root, properties):
-            found.append((_gpu(f"{base}/{number}", len(found), properties), _bus_id(properties)))
+        if properties.get("simd_count", 0) > 0 and _is_usable(root, properties):
+            found.append(
+                (_read_kfd_gpu(f"{base}/{number}", len(found), properties), _kfd_bus_id(properties))
+            )
     return found
 
 
@@ -123,12 +128,12 @@ def parse_properties(text: str) -> dict[str, int]:
     return properties
 
 
-def _usable(root: str, properties: dict[str, int]) -> bool:
+def _is_usable(root: str, properties: dict[str, int]) -> bool:
     minor = properties.get("drm_render_minor", 0)
     return minor <= 0 or os.path.exists(under(root, f"/dev/dri/renderD{minor}"))
 
 
-def _gpu(directory: str, index: int, properties: dict[str, int]) -> Gpu:
+def _read_kfd_gpu(directory: str, index: int, properties: dict[str, int]) -> Gpu:
     unique = properties.get("unique_id", 0)
     memory = 0
     for bank in range(properties.get("mem_banks_count", 0)):
@@ -144,7 +149,7 @@ def _gpu(directory: str, index: int, properties: dict[str, int]) -> Gpu:
     )
 
 
-def _bus_id(properties: dict[str, int]) -> str | None:
+def _kfd_bus_id(properties: dict[str, int]) -> str | None:
     if "location_id" not in properties:
         return None
     location = properties["location_id"]

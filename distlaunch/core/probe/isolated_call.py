@@ -54,7 +54,7 @@ def run_in_child(
         data = _read_all(reader, deadline_s)
     finally:
         os.close(reader)
-        _end(pid)
+        _kill_child(pid)
     if data is None:
         return None, "late"
     try:
@@ -87,7 +87,7 @@ def _read_all(reader: int, deadline_s: float) -> bytes | None:
         chunks.append(chunk)
 
 
-def _end(pid: int) -> None:
+def _kill_child(pid: int) -> None:
     until = time.monotonic() + _REAP_S
     try:
         os.kill(pid, signal.SIGKILL)

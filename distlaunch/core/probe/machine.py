@@ -51,9 +51,9 @@ def machine_id() -> str:
     return " ".join((started, *spaces)) if started else ""
 
 
-def directory_problem(path: str) -> str | None:
-    """Return why workers cannot run in a directory, as a clause; None if they can. Changes the
-    working directory."""
+def enter_directory(path: str) -> str | None:
+    """Make a directory the working directory. Return why workers cannot run in it, as a clause;
+    None if they can."""
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             return f"{path} is no directory"
@@ -70,7 +70,8 @@ def directory_problem(path: str) -> str | None:
 def find_program(names: Iterable[str], workdir: str, path: str | None) -> str | None:
     """Return the first of these programs that can be executed, if any.
 
-    A name with a slash is relative to ``workdir``; others are searched on ``path``.
+    A name with a slash is relative to ``workdir`` and returned as it is; others are searched on
+    ``path`` and returned as a path.
     """
     for name in names:
         if "/" in name:
@@ -121,8 +122,8 @@ def script_digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str 
 
 
 def resolve_own_name(name: str, within_s: float = NAME_S) -> tuple[str, ...]:
-    """Return the addresses of a host name in the resolver's order; none if it does not answer in
-    time."""
+    """Return the addresses of this machine's host name in the resolver's order; none if it does not
+    answer in time."""
     answer: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
     try:
         resolve_in_thread(name, 0, answer.put)

@@ -40,7 +40,7 @@ def probe_addresses() -> tuple[str, ...]:
     """Return the IPv4 and IPv6 addresses of all interfaces, including loopback; none if the kernel
     does not answer."""
     found: dict[str, None] = {}
-    for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+    for datagram in _request_dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         addresses, done = parse_addresses(datagram)
         found.update(dict.fromkeys(addresses))
         if done:
@@ -55,13 +55,13 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
     which are ambiguous without an interface. Empty if the kernel does not answer.
     """
     names: dict[int, str] = {}
-    for datagram in _dump(_GETLINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+    for datagram in _request_dump(_GETLINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         links, done = parse_links(datagram)
         names.update(links)
         if done:
             break
     found: dict[tuple[str, str, int], None] = {}
-    for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+    for datagram in _request_dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         networks, done = parse_networks(datagram)
         found.update(
             ((names[index], address, bits), None)
@@ -80,10 +80,10 @@ def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
     Omits addresses that other machines cannot use.
     """
     found: list[tuple[int, str, int]] = []
-    for kind, message in _messages(datagram):
+    for kind, message in _split_messages(datagram):
         if kind == _DONE:
             return found, True
-        if kind == _NEWADDR and (address := _address(message)) is not None:
+        if kind == _NEWADDR and (address := _read_address(message)) is not None:
             _, bits, flags, _, index = _ADDRESS.unpack_from(message)
             if not flags & _UNUSABLE and _is_for_others(address):
                 found.append((index, address, bits))
@@ -93,10 +93,10 @@ def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
 def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
     """Return a datagram's addresses, and whether it is the last one."""
     found: list[str] = []
-    for kind, message in _messages(datagram):
+    for kind, message in _split_messages(datagram):
         if kind == _DONE:
             return found, True
-        if kind == _NEWADDR and (address := _address(message)) is not None:
+        if kind == _NEWADDR and (address := _read_address(message)) is not None:
             found.append(address)
     return found, False
 
@@ -105,18 +105,18 @@ def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
     """Return a datagram's interfaces that carry traffic, as index -> name, and whether it is the
     last one."""
     found: dict[int, str] = {}
-    for kind, message in _messages(datagram):
+    for kind, message in _split_messages(datagram):
         if kind == _DONE:
             return found, True
         if kind == _NEWLINK and len(message) >= _LINK.size:
             _, _, index, flags, _ = _LINK.unpack_from(message)
-            name = _attributes(message, _LINK.size).get(_IFLA_IFNAME, b"").rstrip(b"\0")
+            name = _read_attributes(message, _LINK.size).get(_IFLA_IFNAME, b"").rstrip(b"\0")
             if name and flags & _UP and flags & _RUNNING:
                 found[index] = name.decode(errors="replace")
     return found, False
 
 
-def _dump(kind: int, request: bytes) -> Iterator[bytes]:
+def _request_dump(kind: int, request: bytes) -> Iterator[bytes]:
     """Yield the datagrams of the kernel's answer, as long as it answers."""
     # Some sandboxes refuse this socket family. Hosts are then known by name only.
     try:
@@ -134,7 +134,7 @@ def _dump(kind: int, request: bytes) -> Iterator[bytes]:
         return
 
 
-def _messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
+def _split_messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (type, content) of each message. The end, or an error, is ``_DONE``."""
     at = 0
     while at + _HEADER.size <= len(datagram):
@@ -143,26 +143,26 @@ def _messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
             yield _DONE, b""
             return
         yield kind, datagram[at + _HEADER.size : at + length]
-        at += _aligned(length)
+        at += _round_up_to_4(length)
 
 
-def _attributes(message: bytes, at: int) -> dict[int, bytes]:
+def _read_attributes(message: bytes, at: int) -> dict[int, bytes]:
     attributes: dict[int, bytes] = {}
     while at + _ATTRIBUTE.size <= len(message):
         length, kind = _ATTRIBUTE.unpack_from(message, at)
         if length < _ATTRIBUTE.size:
             break
         attributes[kind] = message[at + _ATTRIBUTE.size : at + length]
-        at += _aligned(length)
+        at += _round_up_to_4(length)
     return attributes
 
 
-def _address(message: bytes) -> str | None:
+def _read_address(message: bytes) -> str | None:
     """Return the address of a message; of a point-to-point interface, the local end."""
     if len(message) < _ADDRESS.size:
         return None
     family: int = _ADDRESS.unpack_from(message)[0]
-    attributes = _attributes(message, _ADDRESS.size)
+    attributes = _read_attributes(message, _ADDRESS.size)
     raw = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS, b""))
     return socket.inet_ntop(family, raw) if len(raw) == _SIZES.get(family) else None
 
@@ -176,7 +176,7 @@ def _is_for_others(address: str) -> bool:
     )
 
 
-def _aligned(length: int) -> int:
+def _round_up_to_4(length: int) -> int:
     return (length + 3) & ~3
 
 

@@ -78,10 +78,8 @@ def list_gpus(root: str, environ: Mapping[str, str], *, until_s: float) -> GpuLi
 
 
 def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> set[int] | None:
-    """Return the pids that hold GPU memory; None if the driver does not report pids.
-
-    ``until_s`` is monotonic time.
-    """
+    """Return the pids that hold GPU memory; None if the driver does not report them, or not until
+    ``until_s`` (monotonic)."""
     answer, failure = _ask_nvml("holders", root, until_s)
     if answer is not None and answer[0] == "answered":
         return set(answer[1])
@@ -284,10 +282,10 @@ class _ProcessV2(ctypes.Structure):
 
 def load_nvml(names: Iterable[str]) -> NvmlLibrary | None:
     """Return the first of these libraries that can be loaded, if any."""
-    return next(filter(None, map(_load, names)), None)
+    return next(filter(None, map(_load_library, names)), None)
 
 
-def _load(name: str) -> NvmlLibrary | None:
+def _load_library(name: str) -> NvmlLibrary | None:
     try:
         return ctypes.CDLL(name)
     except OSError:
@@ -303,22 +301,22 @@ def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
     problems: list[str] = []
     hidden = 0
     with NvmlSession(lib):
-        for number in range(_count(lib)):
-            device, code = _device(lib, number)
+        for number in range(_count_devices(lib)):
+            device, code = _open_device(lib, number)
             if code == _NO_PERMISSION:
                 # NVML counts a GPU that a cgroup withholds, but CUDA does not.
                 hidden += 1
             elif code:
                 problems.append(f"GPU {number - hidden}: {NvmlError(code)}")
             else:
-                gpu, enabled = _describe(lib, device, number - hidden)
+                gpu, enabled = _describe_gpu(lib, device, number - hidden)
                 if enabled and not gpu.mig:
                     problems.append(
                         f"GPU {gpu.index} is in MIG mode but has no MIG instance, so nothing can "
                         "run on it"
                     )
                 else:
-                    found.append((gpu, _bus_id(lib, device)))
+                    found.append((gpu, _read_bus_id(lib, device)))
     return found, problems
 
 
@@ -329,8 +327,8 @@ def each_device(
     like ``read_gpus``.
     """
     hidden = 0
-    for number in range(_count(lib)):
-        device, code = _device(lib, number)
+    for number in range(_count_devices(lib)):
+        device, code = _open_device(lib, number)
         hidden += code == _NO_PERMISSION
         if not code:
             yield number - hidden, device, _mig_handles(lib, device)[1]
@@ -340,8 +338,8 @@ def read_holders(lib: NvmlLibrary) -> set[int]:
     """Return the pids that hold GPU memory for computing. Raises like ``read_gpus``."""
     pids: set[int] = set()
     with NvmlSession(lib):
-        for number in range(_count(lib)):
-            device, code = _device(lib, number)
+        for number in range(_count_devices(lib)):
+            device, code = _open_device(lib, number)
             if code:
                 continue  # withheld or lost
             enabled, slices = _mig_handles(lib, device)
@@ -349,7 +347,7 @@ def read_holders(lib: NvmlLibrary) -> set[int]:
             if code and not enabled:  # in MIG mode only the slices may answer
                 raise NvmlError(code)
             for each in slices:
-                _must(_add_processes(lib, each, pids))
+                _check_code(_add_processes(lib, each, pids))
     return pids
 
 
@@ -360,30 +358,30 @@ class NvmlSession:
         self._lib = lib
 
     def __enter__(self) -> None:
-        _must(self._lib.nvmlInit_v2())
+        _check_code(self._lib.nvmlInit_v2())
 
     def __exit__(self, *exc: object) -> None:
         self._lib.nvmlShutdown()
 
 
-def _must(code: int) -> None:
+def _check_code(code: int) -> None:
     if code:
         raise NvmlError(code)
 
 
-def _count(lib: NvmlLibrary) -> int:
+def _count_devices(lib: NvmlLibrary) -> int:
     count = ctypes.c_uint()
-    _must(lib.nvmlDeviceGetCount_v2(ctypes.pointer(count)))
+    _check_code(lib.nvmlDeviceGetCount_v2(ctypes.pointer(count)))
     return count.value
 
 
-def _device(lib: NvmlLibrary, number: int) -> tuple[ctypes.c_void_p, int]:
+def _open_device(lib: NvmlLibrary, number: int) -> tuple[ctypes.c_void_p, int]:
     device = ctypes.c_void_p()
     code = lib.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.pointer(device))
     return device, code
 
 
-def _describe(lib: NvmlLibrary, device: ctypes.c_void_p, index: int) -> tuple[Gpu, bool]:
+def _describe_gpu(lib: NvmlLibrary, device: ctypes.c_void_p, index: int) -> tuple[Gpu, bool]:
     memory = NvmlMemory()
     known = not lib.nvmlDeviceGetMemoryInfo(device, ctypes.pointer(memory))
     enabled, handles = _mig_handles(lib, device)
@@ -415,7 +413,7 @@ def device_text(function: Callable[..., Any], device: ctypes.c_void_p) -> str:
     )
 
 
-def _bus_id(lib: NvmlLibrary, device: ctypes.c_void_p) -> str | None:
+def _read_bus_id(lib: NvmlLibrary, device: ctypes.c_void_p) -> str | None:
     pci = _Pci()
     if lib.nvmlDeviceGetPciInfo_v3(device, ctypes.pointer(pci)):
         return None

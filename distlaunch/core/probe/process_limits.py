@@ -63,16 +63,16 @@ def _threads_of_user() -> int:
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid == os.getuid():
-                count += _field(read_text(f"/proc/{pid}/status"), "Threads")
+                count += _read_number(read_text(f"/proc/{pid}/status"), "Threads")
     return count
 
 
 def _own_memory() -> int:
     """Return the size of the address space in bytes."""
-    return _field(read_text("/proc/self/status"), "VmSize") << 10
+    return _read_number(read_text("/proc/self/status"), "VmSize") << 10
 
 
-def _field(status: str | None, name: str) -> int:
+def _read_number(status: str | None, name: str) -> int:
     for line in (status or "").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

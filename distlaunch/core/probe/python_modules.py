@@ -20,16 +20,16 @@ def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bo
     """
     if name in sys.builtin_module_names or name in sys.stdlib_module_names:
         return True
-    if _counts(PathFinder.find_spec(name, [*path, *sys.path]), folders=folders):
+    if _counts_as_module(PathFinder.find_spec(name, [*path, *sys.path]), folders=folders):
         return True
     for finder in sys.meta_path:  # editable installs use an import hook
         with suppress(Exception):
-            if _counts(finder.find_spec(name, None), folders=folders):
+            if _counts_as_module(finder.find_spec(name, None), folders=folders):
                 return True
     return False
 
 
-def _counts(spec: ModuleSpec | None, *, folders: bool) -> bool:
+def _counts_as_module(spec: ModuleSpec | None, *, folders: bool) -> bool:
     return spec is not None and (folders or spec.origin is not None)
 
 

@@ -116,7 +116,7 @@ class Decoder(Generic[M]):
         body = bytes(self._buffer[_HEADER.size : _HEADER.size + body_size])
         raw = bytes(self._buffer[_HEADER.size + body_size : end])
         del self._buffer[:end]
-        return self._message(body, raw)
+        return self._decode_message(body, raw)
 
     def _check_size(self, body_size: int, raw_size: int) -> None:
         found = _NAME.match(self._buffer, _HEADER.size)
@@ -130,7 +130,7 @@ class Decoder(Generic[M]):
                 f" {most.object_bytes}+{most.raw_bytes}"
             )
 
-    def _message(self, body: bytes, raw: bytes) -> M:
+    def _decode_message(self, body: bytes, raw: bytes) -> M:
         try:
             record = json.loads(body)
         except (ValueError, RecursionError) as exc:
@@ -139,9 +139,9 @@ class Decoder(Generic[M]):
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None:
             raise ProtocolError(f"unknown message {name!r}")
-        return cast("M", self._build(cls, record, raw))
+        return cast("M", self._decode_record(cls, record, raw))
 
-    def _build(self, cls: type[Any], record: object, raw: bytes) -> Any:
+    def _decode_record(self, cls: type[Any], record: object, raw: bytes) -> Any:
         if not isinstance(record, dict):
             raise TypeError(cls.__name__)
         values: dict[str, object] = {}
@@ -154,27 +154,27 @@ class Decoder(Generic[M]):
             if field not in record:
                 raise ProtocolError(f"{cls.__name__} lacks {field}")
             try:
-                values[field] = self._value(kind, record[field])
+                values[field] = self._decode_value(kind, record[field])
             except (KeyError, TypeError, ValueError) as exc:
                 raise ProtocolError(f"{cls.__name__}.{field} is not {kind}") from exc
         if len(record) + raw_fields > len(values) or (raw and not raw_fields):
             raise ProtocolError(f"{cls.__name__} has unknown fields")
         return cls(**values)
 
-    def _value(self, kind: str, value: object) -> object:
+    def _decode_value(self, kind: str, value: object) -> object:
         if kind.endswith(" | None"):
-            return None if value is None else self._value(kind[:-7], value)
+            return None if value is None else self._decode_value(kind[:-7], value)
         if kind.startswith("tuple["):
             inner = kind[len("tuple[") : -len(", ...]")]
             if not isinstance(value, list):
                 raise TypeError(kind)
             nested_type = self._nested_types.get(inner)
             if nested_type is not None:
-                return tuple(self._build(nested_type, item, b"") for item in value)
-            return tuple(self._value(inner, item) for item in value)
+                return tuple(self._decode_record(nested_type, item, b"") for item in value)
+            return tuple(self._decode_value(inner, item) for item in value)
         nested_type = self._nested_types.get(kind)
         if nested_type is not None:
-            return self._build(nested_type, value, b"")
+            return self._decode_record(nested_type, value, b"")
         if kind.startswith("Literal["):
             return _literal_value(kind, value)
         return _CHECKS[kind](value)
@@ -187,7 +187,7 @@ def _literal_value(kind: str, value: object) -> object:
     return value
 
 
-def _exact(*allowed: type) -> Callable[[object], object]:
+def _check_type(*allowed: type) -> Callable[[object], object]:
     def check(value: object) -> object:
         if type(value) not in allowed:
             raise TypeError
@@ -196,33 +196,33 @@ def _exact(*allowed: type) -> Callable[[object], object]:
     return check
 
 
-def _whole(value: object) -> object:
+def _check_int(value: object) -> object:
     if type(value) is not int or not _LEAST <= value <= _MOST:
         raise TypeError
     return value
 
 
-def _text_map(value: object) -> object:
+def _check_text_map(value: object) -> object:
     if not isinstance(value, dict) or not all(type(item) is str for item in value.values()):
         raise TypeError
     return value
 
 
-def _number_map(value: object) -> object:
+def _check_number_map(value: object) -> object:
     if not isinstance(value, dict):
         raise TypeError
     for item in value.values():
-        _finite(item)
+        _check_float(item)
     return value
 
 
-def _int_map(value: object) -> object:
+def _check_int_map(value: object) -> object:
     if not isinstance(value, dict):
         raise TypeError
-    return {_whole(int(key)): _whole(item) for key, item in value.items()}
+    return {_check_int(int(key)): _check_int(item) for key, item in value.items()}
 
 
-def _finite(value: object) -> float:
+def _check_float(value: object) -> float:
     if type(value) not in (int, float):
         raise TypeError
     try:
@@ -235,11 +235,11 @@ def _finite(value: object) -> float:
 
 
 _CHECKS: dict[str, Callable[[object], object]] = {
-    "int": _whole,
-    "float": _finite,
-    "str": _exact(str),
-    "bool": _exact(bool),
-    "Mapping[str, str]": _text_map,
-    "Mapping[str, float]": _number_map,
-    "Mapping[int, int]": _int_map,
+    "int": _check_int,
+    "float": _check_float,
+    "str": _check_type(str),
+    "bool": _check_type(bool),
+    "Mapping[str, str]": _check_text_map,
+    "Mapping[str, float]": _check_number_map,
+    "Mapping[int, int]": _check_int_map,
 }

@@ -49,11 +49,11 @@ class ControlRequest(Record):
 
     def line(self) -> bytes:
         """Return the request as it is sent."""
-        return _line({**self.fields, "schema": SCHEMA, "request": self.kind})
+        return _to_line({**self.fields, "schema": SCHEMA, "request": self.kind})
 
 
 class ControlError(LaunchError):
-    """The launcher has refused a request, or has not answered it."""
+    """The launcher has refused a request, or a request or an answer is malformed."""
 
     def __init__(self, refusal: ControlRefusal, text: str) -> None:
         super().__init__(text)
@@ -62,7 +62,7 @@ class ControlError(LaunchError):
 
 def read_request(line: bytes) -> ControlRequest:
     """Return the request in a line. Raises ControlError if it is none."""
-    value = _object(line)
+    value = _read_object(line)
     kind = value.pop("request", None)
     if value.pop("schema", None) != SCHEMA or not isinstance(kind, str):
         raise ControlError(
@@ -73,17 +73,17 @@ def read_request(line: bytes) -> ControlRequest:
 
 def result_line(result: object) -> bytes:
     """Return an answer as it is sent. ``result`` is plain data."""
-    return _line({"schema": SCHEMA, "result": result})
+    return _to_line({"schema": SCHEMA, "result": result})
 
 
 def refusal_line(refusal: ControlRefusal, text: str) -> bytes:
     """Return the answer that refuses a request."""
-    return _line({"schema": SCHEMA, "error": {"kind": refusal.value, "text": text}})
+    return _to_line({"schema": SCHEMA, "error": {"kind": refusal.value, "text": text}})
 
 
 def read_result(line: bytes) -> Any:
     """Return the result in an answer. Raises ControlError for a refusal or an invalid answer."""
-    answer = _object(line)
+    answer = _read_object(line)
     match answer if answer.get("schema") == SCHEMA else None:
         case {"result": result}:
             return result
@@ -136,17 +136,17 @@ def is_socket_name(name: str) -> bool:
 
 
 def remove_socket(path: str) -> None:
-    """Remove a socket that refuses connections. Other files refuse them as well, and are kept."""
+    """Remove a socket. A file of another kind, which refuses connections as well, is kept."""
     with suppress(OSError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)
 
 
-def _line(value: Mapping[str, object]) -> bytes:
+def _to_line(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _read_object(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

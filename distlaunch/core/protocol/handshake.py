@@ -161,9 +161,11 @@ class ListenerHandshake:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
             if exc.job_key is not None and exc.job_key != _short_key(self._job_identity.job_key):
-                return self._other_job(exc.job_key, "the caller")
+                return self._reject_other_job(exc.job_key, "the caller")
             return self._reject(
-                RefusalReason.OTHER_RELEASE, self._other_release(exc.release), _RELEASE_HINT
+                RefusalReason.OTHER_RELEASE,
+                self._describe_other_release(exc.release),
+                _RELEASE_HINT,
             )
         if message is None:
             return b""
@@ -180,11 +182,11 @@ class ListenerHandshake:
         self.call = call
         own = self._job_identity
         if call.job_key != _short_key(own.job_key):
-            return self._other_job(call.job_key, _host(call.host))
+            return self._reject_other_job(call.job_key, _name_host(call.host))
         if call.version != p.PROTOCOL_VERSION or call.release != own.release:
             return self._reject(
                 RefusalReason.OTHER_RELEASE,
-                self._other_release(call.release, call.host),
+                self._describe_other_release(call.release, call.host),
                 _RELEASE_HINT,
             )
         self._key_method, salt = self._secret.offer(scrypt=call.scrypt)
@@ -199,9 +201,9 @@ class ListenerHandshake:
             replace(self.outcome, proof=make_proof(key, "listener", call.nonce, self._nonce))
         )
 
-    def _other_job(self, job_key: str, who: str) -> bytes:
-        own, theirs = _job(self._job_identity.job_key), f"{who} asked for {_job(job_key)}"
-        shown = f"{_OTHERS}job than {_job(job_key)}" if self._job_identity.has_secret else ""
+    def _reject_other_job(self, job_key: str, who: str) -> bytes:
+        own, theirs = _name_job(self._job_identity.job_key), f"{who} asked for {_name_job(job_key)}"
+        shown = f"{_OTHERS}job than {_name_job(job_key)}" if self._job_identity.has_secret else ""
         hint = (
             f"give all launchers of a job the same {Opt.JOB_ID}, and each job its own port in "
             f"{Opt.RENDEZVOUS_PORT}"
@@ -213,11 +215,11 @@ class ListenerHandshake:
             shown=shown,
         )
 
-    def _other_release(self, release: str, host: str = "") -> str:
+    def _describe_other_release(self, release: str, host: str = "") -> str:
         theirs = (
             f"distlaunch {_printable_name(release)}" if release else "another release of distlaunch"
         )
-        who = _host(host) if host else "the caller"
+        who = _name_host(host) if host else "the caller"
         return (
             f"the listening launcher is distlaunch {self._job_identity.release}, {who} is {theirs}"
         )
@@ -313,7 +315,7 @@ class CallerHandshake:
                     raise HandshakeError(
                         RefusalReason.TOKEN, "it does not know the secret of the job"
                     )
-                if not _is_valid(message):
+                if not _is_valid_welcome(message):
                     raise HandshakeError(
                         RefusalReason.INVALID, "it names an invalid run directory or rank"
                     )
@@ -323,7 +325,7 @@ class CallerHandshake:
                 self.is_final = self._expected is not None and is_same_proof(
                     message.proof, self._expected
                 )
-                self.outcome = _sanitized(message)
+                self.outcome = _sanitize(message)
             case _:
                 raise HandshakeError(RefusalReason.INVALID, "it sends messages out of order")
         return b""
@@ -379,7 +381,7 @@ class _Reader:
         if not self._buffer:
             return None
         if self._buffer[0] != VERSION:
-            raise _wrong_protocol(bytes(self._buffer[:16]))
+            raise _wrong_protocol_error(bytes(self._buffer[:16]))
         if len(self._buffer) < _HEADER.size:
             return None
         _, body, raw = _HEADER.unpack_from(self._buffer)
@@ -408,7 +410,7 @@ class _Reader:
         return message
 
 
-def _wrong_protocol(start: bytes) -> Exception:
+def _wrong_protocol_error(start: bytes) -> Exception:
     if start[0] and start[0] <= _NEWEST_FRAMES:
         return _OtherRelease("")
     for begin, kind, text in _KNOWN:
@@ -470,7 +472,7 @@ def _check_call(call: p.Call) -> None:
         raise HandshakeError(RefusalReason.INVALID, "it sends invalid messages")
 
 
-def _is_valid(welcome: p.Welcome) -> bool:
+def _is_valid_welcome(welcome: p.Welcome) -> bool:
     name = welcome.folder or welcome.job_id
     one_name = name not in _NO_NAMES and name[0] not in ".-" and "/" not in name
     one_name = one_name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
@@ -483,7 +485,7 @@ def _is_valid(welcome: p.Welcome) -> bool:
     )
 
 
-def _sanitized(rejection: p.Rejected) -> p.Rejected:
+def _sanitize(rejection: p.Rejected) -> p.Rejected:
     """Return the rejection with printable, shortened text and an exit code between 1 and 255."""
     code = rejection.exit_code if 0 < rejection.exit_code < 256 else EXIT_USAGE
     hint = None if rejection.hint is None else printable(rejection.hint[:_LONGEST_TEXT], keep="\n")
@@ -501,11 +503,11 @@ def _short_key(job_key: str) -> str:
     return f"{job_key[: _LONGEST_FIELD // 3]}...{hashlib.sha256(job_key.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-def _job(key: str) -> str:
+def _name_job(key: str) -> str:
     return f"job {quoted(key)}" if key else "a job without an id"
 
 
-def _host(name: str) -> str:
+def _name_host(name: str) -> str:
     return _printable_name(name) or "a host without a name"
 
 

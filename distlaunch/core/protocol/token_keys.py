@@ -116,7 +116,7 @@ class CallerSecret:
     def _make_key(self, key_method: str, salt: str) -> bytes | None:
         token = self._token
         if token is None:
-            return self._without_token(key_method, salt)
+            return self._make_key_without_token(key_method, salt)
         fits = (
             key_method == KEY
             if is_strong(token)
@@ -133,7 +133,7 @@ class CallerSecret:
                 f"this Python cannot compute {key_method}: {exc}", _NOT_DERIVED_HINT
             ) from exc
 
-    def _without_token(self, key_method: str, salt: str) -> bytes | None:
+    def _make_key_without_token(self, key_method: str, salt: str) -> bytes | None:
         if key_method == MUNGE and self._munge is not None:
             try:
                 return self._munge.open(salt).encode()

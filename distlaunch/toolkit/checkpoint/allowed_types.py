@@ -58,7 +58,7 @@ class _NotInertError(Exception):
 def check_saved(value: Any, name: str) -> None:
     """Raise ConfigError if a resume would refuse a value."""
     try:
-        _Check(None, Room(_SHARED_BYTES)).value(value, (), frozenset())
+        _Check(None, Room(_SHARED_BYTES)).check(value, (), frozenset())
     except _NotInertError as error:
         place = "".join(f".{key}" for key in error.path)
         raise ConfigError(
@@ -77,7 +77,7 @@ def check_loaded(value: Any, size: int, room: Room | None = None) -> None:
     try:
         _Check(
             _SPARE_VALUES + _PER_OPERATION * size, Room(_SHARED_BYTES) if room is None else room
-        ).value(value, (), frozenset())
+        ).check(value, (), frozenset())
     except _NotInertError as error:
         raise UnsavedValueError(f"holds what no save writes: it {error.why}") from None
 
@@ -104,7 +104,7 @@ class _Check:
         self._held = 0
         """Bytes that the tensors so far may occupy without using ``Room``."""
 
-    def value(self, value: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
+    def check(self, value: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
         kind = type(value)
         if kind in _LEAVES:
             return
@@ -115,29 +115,31 @@ class _Check:
         if isinstance(value, torch.Tensor):
             if id(value) in above:
                 raise _NotInertError(path, "is a tensor whose attributes lead back to it")
-            self._tensor(value, path, self._entered(value, path, above))
+            self._check_tensor(value, path, self._enter(value, path, above))
         elif kind in _CHILDREN:
             if id(value) in above:
                 return
-            above = self._entered(value, path, above)
+            above = self._enter(value, path, above)
             if kind is defaultdict and value.default_factory not in _FACTORIES:
-                raise _NotInertError(path, f"is a defaultdict of {_name(value.default_factory)}")
+                raise _NotInertError(
+                    path, f"is a defaultdict of {_full_name(value.default_factory)}"
+                )
             if self._left is None and kind in _HASHED:
-                self._keys(value, path)
+                self._check_keys(value, path)
             if kind is OrderedDict:
-                self._attributes(kind, vars(value), path)
+                self._check_attributes(kind, vars(value), path)
             for children in _CHILDREN[kind](value):
-                self._all(children, path, above)
+                self._check_children(children, path, above)
         elif not _is_of_numpy(value):
-            raise _NotInertError(path, f"is of the class {_name(kind)}")
+            raise _NotInertError(path, f"is of the class {_full_name(kind)}")
 
     @staticmethod
-    def _entered(value: Any, path: tuple[Any, ...], above: frozenset[int]) -> frozenset[int]:
+    def _enter(value: Any, path: tuple[Any, ...], above: frozenset[int]) -> frozenset[int]:
         if len(above) == _DEPTH:
             raise _NotInertError(path, f"is nested more than {_DEPTH} levels deep")
         return above | {id(value)}
 
-    def _keys(self, value: Any, path: tuple[Any, ...]) -> None:
+    def _check_keys(self, value: Any, path: tuple[Any, ...]) -> None:
         if _PLAIN_KEYS.issuperset(map(type, value)):
             return
         for number, key in enumerate(value):
@@ -152,12 +154,12 @@ class _Check:
             try:
                 check_key(key, spend)
             except MalformedError:
-                why = f"is of the class {_name(type(key))}"
+                why = f"is of the class {_full_name(type(key))}"
                 if type(key) in _CHILDREN:
                     why = "is a key that is too large, nested too deeply, or of another class"
                 raise _NotInertError((*path, number), why) from None
 
-    def _all(self, children: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
+    def _check_children(self, children: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
         values = children.values() if isinstance(children, dict) else children
         if self._left is not None:
             self._left -= len(values)
@@ -166,14 +168,16 @@ class _Check:
         if _LEAVES.issuperset(map(type, values)):
             return
         for key, each in children.items() if isinstance(children, dict) else enumerate(children):
-            self.value(each, (*path, key), above)
+            self.check(each, (*path, key), above)
 
-    def _tensor(self, value: torch.Tensor, path: tuple[Any, ...], above: frozenset[int]) -> None:
+    def _check_tensor(
+        self, value: torch.Tensor, path: tuple[Any, ...], above: frozenset[int]
+    ) -> None:
         if is_sharded(value):
             with torch.no_grad():
                 value = cast("Any", value).to_local()
         if type(value) not in _TENSORS:
-            raise _NotInertError(path, f"is of the class {_name(type(value))}")
+            raise _NotInertError(path, f"is of the class {_full_name(type(value))}")
         if (
             value.layout != torch.strided
             or value.dtype in QUANTIZED
@@ -189,7 +193,7 @@ class _Check:
             )
             raise _NotInertError(path, f"is a tensor that is {kind.removeprefix('torch.')}")
         if attributes := vars(value):
-            self._attributes(type(value), attributes, path)
+            self._check_attributes(type(value), attributes, path)
         size = value.numel() * value.element_size()
         storage = value.untyped_storage()
         if size > _EXPANDED_BYTES and size > storage.nbytes():
@@ -204,10 +208,10 @@ class _Check:
         if self._room.left < 0:
             raise _NotInertError(path, "is one of many tensors that share their numbers")
         if attributes:
-            self._all(attributes, path, above)
+            self._check_children(attributes, path, above)
 
     @staticmethod
-    def _attributes(kind: type, names: Iterable[str], path: tuple[Any, ...]) -> None:
+    def _check_attributes(kind: type, names: Iterable[str], path: tuple[Any, ...]) -> None:
         try:
             check_attributes(kind, names)
         except MalformedError:
@@ -250,14 +254,14 @@ def _is_plain(dtype: Any) -> bool:
     )
 
 
-def _name(kind: Any) -> str:
+def _full_name(kind: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
 # --- what the unpickler constructs -----------------------------------------------------------------------------------
 
 
-def _sized(kind: Any) -> Any:
+def _counting_constructor(kind: Any) -> Any:
     """Return a constructor of a container that counts the items against the budget."""
 
     def construct(unpickler: Unpickler, items: Any = (), *more: Any) -> Any:
@@ -282,40 +286,42 @@ def _is_one_of(value: Any, *texts: str) -> bool:
     return type(value) is str and value in texts
 
 
-def _encoded(unpickler: Unpickler, text: Any, encoding: Any) -> bytes:
+def _encode(unpickler: Unpickler, text: Any, encoding: Any) -> bytes:
     if type(text) is not str or not _is_one_of(encoding, "latin1", "latin-1"):
         raise MalformedError("a pickle encodes what is no bytes")
     unpickler.spend(len(text))
     return text.encode("latin-1")
 
 
-def _bytearray(unpickler: Unpickler, data: Any = b"", encoding: Any = "latin-1") -> bytearray:
+def _construct_bytearray(
+    unpickler: Unpickler, data: Any = b"", encoding: Any = "latin-1"
+) -> bytearray:
     if type(data) is str:
-        data = _encoded(unpickler, data, encoding)
+        data = _encode(unpickler, data, encoding)
     if type(data) is not bytes:
         raise MalformedError("a pickle makes a bytearray of what is no bytes")
     unpickler.spend(len(data))
     return bytearray(data)
 
 
-def _bytes(_: Unpickler) -> bytes:
+def _construct_bytes(_: Unpickler) -> bytes:
     return b""
 
 
-def _complex(_: Unpickler, real: Any, imaginary: Any) -> complex:
+def _construct_complex(_: Unpickler, real: Any, imaginary: Any) -> complex:
     if type(real) is not float or type(imaginary) is not float:
         raise MalformedError("a pickle makes a complex number of no numbers")
     return complex(real, imaginary)
 
 
-def _defaultdict(_: Unpickler, factory: Any = None) -> defaultdict[Any, Any]:
+def _construct_defaultdict(_: Unpickler, factory: Any = None) -> defaultdict[Any, Any]:
     kind = factory.factory if type(factory) is Name else None
     if (kind is None and factory is not None) or kind not in _FACTORIES:
         raise MalformedError("a pickle makes a defaultdict of what is no class")
     return defaultdict(kind)
 
 
-def _deque(unpickler: Unpickler, items: Any = (), most: Any = None) -> deque[Any]:
+def _construct_deque(unpickler: Unpickler, items: Any = (), most: Any = None) -> deque[Any]:
     if type(items) not in {list, tuple} or not (most is None or type(most) is int):
         raise MalformedError("a pickle makes a deque of what is no list")
     unpickler.spend(len(items) + _OF_A_DEQUE)
@@ -332,7 +338,7 @@ def construct_size(unpickler: Unpickler, sizes: Any = ()) -> torch.Size:
     return torch.Size(sizes)
 
 
-def _device(_: Unpickler, kind: Any, index: Any = None) -> torch.device:
+def _construct_device(_: Unpickler, kind: Any, index: Any = None) -> torch.device:
     if type(kind) is not str or len(kind) > _DEPTH or not (index is None or type(index) is int):
         raise MalformedError("a pickle has a device that is none")
     return torch.device(kind) if index is None else torch.device(kind, index)
@@ -348,7 +354,7 @@ def construct_layout(_: Unpickler, name: Any) -> torch.layout:
     return _LAYOUTS[name]
 
 
-def _record(kind: type) -> Name:
+def _record_name(kind: type) -> Name:
     return Name(lambda _: object.__new__(kind))
 
 
@@ -363,7 +369,7 @@ def _import_numpy() -> Any:
     return np
 
 
-def _numpy_dtype(unpickler: Unpickler, code: Any, *flags: Any) -> Pending:
+def _construct_numpy_dtype(unpickler: Unpickler, code: Any, *flags: Any) -> Pending:
     if (
         type(code) is not str
         or code[:1] not in _NUMPY_KINDS + "b"
@@ -387,7 +393,7 @@ def _numpy_dtype(unpickler: Unpickler, code: Any, *flags: Any) -> Pending:
     return Pending(build)
 
 
-def _numpy_array(unpickler: Unpickler, kind: Any, *arguments: Any) -> Pending:
+def _construct_numpy_array(unpickler: Unpickler, kind: Any, *arguments: Any) -> Pending:
     if kind is not _ARRAY:
         raise MalformedError("a pickle has an array of another class than numpy's")
     unpickler.spend(len(arguments))
@@ -410,7 +416,7 @@ def _build_array(unpickler: Unpickler, state: Any) -> Any:
     return numpy.frombuffer(bytearray(data), dtype).reshape(shape, order=order)
 
 
-def _numpy_scalar(unpickler: Unpickler, dtype: Any, data: Any) -> Any:
+def _construct_numpy_scalar(unpickler: Unpickler, dtype: Any, data: Any) -> Any:
     numpy = _import_numpy()
     if not isinstance(dtype, numpy.dtype) or not _is_plain(dtype) or type(data) is not bytes:
         raise MalformedError("a pickle has a number of numpy's that is none")
@@ -424,12 +430,15 @@ def _numpy_scalar(unpickler: Unpickler, dtype: Any, data: Any) -> Any:
 
 _ARRAY = Name(None)
 _NUMPY = {
-    "numpy.dtype": Name(_numpy_dtype),
+    "numpy.dtype": Name(_construct_numpy_dtype),
     "numpy.ndarray": _ARRAY,
     **{
         f"numpy.{core}.multiarray.{name}": Name(construct)
         for core in ("core", "_core")
-        for name, construct in (("_reconstruct", _numpy_array), ("scalar", _numpy_scalar))
+        for name, construct in (
+            ("_reconstruct", _construct_numpy_array),
+            ("scalar", _construct_numpy_scalar),
+        )
     },
 }
 
@@ -452,23 +461,23 @@ def state_names() -> Mapping[str, Any]:
     return {
         **TORCH,
         **_NUMPY,
-        "torch.device": Name(_device),
-        "_codecs.encode": Name(_encoded),
-        "builtins.bytes": Name(_bytes, factory=bytes),
-        "builtins.bytearray": Name(_bytearray),
-        "builtins.complex": Name(_complex, factory=complex),
-        "builtins.set": Name(_sized(set), factory=set),
-        "builtins.frozenset": Name(_sized(frozenset)),
+        "torch.device": Name(_construct_device),
+        "_codecs.encode": Name(_encode),
+        "builtins.bytes": Name(_construct_bytes, factory=bytes),
+        "builtins.bytearray": Name(_construct_bytearray),
+        "builtins.complex": Name(_construct_complex, factory=complex),
+        "builtins.set": Name(_counting_constructor(set), factory=set),
+        "builtins.frozenset": Name(_counting_constructor(frozenset)),
         **{
             f"builtins.{kind.__name__}": Name(None, factory=kind)
             for kind in (bool, int, float, str, list, dict, tuple)
         },
-        "collections.OrderedDict": Name(_sized(OrderedDict), factory=OrderedDict),
-        "collections.Counter": Name(_sized(Counter)),
-        "collections.defaultdict": Name(_defaultdict),
-        "collections.deque": Name(_deque),
+        "collections.OrderedDict": Name(_counting_constructor(OrderedDict), factory=OrderedDict),
+        "collections.Counter": Name(_counting_constructor(Counter)),
+        "collections.defaultdict": Name(_construct_defaultdict),
+        "collections.deque": Name(_construct_deque),
         **{
-            f"{module}.{name}": _record(kind)
+            f"{module}.{name}": _record_name(kind)
             for name, kind in ours
             for module in (OLD_MODULE, kind.__module__)
         },

@@ -107,7 +107,7 @@ def loaded(part: Part, room: Room | None = None) -> Any:
     """
     archive = _Archive(part)
     data = archive.pickle()
-    value = Unpickler(data, _names(), archive.storage).load()
+    value = Unpickler(data, _allowed_names(), archive.storage).load()
     check_loaded(value, len(data), room)
     return value
 
@@ -134,12 +134,12 @@ class _Archive:
         self._prefix = pickles[0].removesuffix("data.pkl")
         self._left = part.size
         order = f"{self._prefix}byteorder"
-        if order in self._files and bytes(self._content(order)) != sys.byteorder.encode():
+        if order in self._files and bytes(self._read_content(order)) != sys.byteorder.encode():
             raise MalformedError("was written on a machine with another order of bytes")
         self._storages: dict[str, torch.Tensor] = {}
 
     def pickle(self) -> memoryview:
-        return self._content(f"{self._prefix}data.pkl")
+        return self._read_content(f"{self._prefix}data.pkl")
 
     def storage(self, pid: Any) -> _Storage:
         """Return the storage for a persistent id: ``("storage", type, key, device, count)``."""
@@ -154,14 +154,14 @@ class _Archive:
         if type(key) is not str or type(count) is not int or count < 0:
             raise MalformedError("a pickle has a storage that is none")
         if key not in self._storages:
-            self._storages[key] = self._tensor(f"{self._prefix}data/{key}")
+            self._storages[key] = self._read_tensor(f"{self._prefix}data/{key}")
         data = self._storages[key]
         if count * (1 if kind.dtype is None else kind.dtype.itemsize) > data.numel():
             raise MalformedError("a storage is larger than its file")
         return _Storage(data, kind.dtype)
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        at, size = self._place(name)
+    def _read_tensor(self, name: str) -> torch.Tensor:
+        at, size = self._find_file(name)
         data = torch.empty(size, dtype=torch.uint8)
         if size:
             self._part.read_into(
@@ -169,13 +169,13 @@ class _Archive:
             )
         return data
 
-    def _content(self, name: str) -> memoryview:
-        at, size = self._place(name)
+    def _read_content(self, name: str) -> memoryview:
+        at, size = self._find_file(name)
         data = memoryview(bytearray(size))
         self._part.read_into(data, at)
         return data
 
-    def _place(self, name: str) -> tuple[int, int]:
+    def _find_file(self, name: str) -> tuple[int, int]:
         """Return offset and size of a file. Raises MalformedError if all files together are larger
         than the archive."""
         found = self._files.get(name)
@@ -244,7 +244,7 @@ def _construct_tensor(
     return tensor.requires_grad_(requires_grad is True)
 
 
-def _tensor_v2(
+def _construct_tensor_v2(
     unpickler: Unpickler,
     storage: Any,
     offset: Any,
@@ -263,11 +263,11 @@ def _tensor_v2(
         size,
         stride,
         requires_grad,
-        _flags(metadata),
+        _check_flags(metadata),
     )
 
 
-def _tensor_v3(
+def _construct_tensor_v3(
     unpickler: Unpickler,
     storage: Any,
     offset: Any,
@@ -280,26 +280,30 @@ def _tensor_v3(
 ) -> torch.Tensor:
     _refuse_hooks(hooks)
     return _construct_tensor(
-        unpickler, dtype, storage, offset, size, stride, requires_grad, _flags(metadata)
+        unpickler, dtype, storage, offset, size, stride, requires_grad, _check_flags(metadata)
     )
 
 
-def _parameter(_: Unpickler, data: Any, requires_grad: Any, hooks: Any) -> torch.nn.Parameter:
+def _construct_parameter(
+    _: Unpickler, data: Any, requires_grad: Any, hooks: Any
+) -> torch.nn.Parameter:
     _refuse_hooks(hooks)
     if type(data) is not torch.Tensor:
         raise MalformedError("a pickle has a parameter that is no tensor")
     return torch.nn.Parameter(data.detach(), requires_grad is True)
 
 
-def _parameter_with_state(
+def _construct_parameter_with_state(
     unpickler: Unpickler, data: Any, requires_grad: Any, hooks: Any, state: Any
 ) -> torch.nn.Parameter:
-    parameter = _parameter(unpickler, data, requires_grad, hooks)
+    parameter = _construct_parameter(unpickler, data, requires_grad, hooks)
     _set_attributes(unpickler, parameter, state)
     return parameter
 
 
-def _from_type(unpickler: Unpickler, construct: Any, kind: Any, arguments: Any, state: Any) -> Any:
+def _construct_from_type(
+    unpickler: Unpickler, construct: Any, kind: Any, arguments: Any, state: Any
+) -> Any:
     """Return a tensor with attributes. Replaces torch's ``_rebuild_from_type_v2``.
 
     ``construct`` makes the tensor from ``arguments``. Raises MalformedError for any other function
@@ -332,28 +336,32 @@ def _refuse_hooks(hooks: Any) -> None:
         raise MalformedError("a pickle has a tensor with hooks")
 
 
-def _flags(metadata: Any) -> dict[Any, Any]:
+def _check_flags(metadata: Any) -> dict[Any, Any]:
     if not (metadata is None or type(metadata) is dict):
         raise MalformedError("a pickle has a tensor of an unknown kind")
     return metadata or {}
 
 
 _TENSOR, _PARAMETER_CLASS = Name(None), Name(None)
-_TENSOR_V2, _TENSOR_V3, _PARAMETER = Name(_tensor_v2), Name(_tensor_v3), Name(_parameter)
+_TENSOR_V2, _TENSOR_V3, _PARAMETER = (
+    Name(_construct_tensor_v2),
+    Name(_construct_tensor_v3),
+    Name(_construct_parameter),
+)
 _TENSOR_NAMES = {
     "torch.Tensor": _TENSOR,
     "torch.nn.parameter.Parameter": _PARAMETER_CLASS,
     "torch._utils._rebuild_tensor_v2": _TENSOR_V2,
     "torch._utils._rebuild_tensor_v3": _TENSOR_V3,
     "torch._utils._rebuild_parameter": _PARAMETER,
-    "torch._utils._rebuild_parameter_with_state": Name(_parameter_with_state),
-    "torch._tensor._rebuild_from_type_v2": Name(_from_type),
+    "torch._utils._rebuild_parameter_with_state": Name(_construct_parameter_with_state),
+    "torch._read_tensor._rebuild_from_type_v2": Name(_construct_from_type),
     "torch.storage.UntypedStorage": _StorageType(None),
     **{f"torch.{name}": _StorageType(dtype) for name, dtype in _STORAGES.items()},
 }
 
 
-def _names() -> Mapping[str, Any]:
+def _allowed_names() -> Mapping[str, Any]:
     if not _all_names:
         _all_names.update({**state_names(), **_TENSOR_NAMES})
     return _all_names

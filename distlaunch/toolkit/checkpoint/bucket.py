@@ -108,7 +108,7 @@ class Bucket(Store):
         """Raise CheckpointError if another job owns the URL, and PlaceLostError if the mark is
         gone."""
         try:
-            found = self._owner()
+            found = self._read_mark()
         except FileNotFoundError as error:
             raise PlaceLostError(
                 f"checkpoints in {self.root}: the place has been emptied meanwhile"
@@ -125,11 +125,11 @@ class Bucket(Store):
     def sees(self, mark: str) -> bool:
         """Return whether the mark at the URL is ``mark``."""
         try:
-            return self._owner() == mark
+            return self._read_mark() == mark
         except FileNotFoundError:
             return False
 
-    def _owner(self) -> str | None:
+    def _read_mark(self) -> str | None:
         """Return the mark at the URL. Raises FileNotFoundError if there is none, and ReadError if
         it cannot be read."""
         data = self.read(_OWNER)

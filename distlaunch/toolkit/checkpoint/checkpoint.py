@@ -160,7 +160,7 @@ class Checkpoint:
         self._saved_at = time.monotonic()
         self._owner = os.getpid()
         atexit.register(self._finish)
-        call_before_end(self._leave)
+        call_before_end(self._finish_or_stop)
 
     # --- going on --------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Checkpoint:
         self._request_schedule.restart(time.monotonic())
         damaged: list[str] = []
         for name in names:
-            manifest, damage = self._verified(name)
+            manifest, damage = self._verify(name)
             if damage is not None:
                 damaged.append(one_line(f"{self._store.where(name)} is damaged: {damage}"))
                 if steps is None:
@@ -207,7 +207,9 @@ class Checkpoint:
             self._writing.saved_steps = self._reached
             self._only_resumed = True
             done = f"after {counted(self._reached, 'step')}"
-            self._say(f"resumed from {self._store.where(name)}, {done}{_age(manifest.get('time'))}")
+            self._say(
+                f"resumed from {self._store.where(name)}, {done}{_age_text(manifest.get('time'))}"
+            )
             return self._reached
         if damaged and steps is not None:
             others = (
@@ -222,7 +224,7 @@ class Checkpoint:
         self._resumed, self._reached = True, 0
         return 0
 
-    def _verified(self, name: str) -> tuple[Nested, str | None]:
+    def _verify(self, name: str) -> tuple[Nested, str | None]:
         """Verify a checkpoint, of which each worker reads a share. Return the manifest and the
         damage, equal on all workers.
 
@@ -234,7 +236,7 @@ class Checkpoint:
         if damage is None and unread is None:
             files = sorted(manifest["files"].items())
             found = self._group.all(
-                self._damage(name, dict(files[self._group.rank :: self._group.size]))
+                self._find_damage(name, dict(files[self._group.rank :: self._group.size]))
             )
             damage = next((text for text, _ in found if text is not None), None)
             unread = next(
@@ -269,7 +271,7 @@ class Checkpoint:
                 f"rank 0: {error.message if isinstance(error, CheckpointError) else describe(error)}",
             )
 
-    def _damage(self, name: str, files: Nested) -> tuple[str | None, str | None]:
+    def _find_damage(self, name: str, files: Nested) -> tuple[str | None, str | None]:
         """Return the damage of some files, or why a file cannot be read."""
         try:
             return self._store.damage(name, files), None
@@ -352,7 +354,8 @@ class Checkpoint:
                 f"{self._store.where(name)} is newer than what was resumed, and cannot be set aside"
             )
             self._group.agree(
-                where, partial(self._store.set_aside, name) if self._group.rank == 0 else _nothing
+                where,
+                partial(self._store.set_aside, name) if self._group.rank == 0 else _do_nothing,
             )
         self._writing.names = [name for name in self._writing.names if name not in names]
 
@@ -377,7 +380,7 @@ class Checkpoint:
         signalled = stop = False
         with self._lost_worker_errors(("step", steps - 1)):
             if due or self._group.size == 1 or self._request_schedule.is_due(steps):
-                asked, signalled, stop = self._ask(steps)
+                asked, signalled, stop = self._agree_on_requests(steps)
                 due = due or asked or stop
                 self._check_parts()
             if due:
@@ -422,7 +425,7 @@ class Checkpoint:
         failed."""
         self._writing.wait()
 
-    def _ask(self, steps: int) -> tuple[bool, bool, bool]:
+    def _agree_on_requests(self, steps: int) -> tuple[bool, bool, bool]:
         """Agree with all workers. Return whether to save, whether SIGUSR1 asked for it, and whether
         to stop."""
         now = time.monotonic()
@@ -442,7 +445,9 @@ class Checkpoint:
         except LostError as error:
             if not self._requests.stop:
                 raise
-            self._stop(f"not saved, as this worker cannot agree with the others any more: {error}")
+            self._raise_stopped(
+                f"not saved, as this worker cannot agree with the others any more: {error}"
+            )
         self._request_schedule.answered(steps, now, step_us)
         if failing:
             self.wait()
@@ -476,14 +481,14 @@ class Checkpoint:
         self._resumed = True
         self.wait()
         if steps != self._writing.saved_steps:
-            stop = self._begin(steps) or stop
+            stop = self._begin_save(steps) or stop
             self._saved_at = time.monotonic()
         if stop or not background:
             self.wait()
         if stop and self._requests.may_stop():
-            self._stop(f"saved {self._store.where(self._writing.names[0])}")
+            self._raise_stopped(f"saved {self._store.where(self._writing.names[0])}")
 
-    def _begin(self, steps: int) -> bool:
+    def _begin_save(self, steps: int) -> bool:
         """Begin the next checkpoint on all workers, or on none. Return whether a worker is to stop."""
         names, name = self._writing.names, self._store.name(steps)
         folder, error, snapshot, state = "", None, None, {}
@@ -532,7 +537,9 @@ class Checkpoint:
         if refused is not None:
             self._store.release()
             raise ConfigError(refused)
-        places = self._group.all((os.uname().nodename, self._store.root, _sees(self._store, mark)))
+        places = self._group.all(
+            (os.uname().nodename, self._store.root, _sees_mark(self._store, mark))
+        )
         if not all(seen is True for _, _, seen in places):
             self._store.release()
             raise ConfigError(not_shared(places))
@@ -555,21 +562,21 @@ class Checkpoint:
                 f"{counted(self._reached, 'step')}"
             )
         atexit.unregister(self._finish)
-        cancel_call_before_end(self._leave)
+        cancel_call_before_end(self._finish_or_stop)
         try:
             self.wait()
             self._warn_of_unsaved_steps()
         finally:
-            stop = self._end()
+            stop = self._release_all()
             if sys.exc_info()[0] is None:  # after an exception others may wait for this worker
                 self._group.close()
             end_groups(self._group, self._writing.group)
         if stop:
-            self._stop(_TOO_LATE)
+            self._raise_stopped(_TOO_LATE)
 
-    def _leave(self) -> None:
+    def _finish_or_stop(self) -> None:
         if self._finish():
-            self._stop(_TOO_LATE)
+            self._raise_stopped(_TOO_LATE)
 
     def _finish(self) -> bool:
         """Complete the checkpoint if Python exits without ``close``. Return whether a SIGTERM was
@@ -585,12 +592,12 @@ class Checkpoint:
         else:
             if getattr(sys, "last_type", None) is None:  # no exception has ended the script
                 self._warn_of_unsaved_steps()
-        stop = self._end()
+        stop = self._release_all()
         # A process group lives as long as there are references to it.
         self._group.handle = self._writing.group.handle = None
         return stop
 
-    def _end(self) -> bool:
+    def _release_all(self) -> bool:
         """Release everything. Return whether SIGTERM was not handled.
 
         If an exception is being handled, SIGTERM is only logged.
@@ -603,7 +610,7 @@ class Checkpoint:
             return False
         return stop
 
-    def _stop(self, why: str) -> NoReturn:
+    def _raise_stopped(self, why: str) -> NoReturn:
         self._requests.answered()
         self._say(f"told to stop by SIGTERM: {why}")
         with suppress(CheckpointError):
@@ -645,7 +652,7 @@ class Checkpoint:
             log.warning("distlaunch: %s", one_line(text))
 
 
-def _age(saved_s: object) -> str:
+def _age_text(saved_s: object) -> str:
     """Return a text as ``, saved 5 min ago``, empty for an unknown time."""
     if not isinstance(saved_s, int | float) or not 0 <= saved_s < 1 << 40:
         return ""
@@ -656,10 +663,10 @@ def _age(saved_s: object) -> str:
     return f", saved {ago_s} s ago"
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
-def _sees(store: Store, mark: str) -> bool | str:
+def _sees_mark(store: Store, mark: str) -> bool | str:
     """Return whether this worker sees the mark of rank 0, or why it cannot be read."""
     try:
         return store.sees(mark)
@@ -735,7 +742,7 @@ def steps_after(step: Any, reached: int) -> int:
 def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
     """Return a message that lists the workers that do not see rank 0's files.
 
-    ``places`` has host, location and the result of ``_sees`` for each rank.
+    ``places`` has host, location and the result of ``_sees_mark`` for each rank.
     """
     host, root, _ = places[0]
     blind = [(rank, *place) for rank, place in enumerate(places) if place[2] is not True]

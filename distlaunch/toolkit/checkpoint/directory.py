@@ -92,7 +92,7 @@ class Folder(Store):
             self._take_lock()
             self._real, self._directory = real, _identity(self.root)
             _held.add(real)
-            self._sweep()  # first, because this may free a full disk
+            self._remove_leftovers()  # first, because this may free a full disk
             self._write_mark()
         except OSError as error:
             self.release()
@@ -106,7 +106,7 @@ class Folder(Store):
                     f"checkpoints in {self.root}: {what}: not a directory to write to"
                 ) from error
             self._unwritable = describe(error)
-            self._mark = self._all_names()
+            self._mark = self._names_as_json()
             log.warning(
                 "distlaunch: checkpoints in %s can be read, but not saved: %s",
                 self.root,
@@ -123,7 +123,7 @@ class Folder(Store):
             if error.errno not in _FULL:
                 raise
             # An incomplete save may have filled the disk. Without a lock file no job is saving.
-            self._sweep()
+            self._remove_leftovers()
             self._lock = os.open(path, flags, 0o666)
         if os.fstat(self._lock).st_nlink > 1 and not self._is_own_lock():
             raise OSError(errno.EMLINK, "a hard link to another file, which would be emptied")
@@ -142,7 +142,7 @@ class Folder(Store):
             return False
         return isinstance(found, dict) and "mark" in found
 
-    def _sweep(self) -> None:
+    def _remove_leftovers(self) -> None:
         for name in os.listdir(self.root):
             found = _HALF.fullmatch(name)
             if found is not None and steps_of(found[1]) >= 0 and self._remove_files(name):
@@ -160,18 +160,18 @@ class Folder(Store):
         # NFS writes a file when it is closed or synced. Until then other nodes see an empty file.
         os.fsync(self._lock)
 
-    def _all_names(self) -> str:
+    def _names_as_json(self) -> str:
         return json.dumps(self.names())
 
     def _take_lock(self) -> None:
         begun = time.monotonic()
         while True:
             try:
-                _lock(self._lock)
+                _lock_file(self._lock)
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     return  # ``commit`` never replaces a checkpoint of another job
-                holder = self._holder()
+                holder = self._read_holder()
                 wait_s = _LEASE_S if _is_of_a_lost_node(holder) else _WAIT_S
                 if time.monotonic() < begun + wait_s:
                     time.sleep(0.1)
@@ -185,7 +185,7 @@ class Folder(Store):
                 ) from error
             return
 
-    def _holder(self) -> dict[str, Any]:
+    def _read_holder(self) -> dict[str, Any]:
         """Return the lock file's description of the job that holds the directory. Raises ReadError."""
         data = retried(lambda: os.pread(self._lock, 4096, 0), self.where(_LOCK))
         try:
@@ -202,7 +202,7 @@ class Folder(Store):
         """Return whether the lock file has ``mark``. Wait for it: a network file system may show it
         late."""
         if self._lock >= 0:  # closing another descriptor of the file would release the lock
-            return self._holder().get("mark") == mark
+            return self._read_holder().get("mark") == mark
         deadline = time.monotonic() + _WAIT_S
         while True:
             with (
@@ -211,7 +211,9 @@ class Folder(Store):
             ):
                 if json.loads(file.read())["mark"] == mark:
                     return True
-            if mark == self._all_names():  # rank 0 cannot write, and its mark is the list of names
+            if (
+                mark == self._names_as_json()
+            ):  # rank 0 cannot write, and its mark is the list of names
                 return True
             if time.monotonic() > deadline:
                 return False
@@ -238,7 +240,7 @@ class Folder(Store):
             raise PlaceLostError(f"{where}: the directory has been removed meanwhile") from error
         if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
             raise PlaceLostError(f"{where}: the directory has been replaced meanwhile")
-        if self._holder().get("mark") != self._mark:
+        if self._read_holder().get("mark") != self._mark:
             raise CheckpointError(f"{where}: another job has begun to save there")
 
     def release(self) -> None:
@@ -279,11 +281,11 @@ class Folder(Store):
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
         """Write the manifest, and rename the folder. Raises FileExistsError."""
         self.write(f"{temporary}/{MANIFEST}", sealed(manifest))
-        _sync(f"{self.root}/{temporary}")
+        _sync_directory(f"{self.root}/{temporary}")
         # Fails if the target exists and is not empty.
         os.rename(f"{self.root}/{temporary}", f"{self.root}/{name}")
         try:
-            _sync(self.root)
+            _sync_directory(self.root)
         except OSError as error:
             log.warning(
                 "distlaunch: checkpoint %s is there, but the directory could not be flushed (%s): "
@@ -349,16 +351,16 @@ class Folder(Store):
 _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
-def _give_up_in_child() -> None:
+def _release_in_child() -> None:
     """Close inherited locks, which would keep the directory locked while the child lives."""
     for folder in list(_folders):
         folder.release()
 
 
-os.register_at_fork(after_in_child=_give_up_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
-def _lock(descriptor: int) -> None:
+def _lock_file(descriptor: int) -> None:
     """Use a POSIX lock where locks of open files are not supported."""
     if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
         try:
@@ -417,7 +419,7 @@ def _open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def _sync(directory: str) -> None:
+def _sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

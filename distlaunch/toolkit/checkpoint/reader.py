@@ -104,7 +104,7 @@ class Reader(StorageReader):
         if trust:
             self.metadata = _TrustingUnpickler(io.BytesIO(data)).load()
         else:
-            self.metadata = self._refusing(METADATA, lambda: _metadata(data, files))
+            self.metadata = self._load_or_refuse(METADATA, lambda: _read_metadata(data, files))
 
     def unpickled(
         self, key: str, data: bytes | memoryview, check: Callable[[Any], None] | None = None
@@ -121,14 +121,15 @@ class Reader(StorageReader):
                 check(value)
             return value
 
-        return self._refusing(self._entry(key), load)
+        return self._load_or_refuse(self._describe_entry(key), load)
 
     def check(self, values: Mapping[str, Any], check: Callable[[str, Any], None]) -> None:
         """Call ``check`` for values. Raises RefusedError instead of its error."""
         for key, value in values.items():
-            self._refusing(self._entry(key), lambda key=key, value=value: check(key, value))  # type: ignore[misc]
+            what = self._describe_entry(key)
+            self._load_or_refuse(what, lambda key=key, value=value: check(key, value))  # type: ignore[misc]
 
-    def _entry(self, key: str) -> str:
+    def _describe_entry(self, key: str) -> str:
         found = (
             info.relative_path
             for index, info in self.metadata.storage_data.items()
@@ -143,7 +144,7 @@ class Reader(StorageReader):
             cast("Any", part), map_location="cpu", weights_only=False, pickle_module=_TRUSTING
         )
 
-    def _refusing(self, what: str, load: Callable[[], Any]) -> Any:
+    def _load_or_refuse(self, what: str, load: Callable[[], Any]) -> Any:
         try:
             return load()
         except RefusedClassError as error:
@@ -191,29 +192,32 @@ class Reader(StorageReader):
                 self.metadata.storage_data[item.storage_index].relative_path, []
             ).append(item)
         for file, items in of_files.items():
-            with self._opened(f"{self._name}/{file}") as stream:
+            with self._open_file(f"{self._name}/{file}") as stream:
                 for item in items:
-                    self._read(item, stream, planner)
+                    self._read_item(item, stream, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read(self, item: ReadItem, stream: BinaryIO, planner: LoadPlanner) -> None:
+    def _read_item(self, item: ReadItem, stream: BinaryIO, planner: LoadPlanner) -> None:
         info = self.metadata.storage_data[item.storage_index]
         what = f"{info.relative_path}: {shown(item.storage_index.fqn)}"
-        value = self._refusing(what, lambda: self._load(Part(stream, info.offset, info.length)))
+        value = self._load_or_refuse(
+            what, lambda: self._load(Part(stream, info.offset, info.length))
+        )
         if item.type != LoadItemType.BYTE_IO:
-            self._put(item, value, planner, what)
+            self._copy_chunk(item, value, planner, what)
         elif isinstance(value, torch.Tensor):
             raise RefusedError(f"{what} is not loaded: it is a tensor, and has to be bytes")
         else:
             planner.load_bytes(item, value)
 
-    def _opened(self, path: str) -> BinaryIO:
+    def _open_file(self, path: str) -> BinaryIO:
         return retried(lambda: self._store.open(path), self._store.where(path))
 
-    def _put(self, item: ReadItem, value: Any, planner: LoadPlanner, what: str) -> None:
-        """Raise RefusedError if the chunk does not match the metadata."""
+    def _copy_chunk(self, item: ReadItem, value: Any, planner: LoadPlanner, what: str) -> None:
+        """Copy a chunk to its place in the target. Raises RefusedError if it does not match the
+        metadata."""
         entry: Any = self.metadata.state_dict_metadata[item.storage_index.fqn]
         if not self._trust:
             key = item.storage_index.fqn
@@ -284,9 +288,9 @@ _TRUSTING: Any = SimpleNamespace(
 # --- the metadata ----------------------------------------------------------------------------------------------------
 
 
-def _metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
+def _read_metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
     """Return the metadata. Raises MalformedError if it does not match the files of the manifest."""
-    found = Unpickler(data, _names()).load()
+    found = Unpickler(data, _allowed_names()).load()
     if type(found) is not Metadata:
         raise MalformedError("it is not the record that torch writes")
     _check_metadata(found, files, len(data))
@@ -419,7 +423,9 @@ def covers_once(
     )
 
 
-def _fields(kind: type, **checks: Callable[[Any], bool]) -> tuple[type, Callable[[Any, Any], Any]]:
+def _checked_fields(
+    kind: type, **checks: Callable[[Any], bool]
+) -> tuple[type, Callable[[Any, Any], Any]]:
     """Return a class, and a function that builds its objects from checked fields."""
 
     def build(value: Any, state: Any) -> Any:
@@ -442,7 +448,7 @@ def _build_properties(value: Any, state: Any) -> Any:
     return value
 
 
-def _is(*kinds: type) -> Callable[[Any], bool]:
+def _has_type(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: type(value) in kinds
 
 
@@ -450,13 +456,13 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _path(unpickler: Unpickler, *parts: Any) -> str:
+def _construct_path(unpickler: Unpickler, *parts: Any) -> str:
     """Replace a path of pathlib in the pickle by an empty text."""
     unpickler.spend(len(parts))
     return ""
 
 
-def _memory_format(_: Unpickler, number: Any) -> Any:
+def _construct_memory_format(_: Unpickler, number: Any) -> Any:
     return number
 
 
@@ -464,30 +470,37 @@ _NOW = "torch.distributed.checkpoint.metadata"
 _TORCH_2_2 = "torch.distributed._shard.sharded_tensor.metadata"
 _NONE = type(None)
 _RECORDS = (
-    _fields(
+    _checked_fields(
         Metadata,
-        state_dict_metadata=_is(dict),
-        planner_data=_is(dict),
-        storage_data=_is(dict),
-        storage_meta=_is(StorageMeta, _NONE),
-        version=_is(str, _NONE),
+        state_dict_metadata=_has_type(dict),
+        planner_data=_has_type(dict),
+        storage_data=_has_type(dict),
+        storage_meta=_has_type(StorageMeta, _NONE),
+        version=_has_type(str, _NONE),
     ),
-    _fields(
+    _checked_fields(
         TensorStorageMetadata,
-        properties=_is(TensorProperties),
-        size=_is(torch.Size),
-        chunks=_is(list),
+        properties=_has_type(TensorProperties),
+        size=_has_type(torch.Size),
+        chunks=_has_type(list),
     ),
-    _fields(BytesStorageMetadata),
-    _fields(ChunkStorageMetadata, offsets=_is(torch.Size), sizes=_is(torch.Size)),
-    _fields(MetadataIndex, fqn=_is(str), offset=_is(torch.Size, _NONE), index=_is(int, _NONE)),
-    _fields(
+    _checked_fields(BytesStorageMetadata),
+    _checked_fields(
+        ChunkStorageMetadata, offsets=_has_type(torch.Size), sizes=_has_type(torch.Size)
+    ),
+    _checked_fields(
+        MetadataIndex,
+        fqn=_has_type(str),
+        offset=_has_type(torch.Size, _NONE),
+        index=_has_type(int, _NONE),
+    ),
+    _checked_fields(
         StorageMeta,
         **dict.fromkeys(("checkpoint_id", "save_id", "load_id", "modules"), lambda _: True),
     ),
-    _fields(
+    _checked_fields(
         torch_filesystem._StorageInfo,  # noqa: SLF001 - torch pickles it
-        relative_path=_is(str),
+        relative_path=_has_type(str),
         offset=_is_count,
         length=_is_count,
         transform_descriptors=lambda value: value is None or (type(value) is tuple and not value),
@@ -498,24 +511,24 @@ for _kind, _build in _RECORDS:
     register(_kind, _build, key=_kind is MetadataIndex)
 
 
-def _record(kind: type) -> Name:
+def _record_name(kind: type) -> Name:
     return Name(lambda _: object.__new__(kind))
 
 
-def _names() -> Mapping[str, Any]:
+def _allowed_names() -> Mapping[str, Any]:
     if not _all_names:
         _all_names.update(TORCH)
         _all_names.update(
-            {f"{kind.__module__}.{kind.__qualname__}": _record(kind) for kind, _ in _RECORDS}
+            {f"{kind.__module__}.{kind.__qualname__}": _record_name(kind) for kind, _ in _RECORDS}
         )
         for module, encoding in (
             (_NOW, "_MEM_FORMAT_ENCODING"),
             (_TORCH_2_2, "MEM_FORMAT_ENCODING"),
         ):
-            _all_names[f"{module}.{encoding}"] = Name(_memory_format)
-            _all_names[f"{module}.TensorProperties"] = _record(TensorProperties)
+            _all_names[f"{module}.{encoding}"] = Name(_construct_memory_format)
+            _all_names[f"{module}.TensorProperties"] = _record_name(TensorProperties)
         for module in ("pathlib", "pathlib._local"):
-            _all_names[f"{module}.PosixPath"] = Name(_path)
+            _all_names[f"{module}.PosixPath"] = Name(_construct_path)
     return _all_names
 
 

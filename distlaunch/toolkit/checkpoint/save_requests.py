@@ -92,7 +92,8 @@ class SaveRequests:
     def may_stop(self) -> bool:
         """Return whether to end now, after the save for SIGTERM.
 
-        Other Checkpoints of the process must reach their next step first.
+        The first call returns False if other Checkpoints of the process must reach their next step
+        first. Later calls return True.
         """
         others = [each for each in _received.open if each is not self]
         waits = any(each.stepped and not each._stopping for each in others)  # noqa: SLF001

@@ -96,7 +96,7 @@ class TrainingState:
         self._own_entries: Nested = {}
         self._groups: dict[int, int] = {}
         """The checkpoint's number of each parameter group, by the present number."""
-        _check(model, self.optimizers)
+        _check_objects(model, self.optimizers)
 
     @property
     def kinds(self) -> list[str]:
@@ -105,9 +105,9 @@ class TrainingState:
 
     def snapshot(self, *, alone: bool) -> Snapshot:
         """Return what this worker saves, except random states. Tensors are not copied."""
-        model, optimizer = self._canonical()
+        model, optimizer = self._canonical_states()
         if not alone:
-            _refuse_owned(self.model)
+            _refuse_ignored_parameters(self.model)
         own = {} if alone else unshared(self.model, model)
         for group in optimizer["param_groups"]:
             group.update(
@@ -123,10 +123,10 @@ class TrainingState:
         return Snapshot(
             model={name: self._saveable_form(value, name) for name, value in model.items()},
             optimizer=optimizer if self.optimizers else None,
-            classes=self._classes(),
+            classes=self._group_classes(),
             tied=tied(self.model),
             parts={
-                name: split(self._checked(part.state_dict(), name))
+                name: split(self._check_value(part.state_dict(), name))
                 for name, part in self.parts.items()
             },
             own=own,
@@ -140,17 +140,17 @@ class TrainingState:
             for name, part in self.parts.items():
                 check_saved(part.state_dict(), name)
 
-    def _checked(self, value: Any, name: str) -> Any:
+    def _check_value(self, value: Any, name: str) -> Any:
         if not self._trust:
             check_saved(value, name)
         return value
 
     def _saveable_form(self, value: Any, name: str) -> Any:
-        return saveable_form(self._checked(value, name), name)
+        return saveable_form(self._check_value(value, name), name)
 
-    def _canonical(self) -> tuple[Nested, Nested]:
+    def _canonical_states(self) -> tuple[Nested, Nested]:
         """Return the states of model and optimizers by canonical names."""
-        with _unstepped(self.optimizers):
+        with _prevent_steps(self.optimizers):
             model, found = get_state_dict(self.model, self.optimizers)
         optimizer: Nested = {"state": {}, "param_groups": [], **found}
         optimizer["state"] = {name: state for name, state in optimizer["state"].items() if state}
@@ -178,16 +178,16 @@ class TrainingState:
         names = {entry.part for entry in sharded.values()} & self.parts.keys()
         here, shapes = (
             {name: split(self.parts[name].state_dict())[1] for name in names},
-            self._sharded(),
+            self._sharded_parameters(),
         )
         for key, entry in sharded.items():
             if entry.part in names:
-                found[key] = _empty(
+                found[key] = _empty_tensor(
                     there[key], here[entry.part].get(entry.place, shapes.get(there[key].size))
                 )
         return found
 
-    def _sharded(self) -> dict[torch.Size, nn.Parameter]:
+    def _sharded_parameters(self) -> dict[torch.Size, nn.Parameter]:
         return {
             parameter.shape: parameter
             for parameter in self.model.parameters()
@@ -199,7 +199,7 @@ class TrainingState:
 
         Raises ConfigError if the checkpoint is of another model.
         """
-        if differing := differing_parameters(self._canonical()[0], metadata):
+        if differing := differing_parameters(self._canonical_states()[0], metadata):
             raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
         found: Nested = {
             key: None
@@ -226,7 +226,7 @@ class TrainingState:
         for each, buffer in self.model.named_buffers(remove_duplicate=False):
             for name in canonical(self.model, [each]):
                 value = read.get(f"model.{name}")
-                if isinstance(value, torch.Tensor) and not _fits(value, buffer.dtype):
+                if isinstance(value, torch.Tensor) and not _fits_type(value, buffer.dtype):
                     here, was = (
                         str(dtype).removeprefix("torch.") for dtype in (buffer.dtype, value.dtype)
                     )
@@ -261,7 +261,8 @@ class TrainingState:
     def match_groups(
         self, read: Nested, metadata: Metadata, kinds: Sequence[str] | None
     ) -> list[str]:
-        """Match the parameter groups of the checkpoint with the present ones by parameter names.
+        """Match the parameter groups of the checkpoint with the present ones by parameter names,
+        and keep the result for ``template``.
 
         ``kinds``: the classes of the checkpoint's optimizers. Return warnings about what cannot be
         compared. Raises ConfigError if groups or classes differ.
@@ -277,15 +278,15 @@ class TrainingState:
             if any(isinstance(e, ParameterStateEntry | GroupEntry) for e in entries.values()):
                 raise CheckpointError(".metadata has an optimizer without parameter groups")
             return []
-        here = [group["params"] for group in self._canonical()[1]["param_groups"]]
+        here = [group["params"] for group in self._canonical_states()[1]["param_groups"]]
         numbers = sorted(there)
         found, differing = match_groups(here, [there[number] for number in numbers])
-        classes = read["classes"] if "classes" in read else _classes_of(kinds, len(numbers))
+        classes = read["classes"] if "classes" in read else _classes_of_groups(kinds, len(numbers))
         if classes is not None and len(classes) != len(numbers):
             raise CheckpointError(".metadata has not one class for each parameter group")
         unknown = classes is None and kinds is not None
         if not differing and classes is not None:
-            differing = differing_classes(self._classes(), classes, here, found)
+            differing = differing_classes(self._group_classes(), classes, here, found)
         elif not differing and kinds is not None and sorted(kinds) != sorted(self.kinds):
             differing = [f"it was {', '.join(kinds)}, and is {', '.join(self.kinds)} here"]
         if differing:
@@ -297,7 +298,7 @@ class TrainingState:
             else []
         )
 
-    def _classes(self) -> list[str]:
+    def _group_classes(self) -> list[str]:
         return [type(each).__name__ for each in self.optimizers for _ in each.param_groups]
 
     def template(self, metadata: Metadata) -> Nested:
@@ -308,10 +309,10 @@ class TrainingState:
         type, but not a count of steps: bf16 cannot represent 301. ``match_groups`` must have been
         called. Raises ConfigError if the checkpoint is of another optimizer.
         """
-        model, optimizer = self._canonical()
+        model, optimizer = self._canonical_states()
         there = metadata.state_dict_metadata
         entries = entries_of(metadata)
-        parameters = self._parameters(optimizer)
+        parameters = self._parameters_by_name(optimizer)
         if differing := [
             f"{entry.parameter}.{entry.key} is only in the checkpoint"
             for entry in entries.values()
@@ -329,17 +330,19 @@ class TrainingState:
                 case ModelEntry(name=name):
                     live = model[name]
                     in_place = entry.is_whole and isinstance(live, torch.Tensor)
-                    flat[key] = live if in_place else _empty(saved, None)
+                    flat[key] = live if in_place else _empty_tensor(saved, None)
                 case ParameterStateEntry(parameter=name):
-                    parameter, was = parameters[name], _type(there.get(f"model.{name}"))
+                    parameter, was = parameters[name], _type_of(there.get(f"model.{name}"))
                     converted = (
                         entry.key != "step"
-                        and _size(saved) == parameter.size()
-                        and _type(saved) == was
+                        and _size_of(saved) == parameter.size()
+                        and _type_of(saved) == was
                     )
-                    flat[key] = _empty(saved, parameter, parameter.dtype if converted else None)
+                    flat[key] = _empty_tensor(
+                        saved, parameter, parameter.dtype if converted else None
+                    )
                 case GroupEntry() if entry.key in here.get(entry.group, ()):
-                    flat[key] = _empty(saved, None)
+                    flat[key] = _empty_tensor(saved, None)
         return flat
 
     def check_sizes(self, values: Nested, metadata: Metadata) -> None:
@@ -347,7 +350,7 @@ class TrainingState:
 
         ``values`` are the entries of ``template`` that are no tensors.
         """
-        names = self._parameters(self._canonical()[1])
+        names = self._parameters_by_name(self._canonical_states()[1])
         fused: dict[int, object] = {}
         sizes: dict[int, dict[str, torch.Size]] = {}
         for key, entry in entries_of(metadata).items():
@@ -374,8 +377,9 @@ class TrainingState:
             raise ConfigError(f"is of another optimizer: {listing(shown, 'entry')}")
 
     def converted(self, metadata: Metadata) -> str | None:
-        """Return a text about a number type from which values were converted."""
-        model, _ = self._canonical()
+        """Return a text about the first entry that is converted to another number type; None if
+        none is."""
+        model, _ = self._canonical_states()
         for name, value in model.items():
             entry = metadata.state_dict_metadata.get(f"model.{name}")
             if isinstance(entry, TensorStorageMetadata) and isinstance(value, torch.Tensor):
@@ -387,7 +391,7 @@ class TrainingState:
                     return f"{name} is {here} here and was {was}: it is converted"
         return None
 
-    def _parameters(self, optimizer: Nested) -> dict[str, nn.Parameter]:
+    def _parameters_by_name(self, optimizer: Nested) -> dict[str, nn.Parameter]:
         groups = [group for each in self.optimizers for group in each.param_groups]
         return {
             name: parameter
@@ -406,7 +410,8 @@ class TrainingState:
         read[key] = unpickled(key, read[key].numpy().data, check_own)
 
     def load_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
-        """Load the states of parts and this worker's buffers, but not the random states.
+        """Load the states of parts. Keep this worker's buffers for ``load``, and its random states
+        for ``restore_random``.
 
         Return texts about parts that are only in the checkpoint or only here. If ``was``, the
         number of workers that saved, has changed, all get rank 0's buffers. Raises ConfigError if a
@@ -416,10 +421,12 @@ class TrainingState:
         self._random = own["random"] if rank < was else None
         self._own_entries = own.get("model", {}) if was == world_size else {}
         if self._own_entries and (
-            different := _unlike(self._own_entries, self._canonical()[0], rank)
+            different := _differing_own_entries(
+                self._own_entries, self._canonical_states()[0], rank
+            )
         ):
             raise ConfigError(f"is of another model: {listing(different, 'parameter')}")
-        said, states, shapes = [], own["parts"], set(self._sharded())
+        said, states, shapes = [], own["parts"], set(self._sharded_parameters())
         for name in sorted(self.parts, key=lambda name: name != "sampler"):
             part = self.parts[name]
             # The state of a disabled GradScaler is empty.
@@ -452,14 +459,15 @@ class TrainingState:
         part.load_state_dict(joined(state, entry, here, shapes))
 
     def load(self, read: Nested, metadata: Metadata) -> None:
-        """Load the entries of ``template`` into the optimizer."""
+        """Load the entries of ``template``, and the buffers that ``load_own`` has kept, into model
+        and optimizers."""
         try:
             nested = unwrapped(
                 unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
             )
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             raise CheckpointError(".metadata has entries in the places of others") from error
-        model, optimizer = self._canonical()
+        model, optimizer = self._canonical_states()
         found = nested.get("optimizer", {})
         states = self._optimizer_states(found, optimizer) if found else []
         entries, self._own_entries = self._own_entries, {}
@@ -469,16 +477,18 @@ class TrainingState:
             else value
             for name, value in entries.items()
         }
-        with _naming(self.model):
+        with _name_class_in_errors(self.model):
             set_model_state_dict(self.model, {**model, **nested.get("model", {}), **own})
         for each, state in states:
-            with _naming(each):
+            with _name_class_in_errors(each):
                 load_optimizer_state(each, state)
 
     def _optimizer_states(
         self, found: Nested, optimizer: Nested
     ) -> list[tuple[torch.optim.Optimizer, Nested]]:
-        names = {id(parameter): name for name, parameter in self._parameters(optimizer).items()}
+        names = {
+            id(parameter): name for name, parameter in self._parameters_by_name(optimizer).items()
+        }
         settings_there = found.get("param_groups", [])
         groups = (
             dict(enumerate(settings_there)).get(self._groups[number]) or {}
@@ -508,7 +518,7 @@ class TrainingState:
 
 
 @contextmanager
-def _naming(what: object) -> Iterator[None]:
+def _name_class_in_errors(what: object) -> Iterator[None]:
     """Raise CheckpointError, with the class of the object, if loading its state fails."""
     try:
         yield
@@ -519,7 +529,7 @@ def _naming(what: object) -> Iterator[None]:
 
 
 @contextmanager
-def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+def _prevent_steps(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """Keep torch from stepping optimizers without state: a step would change weights, and under DDP
     only rank 0's."""
     fresh = [
@@ -542,7 +552,7 @@ def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
             del state[parameter]
 
 
-def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def _check_objects(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"Checkpoint: model is a {type(model).__name__}, and has to be a torch.nn.Module"
@@ -594,8 +604,9 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
         )
 
 
-def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | None:
-    """Return None if the classes, which older checkpoints lack, are ambiguous."""
+def _classes_of_groups(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | None:
+    """Return the optimizer's class for each parameter group; None if that is ambiguous, or not
+    known, as in older checkpoints."""
     if kinds is None:
         return None
     if len(set(kinds)) == 1:
@@ -603,7 +614,7 @@ def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | Non
     return kinds if len(kinds) == groups else None
 
 
-def _refuse_owned(model: nn.Module) -> None:
+def _refuse_ignored_parameters(model: nn.Module) -> None:
     """Raise ConfigError for trained parameters that DDP ignores: only rank 0's would be saved."""
     ignored = (
         getattr(model, "parameters_to_ignore", ())
@@ -629,7 +640,7 @@ def tied(model: nn.Module) -> list[list[str]]:
     return [sorted(canonical(model, several)) for several in names.values() if len(several) > 1]
 
 
-def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
+def _fits_type(value: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether all values are in the range of a type. Rounding is accepted, except to
     integers."""
     new = value.to(dtype)
@@ -638,10 +649,11 @@ def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(new.to(value.dtype), value)
 
 
-def _empty(
+def _empty_tensor(
     entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None
 ) -> torch.Tensor | None:
-    """Return an empty tensor for an entry, sharded like the parameter if it has the same shape."""
+    """Return an empty tensor for an entry, sharded like the parameter if it has the same shape.
+    Return None if the entry is no tensor."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
     dtype = entry.properties.dtype if dtype is None else dtype
@@ -650,11 +662,11 @@ def _empty(
     return torch.empty(entry.size, dtype=dtype)
 
 
-def _type(entry: object) -> torch.dtype | None:
+def _type_of(entry: object) -> torch.dtype | None:
     return entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
 
 
-def _size(entry: object) -> torch.Size | None:
+def _size_of(entry: object) -> torch.Size | None:
     return entry.size if isinstance(entry, TensorStorageMetadata) else None
 
 
@@ -671,14 +683,14 @@ def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[s
         if name not in saved:
             # No entry is written for an empty mapping.
             if isinstance(value, torch.Tensor) or value != {}:
-                differing.append(f"{name} {_shape(value)} is only here".replace("  ", " "))
+                differing.append(f"{name} {_shape_text(value)} is only here".replace("  ", " "))
         elif (
             isinstance(entry := saved[name], TensorStorageMetadata)
             and isinstance(value, torch.Tensor)
             and value.size() != entry.size
         ):
             differing.append(
-                f"{name} is {_shape(value)} here and {list(entry.size)} in the checkpoint"
+                f"{name} is {_shape_text(value)} here and {list(entry.size)} in the checkpoint"
             )
     for name in saved.keys() - model.keys():
         size = (
@@ -698,7 +710,7 @@ def listing(differing: Sequence[str], noun: str) -> str:
     return f"{count}: {'; '.join(differing[:SHOWN])}{more}"
 
 
-def _shape(value: object) -> str:
+def _shape_text(value: object) -> str:
     return str(list(value.size())) if isinstance(value, torch.Tensor) else ""
 
 
@@ -716,7 +728,7 @@ def stateful_part(name: str, part: Any) -> Stateful:
         stateful: Stateful = part
         return stateful
     if _has_epoch(part):
-        return _Epoch(part)
+        return _EpochState(part)
     raise ConfigError(
         f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict(): "
         "give an object that has both; distlaunch help checkpoints shows one"
@@ -731,7 +743,7 @@ def _has_epoch(part: object) -> bool:
     return callable(getattr(part, "set_epoch", None)) and hasattr(part, "epoch")
 
 
-class _Epoch:
+class _EpochState:
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
 
@@ -861,16 +873,16 @@ def random_states() -> dict[str, Any]:
 
 def check_own(own: Any) -> None:
     """Raise MalformedError if ``own`` is not the content of a ``worker-<rank>`` entry."""
-    if not _is_named(own) or not (
-        _is_named(own.get("random"))
-        and _is_named(own.get("parts"))
-        and _is_named(own.get("model", {}))
+    if not _has_text_keys(own) or not (
+        _has_text_keys(own.get("random"))
+        and _has_text_keys(own.get("parts"))
+        and _has_text_keys(own.get("model", {}))
     ):
         raise MalformedError("it is not what a worker has for itself")
     check_random_states(own["random"])
 
 
-def _is_named(value: object) -> bool:
+def _has_text_keys(value: object) -> bool:
     return isinstance(value, dict) and all(type(key) is str for key in value)
 
 
@@ -878,7 +890,7 @@ def _is_empty(state: object) -> bool:
     return isinstance(state, Mapping) and not state
 
 
-def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
+def _differing_own_entries(own: Nested, model: Nested, rank: int) -> list[str]:
     differing = []
     for name, value in own.items():
         live: Any = model.get(name)

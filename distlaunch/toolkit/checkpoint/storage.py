@@ -105,7 +105,7 @@ def one_line(text: str) -> str:
 
 
 class Summed(io.RawIOBase):
-    """A file being written, with its size and checksum. It is synced when closed."""
+    """A file being written, with its size and checksum. With ``sync`` it is synced when closed."""
 
     def __init__(self, raw: BinaryIO, sums: dict[str, list[int]], name: str, *, sync: bool) -> None:
         self._raw, self._sums, self._name, self._sync = raw, sums, name, sync
@@ -220,7 +220,8 @@ class Store(ABC):
     def remove(self, name: str) -> bool:
         """Remove a folder that has only files of a save. It never looks complete meanwhile.
 
-        Returns False, and logs the error, if it could not be removed.
+        Return False, and log the error, if that failed and may be tried again. A folder with other
+        files stays; then return True.
         """
 
     @abstractmethod
@@ -283,7 +284,7 @@ class Store(ABC):
         """
         data = self.read(f"{name}/{MANIFEST}", _MANIFEST_BYTES)
         try:
-            return _manifest(data, steps_of(name))
+            return _parse_manifest(data, steps_of(name))
         except RecursionError as error:
             raise ValueError(f"{MANIFEST} is nested too deeply") from error
 
@@ -352,7 +353,7 @@ def sealed(manifest: bytes) -> bytes:
     return json.dumps({**json.loads(manifest), _SEAL: zlib.crc32(manifest)}).encode()
 
 
-def _manifest(data: bytes, steps: int) -> dict[str, Any]:
+def _parse_manifest(data: bytes, steps: int) -> dict[str, Any]:
     """Return the manifest. Raises ValueError if it is incomplete, its checksum differs, or it is of
     another checkpoint."""
     found = json.loads(data)

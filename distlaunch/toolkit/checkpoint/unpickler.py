@@ -120,10 +120,10 @@ class Unpickler:
         self._at += size
         return taken
 
-    def _number(self, form: str, size: int) -> Any:
+    def _read_number(self, form: str, size: int) -> Any:
         return struct.unpack(form, self._take(size))[0]
 
-    def _line(self) -> str:
+    def _read_line(self) -> str:
         for end in range(self._at, min(self._at + 1000, len(self._data))):
             if self._data[end] == 0x0A:
                 line = str(self._data[self._at : end], "utf-8")
@@ -131,31 +131,31 @@ class Unpickler:
                 return line
         raise MalformedError("a pickle has a name without an end")
 
-    def _text(self, size: int) -> None:
+    def _push_text(self, size: int) -> None:
         self._stack.append(str(self._take(size), "utf-8", "surrogatepass"))
 
-    def _bytes(self, size: int) -> None:
+    def _push_bytes(self, size: int) -> None:
         self._stack.append(bytes(self._take(size)))
 
-    def _long(self, size: int) -> None:
+    def _push_long(self, size: int) -> None:
         self._stack.append(int.from_bytes(self._take(size), "little", signed=True))
 
-    def _bytearray(self, size: int) -> None:
+    def _push_bytearray(self, size: int) -> None:
         self._stack.append(bytearray(self._take(size)))
 
-    def _ignore(self, size: int) -> None:
+    def _skip(self, size: int) -> None:
         self._take(size)
 
-    def _above_mark(self) -> list[Any]:
+    def _pop_above_mark(self) -> list[Any]:
         items, self._stack = self._stack, self._marks.pop()
         return items
 
     # --- names and what they construct -----------------------------------------------------------------------------
 
-    def _global(self) -> None:
-        self._push_name(self._line(), self._line())
+    def _push_global(self) -> None:
+        self._push_name(self._read_line(), self._read_line())
 
-    def _stack_global(self) -> None:
+    def _push_stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if type(name) is not str or type(module) is not str:
             raise MalformedError("a pickle has a name that is no text")
@@ -195,7 +195,7 @@ class Unpickler:
         for place in value.places:
             self._memo[place] = built
 
-    def _persist(self) -> None:
+    def _push_persistent(self) -> None:
         if self._persistent is None:
             raise MalformedError("a pickle has a storage where there is none")
         self._stack.append(self._persistent(self._stack.pop()))
@@ -227,7 +227,7 @@ class Unpickler:
             target[key] = items[place + 1]
 
     def _add_items(self) -> None:
-        items, target = self._above_mark(), self._stack[-1]
+        items, target = self._pop_above_mark(), self._stack[-1]
         if type(target) is not set:
             raise MalformedError(f"a pickle adds items to a {type(target).__name__}")
         for item in items:
@@ -258,16 +258,16 @@ class Unpickler:
         others = hashes[hashed] = hashes.get(hashed, -1) + 1
         self.spend(others * (1 + before - self._budget))
 
-    def _empty_set(self) -> None:
+    def _push_empty_set(self) -> None:
         self.spend(_OF_A_SET)
         self._stack.append(set())
 
-    def _frozenset(self) -> None:
-        items = self._above_mark()
+    def _push_frozenset(self) -> None:
+        items = self._pop_above_mark()
         self.check_keys(items)
         self._stack.append(frozenset(items))
 
-    def _mark(self) -> None:
+    def _set_mark(self) -> None:
         self._marks.append(self._stack)
         self._stack = []
 
@@ -275,22 +275,22 @@ class Unpickler:
         self._stack.pop()
 
     def _drop_above_mark(self) -> None:
-        self._above_mark()
+        self._pop_above_mark()
 
-    def _tuple(self, size: int) -> None:
+    def _push_tuple(self, size: int) -> None:
         if len(self._stack) < size:
             raise MalformedError("a pickle ends early")
         self._stack[-size:] = [tuple(self._stack[-size:])]
 
     # --- memo ------------------------------------------------------------------------------------------------------
 
-    def _put(self, place: int) -> None:
+    def _store_in_memo(self, place: int) -> None:
         value = self._stack[-1]
         if type(value) is Pending:
             value.places.append(place)
         self._memo[place] = value
 
-    def _get(self, place: int) -> None:
+    def _push_from_memo(self, place: int) -> None:
         self._stack.append(self._memo[place])
 
     def _push(self, value: Any) -> None:
@@ -404,51 +404,51 @@ def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False)
 _STOP = ord(".")
 _Operation = Callable[[Unpickler], None]
 _OPERATIONS: dict[int, _Operation] = {
-    0x80: lambda self: self._ignore(1),  # PROTO
-    0x95: lambda self: self._ignore(8),  # FRAME
-    ord("("): Unpickler._mark,
+    0x80: lambda self: self._skip(1),  # PROTO
+    0x95: lambda self: self._skip(8),  # FRAME
+    ord("("): Unpickler._set_mark,
     ord("0"): Unpickler._pop,
     ord("1"): Unpickler._drop_above_mark,
     ord("N"): lambda self: self._push(None),
     0x88: lambda self: self._push(True),  # noqa: FBT003 - it is a value
     0x89: lambda self: self._push(False),  # noqa: FBT003 - same
-    ord("J"): lambda self: self._push(self._number("<i", 4)),
-    ord("K"): lambda self: self._push(self._number("B", 1)),
-    ord("M"): lambda self: self._push(self._number("<H", 2)),
-    ord("G"): lambda self: self._push(self._number(">d", 8)),
-    0x8A: lambda self: self._long(self._number("B", 1)),
-    0x8B: lambda self: self._long(self._number("<I", 4)),
-    ord("X"): lambda self: self._text(self._number("<I", 4)),
-    0x8C: lambda self: self._text(self._number("B", 1)),
-    0x8D: lambda self: self._text(self._number("<Q", 8)),
-    ord("B"): lambda self: self._bytes(self._number("<I", 4)),
-    ord("C"): lambda self: self._bytes(self._number("B", 1)),
-    0x8E: lambda self: self._bytes(self._number("<Q", 8)),
-    0x96: lambda self: self._bytearray(self._number("<Q", 8)),
+    ord("J"): lambda self: self._push(self._read_number("<i", 4)),
+    ord("K"): lambda self: self._push(self._read_number("B", 1)),
+    ord("M"): lambda self: self._push(self._read_number("<H", 2)),
+    ord("G"): lambda self: self._push(self._read_number(">d", 8)),
+    0x8A: lambda self: self._push_long(self._read_number("B", 1)),
+    0x8B: lambda self: self._push_long(self._read_number("<I", 4)),
+    ord("X"): lambda self: self._push_text(self._read_number("<I", 4)),
+    0x8C: lambda self: self._push_text(self._read_number("B", 1)),
+    0x8D: lambda self: self._push_text(self._read_number("<Q", 8)),
+    ord("B"): lambda self: self._push_bytes(self._read_number("<I", 4)),
+    ord("C"): lambda self: self._push_bytes(self._read_number("B", 1)),
+    0x8E: lambda self: self._push_bytes(self._read_number("<Q", 8)),
+    0x96: lambda self: self._push_bytearray(self._read_number("<Q", 8)),
     ord(")"): lambda self: self._push(()),
-    0x85: lambda self: self._tuple(1),
-    0x86: lambda self: self._tuple(2),
-    0x87: lambda self: self._tuple(3),
-    ord("t"): lambda self: self._push(tuple(self._above_mark())),
+    0x85: lambda self: self._push_tuple(1),
+    0x86: lambda self: self._push_tuple(2),
+    0x87: lambda self: self._push_tuple(3),
+    ord("t"): lambda self: self._push(tuple(self._pop_above_mark())),
     ord("]"): lambda self: self._push([]),
     ord("}"): lambda self: self._push({}),
-    0x8F: Unpickler._empty_set,
+    0x8F: Unpickler._push_empty_set,
     ord("a"): Unpickler._append,
-    ord("e"): lambda self: self._extend(self._above_mark()),
+    ord("e"): lambda self: self._extend(self._pop_above_mark()),
     ord("s"): Unpickler._set_item,
-    ord("u"): lambda self: self._set_items(self._above_mark()),
+    ord("u"): lambda self: self._set_items(self._pop_above_mark()),
     0x90: Unpickler._add_items,
-    0x91: Unpickler._frozenset,
-    ord("q"): lambda self: self._put(self._number("B", 1)),
-    ord("r"): lambda self: self._put(self._number("<I", 4)),
-    0x94: lambda self: self._put(len(self._memo)),
-    ord("h"): lambda self: self._get(self._number("B", 1)),
-    ord("j"): lambda self: self._get(self._number("<I", 4)),
-    ord("c"): Unpickler._global,
-    0x93: Unpickler._stack_global,
+    0x91: Unpickler._push_frozenset,
+    ord("q"): lambda self: self._store_in_memo(self._read_number("B", 1)),
+    ord("r"): lambda self: self._store_in_memo(self._read_number("<I", 4)),
+    0x94: lambda self: self._store_in_memo(len(self._memo)),
+    ord("h"): lambda self: self._push_from_memo(self._read_number("B", 1)),
+    ord("j"): lambda self: self._push_from_memo(self._read_number("<I", 4)),
+    ord("c"): Unpickler._push_global,
+    0x93: Unpickler._push_stack_global,
     ord("R"): Unpickler._construct,
     0x81: Unpickler._construct,  # NEWOBJ
     ord("b"): Unpickler._build,
-    ord("Q"): Unpickler._persist,
+    ord("Q"): Unpickler._push_persistent,
 }
 """Operations of the protocols 2 to 5."""

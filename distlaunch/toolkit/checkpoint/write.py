@@ -140,7 +140,7 @@ class Writing:
         self, state: Nested, writer: Any, folder: str, name: str, names: list[str]
     ) -> list[str]:
         try:
-            error = self._committed(self._saved(state, writer), writer, folder, name, names)
+            error = self._complete(self._write_files(state, writer), writer, folder, name, names)
         # gloo's error: another worker has ended, so this checkpoint stays incomplete.
         except RuntimeError as failure:
             error = self.failure_text(f"another worker has ended ({str(failure)[:200]})", names)
@@ -157,7 +157,7 @@ class Writing:
                 self._unremoved = [*self._unremoved[_MAX_RETRIES:], *kept]
         return names
 
-    def _saved(self, state: Nested, writer: Any) -> str | None:
+    def _write_files(self, state: Nested, writer: Any) -> str | None:
         """Write all files except the manifest. Return the text of an error."""
         try:
             save(
@@ -177,7 +177,7 @@ class Writing:
             return text_of(failure)
         return None
 
-    def _committed(
+    def _complete(
         self, error: str | None, writer: Any, folder: str, name: str, names: Sequence[str]
     ) -> str | None:
         """Complete the checkpoint on rank 0, or remove it after a failure. Return the same error on
@@ -258,12 +258,12 @@ class Group:
         if self.handle is None:
             return list(numbers)
         tensor = self._request(call, numbers)
-        with _lost(), self._warning_of_a_wait(call):
+        with _raise_lost_error(), self._warning_of_a_wait(call):
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.handle)
         found = [int(number) for number in tensor.tolist()]
         calls = [(_METHODS[found[2 * n]], found[2 * n + 1] - 1) for n in range(self.size)]
         self._has_answer = any(method == "close" for method, _ in calls)
-        if different := _different(calls):
+        if different := _describe_difference(calls):
             raise ConfigError(f"Checkpoint: {different}; all have to make the same ones")
         return found[2 * self.size :]
 
@@ -312,7 +312,7 @@ class Group:
         if self.handle is None:
             return [value]
         values: list[T | None] = [None] * self.size
-        with _lost():
+        with _raise_lost_error():
             dist.all_gather_object(values, value, group=self.handle)
         return cast("list[T]", values)
 
@@ -321,7 +321,7 @@ class Group:
         if self.handle is None:
             return value
         values = [value]
-        with _lost():
+        with _raise_lost_error():
             dist.broadcast_object_list(values, src=0, group=self.handle)
         return values[0]
 
@@ -352,7 +352,7 @@ class Group:
 
 
 @contextmanager
-def _lost() -> Iterator[None]:
+def _raise_lost_error() -> Iterator[None]:
     """Turn gloo's error into LostError."""
     try:
         yield
@@ -360,8 +360,9 @@ def _lost() -> Iterator[None]:
         raise LostError(str(error)[:200]) from error
 
 
-def _different(calls: Sequence[Call]) -> str:
-    """Return a text such as ``rank 0: save(5); rank 1: step(9)`` if calls differ."""
+def _describe_difference(calls: Sequence[Call]) -> str:
+    """Return a text such as ``rank 0: save(5); rank 1: step(9)`` if calls differ, else an empty
+    one."""
     ranks: dict[str, list[str]] = {}
     for rank, (method, step) in enumerate(calls):
         ranks.setdefault(f"{method}({step if step >= 0 else ''})", []).append(str(rank))

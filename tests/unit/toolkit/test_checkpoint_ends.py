@@ -93,7 +93,7 @@ def test_term_is_seen_by_a_script_that_only_saves(tmp_path):
     assert names(tmp_path) == ["step-000000005"]
 
 
-@pytest.mark.parametrize("end", ["close", "_leave"], ids=["close", "the block's end"])
+@pytest.mark.parametrize("end", ["close", "_finish_or_stop"], ids=["close", "the block's end"])
 def test_term_behind_the_last_step_ends_the_job_when_all_is_saved(tmp_path, end):
     checkpoint = made(tmp_path, every=1)
     checkpoint.step(0)
@@ -218,7 +218,7 @@ def test_a_directory_that_is_removed_is_reported_and_nothing_is_reported_as_kept
     where = tmp_path / "c"
     checkpoint = made(where)
     checkpoint.save(0)
-    real = Writing._saved
+    real = Writing._write_files
 
     def removing(*args):
         shutil.rmtree(where)
@@ -227,7 +227,7 @@ def test_a_directory_that_is_removed_is_reported_and_nothing_is_reported_as_kept
     if when == "before":
         shutil.rmtree(where)
     else:
-        monkeypatch.setattr(Writing, "_saved", removing)
+        monkeypatch.setattr(Writing, "_write_files", removing)
     with pytest.raises(CheckpointError, match="removed"):
         checkpoint.save(1)
     checkpoint.close()

@@ -225,7 +225,7 @@ def test_groups_in_another_order_keep_the_settings_and_states_of_their_parameter
     tmp_path, older, monkeypatch
 ):
     if older:  # a checkpoint that does not say the class of each group's optimizer
-        monkeypatch.setattr(TrainingState, "_classes", lambda self: [])
+        monkeypatch.setattr(TrainingState, "_group_classes", lambda self: [])
     model, _ = made()
     optimizer = torch.optim.Adam(groups_of(model, [(0, 2), (1, 3)], [0.1, 0.2]))
     step(model, optimizer)
@@ -251,7 +251,7 @@ def test_optimizers_in_another_order_keep_the_settings_and_states_of_their_param
     tmp_path, older, monkeypatch
 ):
     if older:
-        monkeypatch.setattr(TrainingState, "_classes", lambda self: [])
+        monkeypatch.setattr(TrainingState, "_group_classes", lambda self: [])
     model, _ = made()
     optimizers = [
         torch.optim.Adam(model[0].parameters(), lr=0.1),

@@ -327,14 +327,14 @@ def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_
 ):
     from distlaunch.toolkit.checkpoint import directory as checkpoint_folder
 
-    real = checkpoint_folder._sync
+    real = checkpoint_folder._sync_directory
 
     def failing(directory):
         if directory == str(saved):
             raise OSError(errno.EIO, "Input/output error")
         real(directory)
 
-    monkeypatch.setattr(checkpoint_folder, "_sync", failing)
+    monkeypatch.setattr(checkpoint_folder, "_sync_directory", failing)
     checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
     checkpoint.resume()
     checkpoint.save(2)

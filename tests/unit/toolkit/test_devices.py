@@ -11,7 +11,7 @@ from distlaunch.toolkit.toolkit_error import ToolkitError
 @pytest.fixture
 def gpus(monkeypatch):
     def there(count: int) -> None:
-        monkeypatch.setattr(context, "_accelerator", lambda: "cuda" if count else None)
+        monkeypatch.setattr(context, "_find_accelerator", lambda: "cuda" if count else None)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
     return there

@@ -276,7 +276,7 @@ def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
     path = os.environ.get("PATH")
     part: m.SurveyPart = "directory"
     begin_step(f"the directory {order.workdir}", FILES_S, part)
-    problem = machine.directory_problem(order.workdir)
+    problem = machine.enter_directory(order.workdir)
     python = script_sha256 = None
     if problem is None and order.pythons:
         part = "python"

@@ -43,8 +43,8 @@ def test_a_forbidden_directory_and_a_missing_one_are_different_problems(tmp_path
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(machine.os, "chdir", refuse)
-    assert mentions(machine.directory_problem(str(tmp_path)), tmp_path, "Permission denied")
-    assert mentions(machine.directory_problem("a\0b"), "'a\\x00b'")
+    assert mentions(machine.enter_directory(str(tmp_path)), tmp_path, "Permission denied")
+    assert mentions(machine.enter_directory("a\0b"), "'a\\x00b'")
 
 
 def test_programs_are_searched_as_exec_does(tmp_path):
