@@ -1,4 +1,4 @@
-"""Checks that all nodes of a job agree on the script and on the options, and chooses each node's
+"""Check that all nodes of a job agree on the script and on the options, and choose each node's
 interpreter. No I/O."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the result of a source of nodes, such as Slurm or a host file: the hosts, and this launcher's
+"""The result of a source of nodes, such as Slurm or a host file: the hosts, and this launcher's
 position among them.
 
 A source does not guess. An unknown value is None; options or nodes provide it later.

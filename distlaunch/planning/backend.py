@@ -89,8 +89,8 @@ class PlannedBackend:
     def unwanted(self) -> Sequence[str]:
         """Return the names of inherited variables that contradict the chosen options.
 
-        Another launcher may have set them. Workers do not inherit them, with a note. ``--env`` and
-        ``job_variables`` can still set them.
+        Another launcher may have set them. Workers do not inherit these variables, and a note says
+        so. ``--env`` and ``job_variables`` can still set them.
         """
         return ()
 
@@ -107,8 +107,8 @@ class PlannedBackend:
         return {}
 
     def repeated(self) -> Mapping[str, str]:
-        """Return variables that repeat MASTER_ADDR, MASTER_PORT or GLOO_SOCKET_IFNAME, each with
-        which."""
+        """Return variable -> the one of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME that has
+        the same value."""
         return {}
 
     def cluster_variables(self, cluster: tuple[str, ...]) -> Mapping[str, str]:

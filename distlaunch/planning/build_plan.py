@@ -1,4 +1,4 @@
-"""Makes the plan of an attempt from its topology. No I/O.
+"""Make the plan of an attempt from its topology. No I/O.
 
 ``build_plan`` makes the plan; ``bind`` adds the values of the attempt, such as the master port. The
 plan includes the variables that every worker gets with any backend.
@@ -83,13 +83,12 @@ def build_plan(
     shares: Sequence[CpuShare] | None = None,
     only: int | None = None,
 ) -> LaunchPlan:
-    """Return the plan of an attempt. Raises ConfigError for everything that would keep workers from
-    starting.
+    """Return the plan of a job, without the values that ``bind`` adds for each attempt.
 
     ``local``: this machine is one of the nodes; otherwise script, directory and interpreter need
     not exist here. ``base``: the environment that workers inherit, by default the launcher's.
     ``shares``: the CPUs of each node by rank, from a survey. ``only``: plan only the workers of the
-    node with this rank.
+    node with this rank. Raises ConfigError for everything that would keep workers from starting.
     """
     dialect = options.dialect
     if backend.ipv4_only and ":" in (options.master_addr or ""):
@@ -117,7 +116,7 @@ def build_plan(
         run_dir=run_dir,
         backend=backend,
     )
-    python = _interpreter(options, facts) if local else options.python or facts.python
+    python = _checked_interpreter(options, facts) if local else options.python or facts.python
     target = command_target(options, facts, workdir, local=local)
     if facts.script_file is not None:
         target = os.path.join(run_dir, facts.script_file)
@@ -150,7 +149,7 @@ def build_plan(
     )
     for name, value in {**job, **of_backend}.items():
         check_length(name, value, f"{name}, which {Opt.BACKEND(backend.name)} sets")
-    left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
+    left_out = (_left_out_note(unwanted, backend.name),) if unwanted else ()
     notes = [note.text for note in topology.notes]
     notes += [*backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
     crashes = {} if wanted or options.no_python else _OF_A_PLAIN_WORKER
@@ -213,7 +212,7 @@ def build_plan(
     else:
         of_node = dict(enumerate(shares))
     workers = tuple(
-        _workers(
+        _plan_workers(
             options,
             topology,
             backend,
@@ -227,7 +226,7 @@ def build_plan(
     )
     if bars and workers and workers[0].rank == 0 and facts.outer is None:
         workers = (replace(workers[0], env={**bars, **workers[0].env}), *workers[1:])
-    plan = _settled(plan, workers, attempt=0, master_port=master.port)
+    plan = _with_attempt(plan, workers, attempt=0, master_port=master.port)
     if facts.outer is None:
         return plan
     from distlaunch.planning.outer_launcher import as_outer_worker
@@ -245,7 +244,7 @@ def bind(
     """
     if master is not None:
         nodes = tuple(
-            replace(node, env={**node.env, **more, **_repeated(plan, more)})
+            replace(node, env={**node.env, **more, **_repeated_variables(plan, more)})
             if (more := master.env.get(rank))
             else node
             for rank, node in enumerate(plan.nodes)
@@ -258,11 +257,14 @@ def bind(
             replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)})
             for worker in workers
         )
-    return _settled(plan, workers, attempt=attempt, master_port=master_port)
+    return _with_attempt(plan, workers, attempt=attempt, master_port=master_port)
 
 
 def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
-    """Return the modules of ``--preload``. Raises ConfigError if workers cannot be forked."""
+    """Return the modules of ``--preload``, perhaps none.
+
+    Raises ConfigError for a name that no module can have, and if the workers cannot be forked.
+    """
     if options.preload is None:
         return ()
     modules = tuple(name.strip() for name in options.preload.split(","))
@@ -293,14 +295,17 @@ def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> st
     path = os.path.join(facts.cwd, options.workdir)
     kind = facts.paths[path] if local else "directory"
     if kind != "directory":
-        raise ConfigError(f"{Opt.WORKDIR(printable(options.workdir))}: {_not_a(kind, 'directory')}")
+        raise ConfigError(
+            f"{Opt.WORKDIR(printable(options.workdir))}: {_path_problem(kind, 'directory')}"
+        )
     return path
 
 
 def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
     """Return the path of a script, the name of a module, or a program.
 
-    Raises ConfigError if ``local`` and the file does not exist.
+    Raises UsageError if the options name none, and ConfigError if ``local`` and the file does not
+    exist.
     """
     if options.script is None:
         raise UsageError(
@@ -336,8 +341,8 @@ def command_line(
 
 
 def script_paths(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
-    """Return the paths at which a script may be: in the workers' directory, else in the
-    launcher's."""
+    """Return the paths at which a script may be, the preferred one first: in the workers'
+    directory, in the launcher's."""
     return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
 
 
@@ -360,7 +365,7 @@ def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: 
 
 def other_environment(environ: Mapping[str, str], python: str) -> str | None:
     """Return the directory of the active environment (VIRTUAL_ENV, CONDA_PREFIX) if ``python`` is
-    not in it."""
+    not in it; None if it is or there is none."""
     prefix = next(
         (environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None
     )
@@ -377,7 +382,8 @@ def job_variables(
     run_dir: str,
     backend: PlannedBackend,
 ) -> dict[str, str]:
-    """Return the variables that are the same for all workers and all attempts."""
+    """Return the variables that are the same for all workers and all attempts, with any backend.
+    Empty values are left out."""
     world = topology.world_size
     sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
     ids = {
@@ -440,7 +446,7 @@ def _attempt_variables(
 
 
 def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
-    """Return the variables that are the same for all workers of a node."""
+    """Return the variables that are the same for all workers of a node, with any backend."""
     node = topology.nodes[node_rank]
     variables = {
         "LOCAL_WORLD_SIZE": str(node.slots),
@@ -452,7 +458,7 @@ def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
 
 
 def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
-    """Return the variables of one worker."""
+    """Return the variables of one worker that every backend needs, with its device mask."""
     number = str(rank)
     variables = {
         "RANK": number,
@@ -477,7 +483,7 @@ def _names_set_per_worker(topology: Topology, backend: PlannedBackend) -> set[st
     return names
 
 
-def _interpreter(options: TrainOptions, facts: Facts) -> str:
+def _checked_interpreter(options: TrainOptions, facts: Facts) -> str:
     if options.python is None:
         return facts.python
     if facts.programs.get(options.python) is None:
@@ -485,7 +491,7 @@ def _interpreter(options: TrainOptions, facts: Facts) -> str:
     return options.python
 
 
-def _left_out(names: Sequence[str], backend: str) -> str:
+def _left_out_note(names: Sequence[str], backend: str) -> str:
     several = len(names) > 1
     verb, them = (
         ("are set here and contradict", "them")
@@ -521,7 +527,7 @@ def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str
     return {name: file for name, file in files.items() if file not in claimed}
 
 
-def _workers(
+def _plan_workers(
     options: TrainOptions,
     topology: Topology,
     backend: PlannedBackend,
@@ -623,9 +629,10 @@ def _own_argv(
     return (*argv[:first], *more, *words)
 
 
-def _settled(
+def _with_attempt(
     plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None
 ) -> LaunchPlan:
+    """Return the plan with these workers and the variables of an attempt."""
     settled = _attempt_variables(
         attempt=attempt, master_addr=plan.master_addr, master_port=master_port
     )
@@ -637,29 +644,31 @@ def _settled(
         settled.update(
             {name: os.path.join(folder, file) for name, file in plan.attempt_files.items()}
         )
-    settled.update(_repeated(plan, settled))
+    settled.update(_repeated_variables(plan, settled))
     return replace(
         plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers
     )
 
 
-def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
+def _repeated_variables(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
     """Return the backend's variables that must equal one in ``settled``."""
     return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
 
 
-def _not_a(kind: str, wanted: str) -> str:
+def _path_problem(kind: str, wanted: str) -> str:
     words = {"missing": "there is no such " + wanted, "unreadable": "not readable by this user"}
     return words.get(kind, f"is a {kind}, a {wanted} is needed")
 
 
 def _program_path(name: str, facts: Facts, workdir: str) -> str:
+    """Return the program as the workers execute it. Raise ConfigError if there is no such
+    program."""
     found = facts.programs.get(name)
     if found is not None:
         return name if os.sep not in name else found
     if os.sep in name:
         kind = facts.paths.get(os.path.join(workdir, name), "missing")
-        problem = "is not executable" if kind == "file" else _not_a(kind, "file")
+        problem = "is not executable" if kind == "file" else _path_problem(kind, "file")
         raise ConfigError(
             f"{printable(name)}: {problem}",
             hint=f"chmod +x {printable(name)}" if kind == "file" else None,
@@ -668,6 +677,8 @@ def _program_path(name: str, facts: Facts, workdir: str) -> str:
 
 
 def _script_path(script: str, facts: Facts, workdir: str) -> str:
+    """Return the path by which the workers open the script. Raise ConfigError if there is no such
+    file."""
     paths = script_paths(script, facts.cwd, workdir)
     kinds = [facts.paths[path] for path in paths]
     for path, kind in zip(paths, kinds, strict=True):
@@ -689,7 +700,7 @@ def _script_path(script: str, facts: Facts, workdir: str) -> str:
         hint = (
             f"leave it out: distlaunch runs {Opt.SCRIPT} with Python ({Opt.PYTHON} chooses which)"
         )
-    raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
+    raise ConfigError(f"{printable(script)}: {_path_problem(kind, 'file')}", hint=hint)
 
 
 def _remaining_columns(topology: Topology, columns: int, in_front: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Makes the nodes of a job from the hosts of a source and the requested sizes. No I/O.
+"""Make the nodes of a job from the hosts of a source and the requested sizes. No I/O.
 
 A host that the user named but that is not needed is left out, with a note. A host that a scheduler
 granted is never left idle without an error. Values that only a node knows (its devices, its CPUs,
@@ -155,7 +155,8 @@ def filtered_hosts(
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
-    """Return the smallest and the largest number of nodes, if the user or the source sets them."""
+    """Return the smallest and the largest number of nodes, if the user or the source sets them;
+    both are the same for a fixed number."""
     if options.num_nodes is None:
         return allocation.nodes
     return (
@@ -200,11 +201,14 @@ class _DeviceAssigner:
         self._devices: dict[str, list[PlannedHost]] = {}
 
     def node(self, candidate: PlannedHost, count: int | None) -> Node | None:
-        """Return the node for a host; None if it has too few devices. ``check`` raises one error
-        for all such hosts."""
+        """Return the node for a host, with devices.
+
+        If a surveyed host has too few devices, return None: ``check`` raises one error for all such
+        hosts. Raises ConfigError if this machine has too few.
+        """
         host = candidate.host
         try:
-            found = self._found(candidate, count)
+            found = self._find_devices(candidate, count)
         except ConfigError as exc:
             if not self._surveyed:
                 raise
@@ -255,7 +259,7 @@ class _DeviceAssigner:
             return [f"no GPU was found: workers run on the CPU{advice}"]
         return [f"{_host_names(candidates)}: {note}" for note, candidates in self._notes.items()]
 
-    def _found(self, candidate: PlannedHost, count: int | None) -> Topology:
+    def _find_devices(self, candidate: PlannedHost, count: int | None) -> Topology:
         facts, chosen = self._known[candidate.chosen.index], candidate.chosen
         granted, only, without = candidate.host.devices or (), chosen.slots, chosen.without
         key = (
@@ -375,12 +379,12 @@ class _Slots:
         """Return a host with as many slots as filters can number: its devices, or its workers on
         CPUs."""
         host = self._request.allocation.hosts[index]
-        slots = self._numbered(host, self._seen(index))
+        slots = self._count_numbered(host, self._seen(index))
         if slots == host.slots:
             return host
         return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)
 
-    def _numbered(self, host: Host, seen: int | None) -> int | None:
+    def _count_numbered(self, host: Host, seen: int | None) -> int | None:
         request, options = self._request, self._request.options
         if on_cpus(options) or (
             seen == 0 and not asks_for_gpus(options) and not (host.unit == "gpus" and host.slots)
@@ -541,7 +545,7 @@ class _Builder:
         nodes: list[Node] = []
         for candidate, count in self._planned:
             if candidate.chosen.index not in self._known:
-                nodes.append(self._elsewhere(candidate, count))
+                nodes.append(self._node_without_facts(candidate, count))
                 continue
             if candidate.here:
                 here = len(nodes)
@@ -555,7 +559,7 @@ class _Builder:
         if all(candidate.chosen.index in self._known for candidate, _ in self._planned):
             device = finder.device or device
         first, bounds = self._planned[0][0], self._request.bounds
-        master = self._master(first, notes) if self._several else None
+        master = self._planned_master(first, notes) if self._several else None
         return Topology(
             nodes=tuple(nodes),
             device=device,
@@ -605,9 +609,9 @@ class _Builder:
                     f"{Opt.INCLUDE(f'{printable(candidate.host.name)}:0')}",
                 )
 
-    def _elsewhere(self, candidate: PlannedHost, count: int | None) -> Node:
-        """Return a node without facts. It finds its devices itself, unless they are set or workers
-        use none."""
+    def _node_without_facts(self, candidate: PlannedHost, count: int | None) -> Node:
+        """Return a node without facts. The node finds its devices itself, unless they are set or
+        workers use none."""
         host, chosen = candidate.host, candidate.chosen
         on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
         first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
@@ -630,7 +634,7 @@ class _Builder:
             or (self._options.isolate_gpus and not self._by_task and not on_cpu),
         )
 
-    def _master(self, first: PlannedHost, notes: list[Note]) -> MasterAddress:
+    def _planned_master(self, first: PlannedHost, notes: list[Note]) -> MasterAddress:
         """Return the planned address of rank 0's node, and add a note about it.
 
         Raises ConfigError if another node has a loopback name, which would lead each machine to

@@ -1,4 +1,4 @@
-"""Chooses the CPUs of each worker of a node, and its number of threads. No I/O."""
+"""Choose the CPUs of each worker of a node, and its number of threads. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the GPUs of this node's workers, and the device mask for them. No I/O.
+"""Choose the GPUs of this node's workers, and the device mask for them. No I/O.
 
 A mask that is already set (by a scheduler, a container or the user) is narrowed, never widened.
 """
@@ -65,7 +65,7 @@ def select_devices(
     ``several``: the job has several nodes, for hints. Raises ConfigError if ``requested`` names a
     GPU twice, one that does not exist, or one outside the mask.
     """
-    variable, mask = _mask(inventory, environ)
+    variable, mask = _mask_in_effect(inventory, environ)
     notes = [inventory.problem] if inventory.problem else []
     whole = catalog_of(inventory, environ)
     visible, limit = whole.devices(), None
@@ -96,7 +96,9 @@ def select_devices(
         f"all GPUs of this machine, found by {inventory.source}" if visible else "no GPU found"
     )
     if requested is not None:
-        visible = _picked(requested, visible, whole, inventory, limit, use_cpus(several=several))
+        visible = _pick_requested(
+            requested, visible, whole, inventory, limit, use_cpus(several=several)
+        )
         source = f"{Opt.GPUS(requested)} within {limit}" if limit else Opt.GPUS(requested)
     return DeviceSelection(
         mask_variable=variable,
@@ -165,7 +167,7 @@ def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
     return "; ".join(parts) or "no GPU"
 
 
-def _mask(inventory: GpuInventory, environ: Mapping[str, str]) -> tuple[str, str | None]:
+def _mask_in_effect(inventory: GpuInventory, environ: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the variable that limits the visible devices, and its value if set."""
     if is_amd(inventory):
         # HIP treats its own variable as unset if it is empty, and then reads CUDA's.
@@ -187,7 +189,7 @@ def _is_slice(device_id: str, gpu: Gpu | None) -> bool:
     return device_id.startswith("MIG-") or bool(gpu and gpu.mig)
 
 
-def _picked(
+def _pick_requested(
     requested: str,
     visible: list[Device],
     whole: Catalog,
@@ -207,7 +209,7 @@ def _picked(
     for entry in entries:
         meant = [unknown_device(entry)] if limit and limit.startswith(ZE) else whole.find(entry)
         if not meant:
-            raise _no_such_gpu(entry, requested, inventory, on_cpus)
+            raise _no_such_gpu_error(entry, requested, inventory, on_cpus)
         for device in meant:
             chosen = allowed.get(device.key)
             if chosen is None and limit is None and (whole.certain or kind_of(entry) != "index"):
@@ -215,7 +217,7 @@ def _picked(
                 # which have no UUIDs.
                 chosen = device
             if chosen is None and limit is None:
-                raise _no_such_gpu(entry, requested, inventory, on_cpus)
+                raise _no_such_gpu_error(entry, requested, inventory, on_cpus)
             if chosen is None:
                 raise _not_allowed_error(entry, entries, requested, visible, str(limit), on_cpus)
             if device.key in picked:
@@ -225,7 +227,7 @@ def _picked(
             picked[device.key] = chosen
     chosen_ones = list(picked.values())
     if limit is None and any(kind_of(entry) != "index" for entry in entries):
-        return _by_uuid(chosen_ones, requested)
+        return _named_by_uuid(chosen_ones, requested)
     return chosen_ones
 
 
@@ -233,7 +235,7 @@ def _device_name(device: Device, entry: str) -> str:
     return f"GPU {device.gpu.index}" if device.gpu and not device.mig else entry
 
 
-def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
+def _named_by_uuid(devices: list[Device], requested: str) -> list[Device]:
     """Replace indices by UUIDs, since CUDA accepts no mixture."""
     if not all(device.uuid for device in devices):
         raise ConfigError(
@@ -245,7 +247,7 @@ def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
     return [replace(device, id=device.uuid or device.id) for device in devices]
 
 
-def _no_such_gpu(
+def _no_such_gpu_error(
     entry: str, requested: str, inventory: GpuInventory, on_cpus: str
 ) -> NotTheseGpusError:
     if not inventory.gpus:

@@ -27,8 +27,10 @@ def base_environment(facts: Facts) -> dict[str, str]:
 
 
 def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
-    """Return the variables of --env-file and --env, which wins. Raises ConfigError with file and
-    line."""
+    """Return the variables of --env-file and --env. --env wins.
+
+    ``--env NAME`` takes the launcher's value. Raises ConfigError with the option, or file and line.
+    """
     given: dict[str, str] = {}
     for path in options.env_file:
         given.update(_parse_file(path, facts.texts[path]))
@@ -47,7 +49,7 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
 
 
 def option_of(name: str, options: TrainOptions) -> str:
-    """Return the option that set a variable, for messages."""
+    """Return the option or the file that set a variable, for messages."""
     by_word = any(item.partition("=")[0] == name for item in options.env)
     return Opt.ENV(name) if by_word else f"{name} in {printable(' or '.join(options.env_file))}"
 

@@ -94,7 +94,7 @@ def _all_origins(
     location: Location | None,
 ) -> Iterator[Origin]:
     if facts.outer is not None:
-        yield from _outer_values(facts.outer, facts, plan)
+        yield from _outer_origins(facts.outer, facts, plan)
         return
     allocation = None if location is None else location.allocation
     yield _source_origin(options, location)
@@ -112,8 +112,8 @@ def _all_origins(
         if (source := options.who_set(field)) is not None:
             yield _origin(field.replace("_", "-"), _option_text(getattr(options, field)), source)
     yield _origin("in the plan", _describe_nodes(topology), _source_of_nodes(options, allocation))
-    yield _workers(options, topology, allocation)
-    yield from _devices(options, topology)
+    yield _workers_origin(options, topology, allocation)
+    yield from _device_origins(options, topology)
     yield _master_origin(options, topology, allocation)
     yield _port_origin(options, topology, allocation)
     if options.job_id is None:
@@ -123,7 +123,7 @@ def _all_origins(
         )
 
 
-def _outer_values(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
+def _outer_origins(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
     started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
     yield _origin("source", outer.launcher, started)
     yield _origin("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
@@ -183,7 +183,9 @@ def _source_of_nodes(options: TrainOptions, allocation: Allocation | None) -> st
     )
 
 
-def _workers(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
+def _workers_origin(
+    options: TrainOptions, topology: Topology, allocation: Allocation | None
+) -> Origin:
     """Return the number of workers, with its source: an option, the source of the nodes, or the
     devices."""
     world = topology.world_size
@@ -215,7 +217,7 @@ def _workers(options: TrainOptions, topology: Topology, allocation: Allocation |
     )
 
 
-def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
+def _device_origins(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
     """Yield the devices of this machine, the only one whose devices are known."""
     if topology.here is None:
         return

@@ -1,4 +1,4 @@
-"""Reads a device mask (such as CUDA_VISIBLE_DEVICES) as the GPU runtime does. No I/O.
+"""Read a device mask (such as CUDA_VISIBLE_DEVICES) as the GPU runtime does. No I/O.
 
 The first entry that is not a GPU ends the list, and so does a change between indices and UUIDs. If
 a GPU is named twice, no GPU is visible (CUDA C++ Programming Guide, "Environment variables";
@@ -72,7 +72,11 @@ class Catalog(Record):
         )
 
     def find(self, entry: str) -> list[Device]:
-        """Return the devices that an index, a UUID, or an unambiguous prefix of a UUID names."""
+        """Return the devices that an index, a UUID, or an unambiguous prefix of a UUID names.
+
+        Empty if there is none; if the catalog is not ``certain``, a device of which only the entry
+        is known.
+        """
         if kind_of(entry) == "index":
             found = self.numbered.get(int(entry), []) if entry.isdecimal() else []
             return found or (
@@ -131,8 +135,8 @@ def unknown_device(entry: str) -> Device:
 
 
 def kind_of(entry: str) -> str:
-    """Return how an entry names its device: ``MIG-``, ``GPU-`` or ``index`` (also for invalid
-    entries)."""
+    """Return how an entry names its device: ``MIG-``, ``GPU-``, or ``index`` for everything
+    else."""
     return next((prefix for prefix in ("MIG-", "GPU-") if entry.startswith(prefix)), "index")
 
 
@@ -142,8 +146,8 @@ def is_amd(inventory: GpuInventory) -> bool:
 
 
 def apply_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
-    """Return the devices that are visible with the mask. Adds a note if they are fewer than it
-    names."""
+    """Return the devices that are visible with the mask. Add to ``notes`` why they are fewer than
+    the mask names."""
     if mask in HIDES_ALL:
         return []
     if not catalog.numbered and catalog.certain:

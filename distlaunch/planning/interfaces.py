@@ -29,12 +29,15 @@ _SHOWN = 8
 
 
 def check_interface(text: str, who: str | None = None) -> None:
-    """Raise ConfigError, with the option ``who``, if ``text`` is neither an interface nor a
-    network."""
+    """Raise ConfigError, with the option ``who``, if ``text`` can be neither the name of an
+    interface nor a network.
+
+    Whether a node has it is checked later.
+    """
     who = who or str(Opt.INTERFACE)
     hint = "the name that ip addr shows (eth0, ib0), or a network (10.1.0.0/16)"
     if "/" in text or ":" in text:
-        if _network(text) is None:
+        if _parse_network(text) is None:
             raise ConfigError(f"{who} {quoted(text)}: not a network", hint=hint)
     elif text.replace(".", "").isdecimal() and text.count(".") > 1:
         raise ConfigError(
@@ -59,7 +62,7 @@ def addresses(
     the scheduler reaches it; they follow those of the node's own name. Raises ConfigError if the
     node has no such ``interface``, or no address at all.
     """
-    candidates = _of_interface(surveyed, host, interface)
+    candidates = _chosen_interfaces(surveyed, host, interface)
     if interface is not None:
         of_scheduler = ()
     if not candidates and not of_scheduler:
@@ -87,14 +90,15 @@ def addresses(
 def own_address(surveyed: Surveyed, address: str, others: Sequence[str]) -> str:
     """Return the address of rank 0's own interface that the other nodes reach with ``address``.
 
-    It is ``address`` if the node has it. Otherwise (for example behind NAT) it is one in the
-    network of the first of ``others``, the local ends of the other nodes' connections.
+    It is ``address`` if the node has it, or it is loopback. Otherwise (for example behind NAT) it
+    is one in the network of the first of ``others``, the local ends of the other nodes'
+    connections; without one there, the node's first.
     """
-    usable = list(_usable(surveyed))
+    usable = list(_usable_interfaces(surveyed))
     if is_loopback(address) or any(each.address == address for each in usable):
         return address
     for each in usable:
-        network = _network(f"{each.address}/{each.prefix}")
+        network = _parse_network(f"{each.address}/{each.prefix}")
         if network is not None and any(_is_within(other, network) for other in others[:1]):
             return each.address
     return usable[0].address if usable else address
@@ -110,16 +114,16 @@ def interface_variables(
     own name resolves, and NCCL all interfaces except loopback and docker's. A variable is only set
     if the library would choose another interface.
     """
-    usable = list(_usable(surveyed))
+    usable = list(_usable_interfaces(surveyed))
     if interface is not None:
-        wanted = _of_interface(surveyed, host, interface)
+        wanted = _chosen_interfaces(surveyed, host, interface)
         if all(each.address != near for each in wanted):
             near, name = wanted[0].address, wanted[0].name
     name = name or next((each.name for each in usable if each.address == near), "")
     if not name:
         return {}
     variables = {}
-    if _own_name(surveyed) != near:
+    if _address_of_own_name(surveyed) != near:
         variables = {_GLOO: name, _TENSORPIPE: name}
     names = {each.name for each in surveyed.interfaces if not each.name.startswith(_NOT_FOR_NCCL)}
     if nccl and len(names) > 1:
@@ -130,7 +134,9 @@ def interface_variables(
 def names_of_loopback(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> dict[str, str]:
     """Return the nodes whose own name resolves to a loopback address, each with this address; none
     if all are one machine."""
-    named = {host: _own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)}
+    named = {
+        host: _address_of_own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)
+    }
     machines = {frozenset(each.address for each in surveyed.interfaces) for surveyed in surveys}
     if len(machines) == 1:
         return {}
@@ -143,7 +149,7 @@ def names_of_loopback(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> dict
 
 def describe_addresses(surveyed: Surveyed) -> str:
     """Return the node's interfaces and addresses as a hint."""
-    usable = list(_usable(surveyed))
+    usable = list(_usable_interfaces(surveyed))
     listed = ", ".join(
         f"{printable(each.name)} {each.address}/{each.prefix}" for each in usable[:_SHOWN]
     )
@@ -154,11 +160,13 @@ def describe_addresses(surveyed: Surveyed) -> str:
     )
 
 
-def _of_interface(surveyed: Surveyed, host: str, interface: str | None) -> list[Interface]:
-    usable = list(_usable(surveyed))
+def _chosen_interfaces(surveyed: Surveyed, host: str, interface: str | None) -> list[Interface]:
+    """Return the node's addresses on an interface or network, by default all usable ones. Raise
+    ConfigError if it has none."""
+    usable = list(_usable_interfaces(surveyed))
     if interface is None:
         return usable
-    network = _network(interface) if "/" in interface or ":" in interface else None
+    network = _parse_network(interface) if "/" in interface or ":" in interface else None
     if network is None:
         wanted = [each for each in usable if each.name == interface]
         said = f"interface {quoted(interface)} with an address that others may reach"
@@ -172,7 +180,7 @@ def _of_interface(surveyed: Surveyed, host: str, interface: str | None) -> list[
     return wanted
 
 
-def _usable(surveyed: Surveyed) -> Iterator[Interface]:
+def _usable_interfaces(surveyed: Surveyed) -> Iterator[Interface]:
     """Yield the node's addresses that are neither loopback nor link-local."""
     for each in surveyed.interfaces:
         address = each.address.lower()
@@ -181,8 +189,9 @@ def _usable(surveyed: Surveyed) -> Iterator[Interface]:
             yield each
 
 
-def _own_name(surveyed: Surveyed) -> str | None:
-    """Return the first address of the machine's own name that is its own."""
+def _address_of_own_name(surveyed: Surveyed) -> str | None:
+    """Return the first address to which the machine's own name resolves and that it has, or a
+    loopback one."""
     own = {each.address for each in surveyed.interfaces}
     return next((each for each in surveyed.named if each in own or is_loopback(each)), None)
 
@@ -191,7 +200,7 @@ def _rank_of_kind(name: str) -> int:
     return 2 if name.startswith(_BRIDGES) else 1 if name.startswith(_TUNNELS) else 0
 
 
-def _network(text: str) -> tuple[int, int, int] | None:
+def _parse_network(text: str) -> tuple[int, int, int] | None:
     """Return a network's IP version, its address as a number, and its number of host bits."""
     import ipaddress
 

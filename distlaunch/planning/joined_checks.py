@@ -17,7 +17,7 @@ def is_address(text: str) -> bool:
     return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
 
 
-def _is_place(text: str) -> bool:
+def _is_host_and_port(text: str) -> bool:
     """Return whether the text can be ``HOST:PORT``, with brackets around an IPv6 address."""
     host, _, port = text.rpartition(":")
     numeric = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) <= 65535
@@ -37,7 +37,7 @@ def check_start(start: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
         and is_address(start.master_addr)
         and p.is_possible_attempt(start.attempt, start.restarts)
         and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in start.hosts)
-        and all(map(_is_place, start.cluster))
+        and all(map(_is_host_and_port, start.cluster))
     )
     if not is_valid:
         raise ProtocolError("it sends a start message with impossible values")

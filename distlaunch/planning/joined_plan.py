@@ -125,12 +125,12 @@ class JoinedPlanner:
 
     @property
     def gpus(self) -> GpuInventory:
-        """GPUs of this machine."""
+        """GPUs of this machine, as found once at the start."""
         return self._facts.gpus
 
     @property
     def cpus(self) -> CpuInventory:
-        """CPUs of this machine."""
+        """CPUs of this machine, as found once at the start."""
         return self._facts.cpus
 
     @property
@@ -285,11 +285,11 @@ class JoinedPlanner:
     def plan_attempt(
         self, surveys: Mapping[int, Surveyed], known: Mapping[int, LauncherRecord]
     ) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Plan an attempt with the connected launchers.
+        """Plan an attempt with the connected launchers. Called in the coordinator.
 
         ``surveys`` and ``known`` are by the number of the launcher. Return the numbers of the
         chosen launchers in the order of their ranks, and the plan. Raises NodesError if there are
-        too few launchers, NodesDifferError if their scripts differ.
+        too few launchers, NodesDifferError if their scripts differ, and ConfigError.
         """
         fewest, most = self.bounds
         mine = LauncherRecord(
@@ -308,7 +308,9 @@ class JoinedPlanner:
         if not self._options.module and not self._options.no_python:
             hashes = {number: surveys[number].script_sha256 for number in node_numbers}
             check_script(self._target, self._workdir, hashes, hosts, 0)
-        topology = replace(self._topology, nodes=self._nodes(node_numbers, known), here=0)
+        topology = replace(
+            self._topology, nodes=self._nodes_of_attempt(node_numbers, known), here=0
+        )
         plan = build_plan(
             self._options,
             self._facts,
@@ -319,9 +321,9 @@ class JoinedPlanner:
             shares=self._cpu_shares(len(topology.nodes)),
         )
         self._hosts_of_ranks = tuple(hosts[number] for number in node_numbers)
-        return node_numbers, self._with_unbound_cpus(plan)
+        return node_numbers, self._without_cpu_binding(plan)
 
-    def _nodes(
+    def _nodes_of_attempt(
         self, node_numbers: Sequence[int], known: Mapping[int, LauncherRecord]
     ) -> tuple[Node, ...]:
         if self._by_worker:
@@ -349,9 +351,12 @@ class JoinedPlanner:
             else None
         )
 
-    def _with_unbound_cpus(self, plan: LaunchPlan) -> LaunchPlan:
-        """Return the plan without a CPU binding of the only worker, if the launcher itself is bound
-        to CPUs, which the worker then uses."""
+    def _without_cpu_binding(self, plan: LaunchPlan) -> LaunchPlan:
+        """Return the plan without CPU bindings, if each worker has its own launcher, and this
+        launcher is bound to no more than its share of the CPUs.
+
+        The worker then inherits the launcher's CPUs, and OMP_NUM_THREADS is set for these.
+        """
         cpus, slots = self._facts.cpus, self._own.slots or 1
         if not self._by_worker or len(cpus.allowed) * slots > cpus.online:
             return plan
@@ -385,7 +390,7 @@ class JoinedPlanner:
         *,
         of_scheduler: AddressesOf = no_addresses,
     ) -> MasterChoice:
-        """Return the master address that all nodes have reached.
+        """Return the master address that all launchers of the attempt have reached.
 
         ``surveys`` and ``reached`` are by the number of the launcher within the attempt. Raises
         LaunchError if no address was reached by all.
@@ -414,10 +419,10 @@ class JoinedPlanner:
     def plan_start(self, start: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
         """Plan this launcher's own workers of an attempt from its own command line.
 
-        ``interfaces`` are the names of this node's network interfaces. Raises ProtocolError if the
-        coordinator's message does not fit this launcher.
+        ``interfaces`` are the names of this node's network interfaces; others of the message are
+        ignored. Raises ProtocolError if the coordinator's message does not fit this launcher.
         """
-        self._check(start)
+        self._check_start(start)
         nodes = [
             Node(host=host, slots=slots)
             for host, slots in zip(start.hosts, start.slots, strict=True)
@@ -440,7 +445,7 @@ class JoinedPlanner:
             shares=self._cpu_shares(len(nodes)),
             only=rank,
         )
-        plan = self._with_unbound_cpus(plan)
+        plan = self._without_cpu_binding(plan)
         mine = set(start.local_ranks)
         plan = replace(
             plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine)
@@ -461,7 +466,7 @@ class JoinedPlanner:
         plan = bind(plan, attempt=start.attempt, master_port=start.master_port, master=where)
         return with_cluster(plan, start.cluster, self._backend)
 
-    def _check(self, start: p.StartWorkers) -> None:
+    def _check_start(self, start: p.StartWorkers) -> None:
         count = len(self._topology.nodes)
         check_start(start, nodes=(count, count) if self._by_worker else self.bounds)
         slots, own = start.slots[start.node_rank], self._own.slots

@@ -59,10 +59,10 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
             "node with "
             f"{Opt.RENDEZVOUS('HOST:PORT')} and {Opt.NODE_RANK} N",
         )
-    processes = _one_of(
+    processes = _agreed_size(
         options.num_procs, options.procs_per_node, str(Opt.NUM_PROCS), str(Opt.PROCS_PER_NODE)
     )
-    gpus = _one_of(
+    gpus = _agreed_size(
         options.num_gpus, options.gpus_per_node, str(Opt.NUM_GPUS), str(Opt.GPUS_PER_NODE)
     )
     check_kind(options)
@@ -92,8 +92,8 @@ def workers_here(
     granted: Sequence[str] = (),
     several: bool = False,
 ) -> Topology:
-    """Return this machine with ``count`` workers. By default one worker per GPU, or one without
-    GPUs.
+    """Return this machine with ``count`` workers. By default one worker per GPU, or one on the CPU
+    without GPUs.
 
     ``only`` and ``without`` choose among the visible GPUs by index. ``granted`` chooses by id if no
     mask does. ``several``: the job has several nodes, for hints. Raises ConfigError if more GPUs
@@ -129,8 +129,8 @@ def workers_here(
 def selection_here(
     options: TrainOptions, facts: Facts, *, granted: Sequence[str] = (), several: bool = False
 ) -> DeviceSelection:
-    """Return the GPUs that workers may use: those in the device mask, in --gpus, and in
-    ``granted``."""
+    """Return the GPUs that workers may use: those in the device mask, in --gpus, and in ``granted``
+    if all of these are there. Raises ConfigError."""
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus, several=several)
     if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
         indices = [index for index, each in enumerate(selection.ids) if each in granted]
@@ -145,7 +145,7 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
     """
     picked = options.gpus is not None
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
-    count, notes = _worker_count(options, facts, selection)
+    count, notes = _torchrun_worker_count(options, facts, selection)
     isolated = options.isolate_gpus or (selection.mig and options.needs_gpus)
     shares = (isolated or picked) and bool(selection.ids)
     if isolated and selection.ids:
@@ -170,7 +170,8 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
 def add_other_nodes(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
     """Return the topology of the whole job, in which this machine is node ``here``.
 
-    Other nodes report their numbers of workers when the job starts.
+    Other nodes report their numbers of workers when the job starts. Node 0 of ``topology`` is this
+    machine.
     """
     nodes = [
         Node(host=host.name, known=host.known, slots=None, devices=None)
@@ -185,7 +186,7 @@ def add_other_nodes(topology: Topology, allocation: Allocation, *, here: int) ->
     return replace(topology, nodes=tuple(nodes), here=here, bounds=bounds, source=allocation.source)
 
 
-def _one_of(
+def _agreed_size(
     total: int | str | None, per_node: int | None, name: str, per_node_name: str
 ) -> int | str | None:
     if total is not None and per_node is not None and total != per_node:
@@ -197,7 +198,7 @@ def _one_of(
 
 def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:
     if not count:
-        raise _none_left(facts)
+        raise _none_left_error(facts)
     hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
     masks = ((),) * count
     node = Node(
@@ -211,7 +212,7 @@ def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) 
     return Topology(nodes=(node,), device="cpu", notes=plain_notes(notes))
 
 
-def _none_left(facts: Facts) -> ConfigError:
+def _none_left_error(facts: Facts) -> ConfigError:
     return ConfigError(
         f"{Opt.EXCLUDE} leaves no slot of {printable(facts.hostname)}",
         hint="leave the host out as a whole",
@@ -232,6 +233,8 @@ def _without_gpus(
     *,
     several: bool,
 ) -> Topology:
+    """Return this machine with workers on CPUs because it has no GPU. Raise ConfigError if that is
+    not what was asked for, or the GPUs are broken."""
     if facts.gpus.problem is not None:
         raise NotTheseGpusError(
             f"the GPUs here cannot be used: {facts.gpus.problem}", hint=use_cpus(several=several)
@@ -275,7 +278,7 @@ def _apply_slots(
         )
     left = [index for index in (have if only is None else only) if index not in without]
     if not left:
-        raise _none_left(facts)
+        raise _none_left_error(facts)
     return (
         selection
         if len(left) == len(selection.ids)
@@ -318,9 +321,11 @@ def _gpu_workers(
     return Topology(nodes=(node,), device="cuda", notes=plain_notes(selection.notes))
 
 
-def _worker_count(
+def _torchrun_worker_count(
     options: TorchrunOptions, facts: Facts, selection: DeviceSelection
 ) -> tuple[int, tuple[str, ...]]:
+    """Return the number of workers that --nproc-per-node means here, and notes. Raise ConfigError
+    for missing devices."""
     match options.workers:
         case int() as number:
             return number, ()

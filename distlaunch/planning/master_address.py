@@ -122,7 +122,7 @@ def master_of_allocation(
 
 
 def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
-    """Return a note if the planned address may not lead to rank 0's node."""
+    """Return a note if the planned address is not known or may not lead to rank 0's node."""
     from distlaunch.planning.hosts.this_host import is_loopback
 
     if options.rendezvous is not None or master.address_origin is MasterOrigin.FIRST_NODE:
@@ -139,7 +139,11 @@ def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
 
 
 def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
-    """Return host and port of --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
+    """Return host and port of --rendezvous: HOST:PORT, HOST, [IPv6]:PORT.
+
+    Without the option both are None, without a port the second. Raises UsageError for the option
+    and ConfigError for the variable.
+    """
     text, who = options.rendezvous, options.named("rendezvous")
     if text is None:
         return None, None
@@ -149,29 +153,29 @@ def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
     if host.startswith("["):
         host, bracket, rest = host[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise _no_endpoint(text, who)
+            raise _endpoint_error(text, who)
         number = rest[1:]
     elif host.count(":") == 1:
         host, _, number = host.partition(":")
         if not number:
-            raise _no_endpoint(text, who)
+            raise _endpoint_error(text, who)
     if number and not (number.isascii() and number.isdecimal()):
-        raise _no_endpoint(text, who)
+        raise _endpoint_error(text, who)
     if number and not (len(number) <= 5 and 0 < int(number) <= 65535):
-        raise _no_endpoint(text, who, problem=f"port {printable(number)} is not in 1..65535")
+        raise _endpoint_error(text, who, problem=f"port {printable(number)} is not in 1..65535")
     host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
     return host, int(number) if number else None
 
 
 def first_host_of_options(options: TrainOptions) -> tuple[str | None, str]:
-    """Return the host of node 0 that an option names, and the field of that option. Raises
-    ConfigError."""
+    """Return the host of node 0 that an option names, perhaps None, and the field of that option.
+    Raises ConfigError."""
     if options.rendezvous is not None:
         return rendezvous_endpoint(options)[0], "rendezvous"
     return options.master_addr, "master_addr"
 
 
-def _no_endpoint(text: str, who: str, *, problem: str = "expected HOST:PORT") -> ConfigError:
+def _endpoint_error(text: str, who: str, *, problem: str = "expected HOST:PORT") -> ConfigError:
     kind = UsageError if who.startswith("-") else ConfigError
     return kind(
         f"{who} {quoted(text)}: {problem}",
@@ -206,7 +210,7 @@ class AddressChooser:
         """Return the addresses at which other nodes try to reach rank 0's node, best first.
 
         ``surveyed`` is the survey of rank 0's node, ``host`` its name in the list of hosts. Raises
-        ConfigError if the backend can use none.
+        ConfigError if there is none, or the backend can use none.
         """
         found = self._candidates(surveyed, host, of_scheduler)
         return usable_by(self._backend, found, host)
@@ -262,8 +266,10 @@ class AddressChooser:
 
 
 def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """Return those of the addresses that the backend's workers can use: some need IPv4. Raises
-    ConfigError if none remains."""
+    """Return those of the addresses that the backend's workers can use: some backends need IPv4.
+
+    Raises ConfigError if none remains.
+    """
     if not backend.ipv4_only:
         return found
     left = tuple(address for address in found if ":" not in address)
@@ -303,7 +309,7 @@ def choose_reached(
         (each for each in tried if all(each in routes for routes in ways.values())), None
     )
     if address is None:
-        raise _no_common_address(surveys, reached, tried, hosts)
+        raise _no_common_address_error(surveys, reached, tried, hosts)
     taken = set_by_user or {}
     env: dict[int, Mapping[str, str]] = {}
     shared: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
@@ -331,7 +337,7 @@ def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> 
     )
 
 
-def _no_common_address(
+def _no_common_address_error(
     surveys: Sequence[Surveyed],
     reached: Mapping[int, Reached],
     tried: Sequence[str],

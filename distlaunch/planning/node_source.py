@@ -1,4 +1,4 @@
-"""Decides which source names the nodes of a job, and which of the nodes is this machine. No I/O.
+"""Decide which source names the nodes of a job, and which of the nodes is this machine. No I/O.
 
 Sources are the options, and systems such as Slurm. The module is loaded only if some option or
 variable suggests that there are other nodes. Only then does ``launch.make_plan`` read
@@ -47,7 +47,7 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
     around = facts.surroundings
     if around is None:
         return None, ()
-    who, allocation, lost = _allocation(options, facts, around)
+    who, allocation, lost = _find_allocation(options, facts, around)
     if allocation is None and (options.include is not None or options.exclude is not None):
         who, allocation = (
             options.who_set("include", "exclude") or "",
@@ -69,7 +69,7 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
 def option_of_host_list(options: TrainOptions) -> str | None:
     """Return the name of the option that lists the hosts, if one is set.
 
-    Raises ConfigError if two such options are set, or one together with --source.
+    Raises ConfigError if two such options are set, or one together with --source (``flags`` aside).
     """
     lists = {"hosts": options.hosts, "hostfile": options.hostfile, "discover": options.discover}
     who = next((options.named(field) for field, value in lists.items() if value is not None), None)
@@ -94,7 +94,7 @@ def _shown_option(who: str, value: str) -> str:
     return f"{who} {quoted(value)}" if who.startswith("-") else who
 
 
-def _allocation(
+def _find_allocation(
     options: TrainOptions, facts: Facts, around: Surroundings
 ) -> tuple[str, Allocation | None, tuple[str, ...]]:
     """Return who names the nodes, the nodes, and the sources that are not used."""
@@ -117,7 +117,7 @@ def _allocation(
         )
         if found is not None:
             return found.source, replace(found, notes=(*found.notes, *notes)), lost
-        found = _by_hand(options)
+        found = _allocation_by_hand(options)
         if found is None and notes:
             return (
                 "this machine",
@@ -138,7 +138,7 @@ def _allocation(
     return who, found, unused_systems(facts.environ, f"{who} comes first")
 
 
-def _by_hand(options: TrainOptions) -> Allocation | None:
+def _allocation_by_hand(options: TrainOptions) -> Allocation | None:
     """Return the nodes if the user starts a launcher on each node, as with torchrun.
 
     Only their number is known, and perhaps the host of node 0.
@@ -205,9 +205,10 @@ def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Al
 def _with_node_rank(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> Allocation:
-    """Return the allocation with --node-rank, which means that each node has a launcher.
+    """Return the allocation with the rank of --node-rank, if set. The option means that each node
+    has a launcher.
 
-    Raises ConfigError if the rank contradicts the source of the nodes.
+    Raises ConfigError if the rank contradicts the source of the nodes, or is not one of the job.
     """
     rank, hosts = options.node_rank, allocation.hosts
     if rank is None or rank == allocation.node_rank:
@@ -236,8 +237,11 @@ def _with_node_rank(
 def _find_this_machine(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> tuple[int | None, str]:
-    """Return the index of this machine among the hosts, by rank or else by names and addresses, and
-    how it was determined."""
+    """Return the index of this machine among the hosts, and how it was determined: by rank,
+    --rendezvous, or names and addresses.
+
+    The index is None if it is none of them. Raises ConfigError if the user named it twice.
+    """
     if allocation.node_rank is not None:
         source = _source_of(allocation, "node rank")
         by = options.who_set("node_rank") if allocation.node_rank == options.node_rank else source

@@ -103,7 +103,7 @@ def outer_launcher(
 
     Between the two processes only shells and programs that run a command unchanged are allowed. If
     a worker's script starts a launcher, the script's process is between them, so this launcher is
-    no worker.
+    no worker. The variables must have the ranks.
     """
     launcher = _nearest_launcher(environ, ancestors)
     if launcher is None or (launcher in _MARKERS and _MARKERS[launcher] not in environ):
@@ -127,6 +127,8 @@ def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
 
 
 def _nearest_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str | None:
+    """Return the name of the launcher above this process; None if another program than a wrapper
+    comes first."""
     through_spawn = False
     for each in ancestors:
         if each.name == SPAWNER:
@@ -177,8 +179,8 @@ def _program_and_arguments(argv: Sequence[str]) -> Sequence[str]:
 def check_options(
     options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: OuterLauncher
 ) -> None:
-    """Raise UsageError for options that contradict the outer launcher, which decides sizes, nodes
-    and restarts."""
+    """Raise UsageError for options that the outer launcher decides, such as sizes, nodes and
+    restarts, and for a backend whose variables it does not set."""
     who = _name_of(outer)
     started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
     way_out = (
@@ -223,7 +225,10 @@ def _shown_value(value: object) -> str:
 
 
 def single_worker_topology(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Topology:
-    """Return this machine with one worker that sees the same devices as this launcher."""
+    """Return this machine with one worker, for a launcher that is itself a worker.
+
+    The worker sees the same devices as this launcher. With options for CPUs, it sees no GPU.
+    """
     node = Node(host=facts.hostname, slots=1)
     if on_cpus(options):
         hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)

@@ -47,9 +47,10 @@ class Rendezvous(Record):
 
 
 def choose_rendezvous(options: TrainOptions, location: Location, topology: Topology) -> Rendezvous:
-    """Return the address at which the launchers connect.
+    """Return how this launcher finds the others: address, ports, and whether it is the coordinator.
 
-    Raises ConfigError if neither the options nor the source of the nodes determine it.
+    Raises ConfigError if neither the options nor the source of the nodes determine the address, or
+    if rank 0's port is the same.
     """
     allocation = location.allocation
     host, port = rendezvous_endpoint(options)

@@ -131,7 +131,7 @@ class SurveyedPlanner:
         return bounds
 
     def set_job(self, job_id: str, run_dir: str) -> SurveyedPlanner:
-        """Set the job's id and its run directory."""
+        """Set the job's id and its run directory. Return the planner itself."""
         self._run_dir, self._job_id = run_dir, job_id
         return self
 
@@ -139,7 +139,8 @@ class SurveyedPlanner:
         """Update the hosts from the output of the --discover command, and return those that are
         available now.
 
-        Known hosts keep their numbers. Raises ConfigError if the output is not a list of hosts.
+        Known hosts keep their numbers. Raises ConfigError if the output is not a list of hosts, or
+        the options do not fit the hosts.
         """
         from distlaunch.planning.hosts.from_options import discovered_hosts
 
@@ -179,7 +180,8 @@ class SurveyedPlanner:
     # --- surveys and plans
 
     def survey(self, serial: int) -> Survey:
-        """Return the request for a survey, which is the same for all hosts."""
+        """Return the request for a survey with this serial number. It is otherwise the same for all
+        hosts."""
         options = self._options
         python = not options.no_python or options.module
         setup = options.setup is not None  # it may provide the interpreter or the program

@@ -136,8 +136,8 @@ class TrainOptions(Record):
         return self.given.get(field) or name_of(field)
 
     def who_set(self, *fields: str) -> str | None:
-        """Return the option or variable that set the first of these fields without its default
-        value."""
+        """Return the option or variable of the first of these fields whose value is not the
+        default; None if all are."""
         default = type(self)._defaults  # noqa: SLF001 - a record's own table
         return next(
             (self.named(field) for field in fields if getattr(self, field) != default[field]), None
@@ -233,7 +233,8 @@ class TorchrunOptions(TrainOptions):
 
 
 def check_kind(options: TrainOptions) -> None:
-    """Raise ConfigError for options that ask for workers on GPUs and on CPUs."""
+    """Raise ConfigError for options that ask for workers on GPUs and on CPUs, or choose GPUs for
+    CPU workers."""
     gpus = options.num_gpus is not None or options.gpus_per_node is not None
     if counts_processes(options) and gpus:
         raise ConfigError(

@@ -28,7 +28,7 @@ default."""
 def cluster_of(
     plan: LaunchPlan, ports: Sequence[int], master: MasterChoice | None
 ) -> tuple[str, ...]:
-    """Return ``HOST:PORT`` for each port.
+    """Return ``HOST:PORT`` for each port of workers, by rank.
 
     ``ports`` are by rank, ``plan.worker_ports`` for each worker. ``master`` has the addresses of
     the nodes; None for a job on one node.
@@ -50,9 +50,10 @@ def cluster_names(backend: PlannedBackend, workers: int) -> set[str]:
 
 
 def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBackend) -> LaunchPlan:
-    """Return the plan with the variables that list all workers.
+    """Return the plan with the variables that list all workers; the same plan if ``cluster`` is
+    empty.
 
-    Raises ConfigError if they would be too long for a program to start.
+    Raises ConfigError if the variables would be too long for a program to start.
     """
     if not cluster:
         return plan

@@ -89,8 +89,11 @@ class WorkerRequest(Record):
 
 
 def count_workers(candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
-    """Return the number of workers of each host; 0 if it is not needed. Raises ConfigError if the
-    slots are too few."""
+    """Return the number of workers of each host; 0 if the host is not needed, None if only a survey
+    can tell.
+
+    Raises ConfigError if the slots are too few, or the sizes do not fit the hosts.
+    """
     total, per_node = request.total, request.per_node
     counts: Counts
     if total is None:
@@ -101,9 +104,9 @@ def count_workers(candidates: Sequence[PlannedHost], request: WorkerRequest) -> 
             for candidate in candidates
         ]
     elif per_node is not None:
-        counts = _total_and_each(total, per_node, candidates, request)
+        counts = _counts_by_total_and_each(total, per_node, candidates, request)
     elif request.bounds is not None or len(candidates) == 1:
-        counts = _shares_of_total(total, candidates, request)
+        counts = _equal_shares(total, candidates, request)
     else:
         counts = _spread_or_pack(total, candidates, request)
     if request.allocation.part == "worker":
@@ -244,7 +247,7 @@ def _check_room(count: int, candidate: PlannedHost, problem: str, request: Worke
     )
 
 
-def _total_and_each(
+def _counts_by_total_and_each(
     total: int, per_node: int, candidates: Sequence[PlannedHost], request: WorkerRequest
 ) -> Counts:
     """Return the counts if both the total and the number per node are set, which determine the
@@ -265,9 +268,7 @@ def _total_and_each(
     return [*each, *[0] * (len(candidates) - nodes)]
 
 
-def _shares_of_total(
-    total: int, candidates: Sequence[PlannedHost], request: WorkerRequest
-) -> Counts:
+def _equal_shares(total: int, candidates: Sequence[PlannedHost], request: WorkerRequest) -> Counts:
     size, bounds = request.total_option(total), request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
         raise ConfigError(
@@ -289,7 +290,7 @@ def _spread_or_pack(
 ) -> Counts:
     size = request.total_option(total)
     rooms = [candidate.room for candidate in candidates]
-    enough = _enough(rooms, total)
+    enough = _has_enough(rooms, total)
     unknown = next((candidate for candidate in candidates if candidate.room is None), None)
     if unknown is not None and (request.options.spread or not enough):
         each = "N" if total % len(candidates) else str(total // len(candidates))
@@ -309,7 +310,7 @@ def _spread_or_pack(
     return spread(total, known) if request.options.spread else pack(total, known)
 
 
-def _enough(rooms: Counts, total: int) -> bool:
+def _has_enough(rooms: Counts, total: int) -> bool:
     """Return whether the hosts before the first one of unknown size have at least ``total``
     slots."""
     left = total

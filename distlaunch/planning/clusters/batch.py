@@ -124,11 +124,15 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
     )
     job = job_id(text(environ, "PBS_JOBID"))
     return Allocation(
-        source="pbs", hosts=hosts, cpus=_cpus(environ, "pbs", ()), job_id=job, origins=found.all()
+        source="pbs",
+        hosts=hosts,
+        cpus=_granted_cpus(environ, "pbs", ()),
+        job_id=job,
+        origins=found.all(),
     )
 
 
-def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
+def _granted_cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
     """Return the CPUs granted on the script's node, if known.
 
     PBS has a variable for it. Elsewhere it is the number of slots, if all hosts have the same.
@@ -305,7 +309,7 @@ def _allocation_of_slots(
         for node, count in slots.items()
     )
     job = job_id(text(environ, _JOBS[system]))
-    cpus = _cpus(environ, system, slots.values())
+    cpus = _granted_cpus(environ, system, slots.values())
     return Allocation(
         source=system, hosts=hosts, cpus=cpus, job_id=job, origins=found.all(), notes=notes
     )

@@ -52,14 +52,14 @@ def text(environ: Environ, name: str) -> str | None:
 
 
 def shown(environ: Environ, name: str) -> str:
-    """Return a variable and its value for a message: ``RANK='3'``."""
+    """Return a variable and its value for a message: ``RANK='3'`` or ``RANK (not set)``."""
     return f"{name}={quoted(environ[name])}" if name in environ else f"{name} (not set)"
 
 
 def number(environ: Environ, name: str, *, least: int = 0, most: int = MOST_HOSTS) -> int | None:
-    """Return the integer in a variable; None if it is unset or blank.
+    """Return the integer in a variable; None if the variable is unset or blank.
 
-    Raises ConfigError if it is not between ``least`` and ``most``.
+    Raises ConfigError if it is not a number between ``least`` and ``most``.
     """
     value = text(environ, name)
     if value is None:
@@ -128,10 +128,10 @@ def host_name(name: str, where: str, *, hint: str | None = None) -> str:
 
 
 def host_or_address(name: str, where: str, *, hint: str) -> str:
-    """Return the host of an endpoint. Raises ConfigError, with ``where`` as source, for an invalid
-    name or address.
+    """Return ``name`` if it is a host name or a valid IP address.
 
-    ``hint`` is by default ``ignore_hint``.
+    Unlike ``host_name``, refuses texts such as ``1.2.3.999``. Raises ConfigError with ``where`` as
+    source and with ``hint``.
     """
     host_name(name, where, hint=hint)
     if ":" in name or "%" in name or ("." in name and name.rpartition(".")[2].isdecimal()):
@@ -145,8 +145,11 @@ def host_or_address(name: str, where: str, *, hint: str) -> str:
 
 
 def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
-    """Return host and port of ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6 address. Raises
-    ConfigError."""
+    """Return host and port of a variable: ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6
+    address.
+
+    Both are None if it is not set. Raises ConfigError for another form.
+    """
     value = text(environ, name)
     if value is None:
         return None, None
@@ -165,7 +168,8 @@ def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
 
 
 def host_list(environ: Environ, name: str) -> tuple[str, ...]:
-    """Return a list of hosts: a JSON list, or names separated by blanks, newlines or commas."""
+    """Return the hosts in a variable, perhaps none: a JSON list, or names separated by blanks,
+    newlines or commas. Raises ConfigError."""
     value = text(environ, name)
     if value is None:
         return ()
@@ -186,7 +190,7 @@ def host_list(environ: Environ, name: str) -> tuple[str, ...]:
 
 
 def json_list(value: str, where: str) -> list[object]:
-    """Return a JSON list. Raises ConfigError that starts with ``where``."""
+    """Return the list in a JSON text. Raises ConfigError, which starts with ``where``."""
     found = json_value(value, where)
     if not isinstance(found, list):
         raise ConfigError(f"{where}: expected a JSON list", hint=ignore_hint())
@@ -194,7 +198,7 @@ def json_list(value: str, where: str) -> list[object]:
 
 
 def json_object(value: str, where: str) -> dict[str, object]:
-    """Return a JSON object. Raises ConfigError that starts with ``where``."""
+    """Return the object in a JSON text. Raises ConfigError, which starts with ``where``."""
     found = json_value(value, where)
     if not isinstance(found, dict):
         raise ConfigError(f"{where}: expected a JSON object", hint=ignore_hint())
@@ -215,7 +219,8 @@ def json_value(value: str, where: str) -> object:
 
 
 def job_id(value: str | None) -> str | None:
-    """Return a scheduler's job id as a directory name: ``123[4].server`` becomes ``123-4-.server``."""
+    """Return a scheduler's job id as a directory name: ``123[4].server`` becomes ``123-4-.server``.
+    None if nothing usable is left."""
     if value is None:
         return None
     safe = "".join(
@@ -228,9 +233,9 @@ def job_id(value: str | None) -> str | None:
 
 
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
-    """Return the lines of a system's file that are not blank, each with ``path:line``.
+    """Return the lines of a system's file that are not blank, each as (``path:line``, text).
 
-    ``variable`` names the file. Raises ConfigError if it is missing or blank.
+    ``variable`` names the file. Raises ConfigError if the file is missing or blank.
     """
     content = texts.get(path)
     if content is None:
@@ -269,7 +274,7 @@ def numbered_hosts(
 def same_slots(
     names: Sequence[str], slots: int | None = None, unit: Unit = "workers"
 ) -> tuple[Host, ...]:
-    """Return hosts whose names are known and that have equal numbers of slots."""
+    """Return hosts with these names, each with the same number of slots."""
     return tuple(Host(name=name, slots=slots, unit=unit) for name in names)
 
 
@@ -292,7 +297,8 @@ class Origins:
         )
 
     def lost(self, name: str, why: str) -> tuple[str, ...]:
-        """Return a text that says ``why`` a variable is not used, if it is set."""
+        """Return (one text with the reason ``why`` a variable is not used,) if the variable is set,
+        else ()."""
         return (f"{shown(self._environ, name)}: {why}",) if name in self._environ else ()
 
     def add_port(self, port: int | None, *names: str) -> None:

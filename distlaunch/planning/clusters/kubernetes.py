@@ -61,7 +61,7 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
     name."""
     if text(environ, "K_MPI_JOB_ROLE") is not None:
         return (_hostfile(environ)[1],)
-    return (_HOSTS_FILE,) if _is_numbered_by_name(environ) else ()
+    return (_HOSTS_FILE,) if _has_pod_number(environ) else ()
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
@@ -82,7 +82,7 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     return _find_pods(environ, texts)
 
 
-def _is_numbered_by_name(environ: Environ) -> bool:
+def _has_pod_number(environ: Environ) -> bool:
     """Return whether this pod has a completion index, or a number at the end of its name."""
     if text(environ, "JOB_COMPLETION_INDEX") is not None:
         return True
@@ -99,7 +99,8 @@ def _hostfile(environ: Environ) -> tuple[str, str]:
 
 
 def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
-    """Return the hosts of an MPIJob's launcher. Its workers only run sshd."""
+    """Return the hosts of an MPIJob's launcher. Raises IncompleteError in a worker pod, which only
+    runs sshd."""
     if role == "worker":
         raise IncompleteError(
             "K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher"
@@ -298,9 +299,9 @@ def _find_volcano(environ: Environ) -> Allocation:
     each other.
     """
     found = Origins(environ)
-    tasks = _tasks(environ)
+    tasks = _volcano_tasks(environ)
     if text(environ, "RANK") is not None and text(environ, "WORLD_SIZE") is not None:
-        return _by_rank(environ, tasks, found)
+        return _volcano_by_rank(environ, tasks, found)
     if not tasks:
         source = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
         why = f"{shown(environ, source)}, but no VC_<TASK>_HOSTS: the job lacks the plugin svc"
@@ -312,13 +313,13 @@ def _find_volcano(environ: Environ) -> Allocation:
         raise IncompleteError(
             f"{which}: which of these tasks train is not known", hint=_hosts_hint(), of_several=True
         )
-    hosts = _in_order(tasks)
-    rank = _own_place(environ, tasks, hosts, found)
+    hosts = _leading_first(tasks)
+    rank = _own_index(environ, tasks, hosts, found)
     found.add("hosts", ",".join(hosts), ", ".join(f"VC_{task}_HOSTS" for task in tasks))
-    return _allocation(same_slots(hosts), rank, hosts[0], None, found)
+    return _volcano_allocation(same_slots(hosts), rank, hosts[0], None, found)
 
 
-def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
+def _volcano_tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
     """Return the hosts of each task. Raises ConfigError if a list and its declared length differ."""
     tasks: dict[str, tuple[str, ...]] = {}
     for variable in sorted(environ):
@@ -336,7 +337,9 @@ def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
     return tasks
 
 
-def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins) -> Allocation:
+def _volcano_by_rank(
+    environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
+) -> Allocation:
     """Return the pods in the order of Volcano's plugin pytorch, whose RANK and WORLD_SIZE count
     pods."""
     size = number(environ, "WORLD_SIZE", least=1) or 1
@@ -350,24 +353,25 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
     address, port = host_and_port(environ, "MASTER_ADDR")
     port = number(environ, "MASTER_PORT", least=1, most=65535) or port
     found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
-    listed = _in_order({task: hosts for task, hosts in tasks.items() if task in _TRAINING})
+    listed = _leading_first({task: hosts for task, hosts in tasks.items() if task in _TRAINING})
     hosts = same_slots(listed) if len(listed) == size else numbered_hosts(address, size)
     if address is not None:
         if len(listed) == size and address in listed[1:]:
             lists = next(f"VC_{task}_HOSTS" for task, names in tasks.items() if address in names)
             raise contradiction_error(environ, "MASTER_ADDR", lists, f"rank 0 runs on {listed[0]}")
         found.add("master address", address, "MASTER_ADDR")
-    return _allocation(
+    return _volcano_allocation(
         hosts, rank, address or (listed[0] if len(listed) == size else None), port, found
     )
 
 
-def _in_order(tasks: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _leading_first(tasks: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the hosts of all tasks, masters first."""
     ordered = sorted(tasks, key=lambda task: task not in _LEADING)
     return tuple(host for task in ordered for host in tasks[task])
 
 
-def _allocation(
+def _volcano_allocation(
     hosts: tuple[Host, ...], rank: int, address: str | None, port: int | None, found: Origins
 ) -> Allocation:
     return Allocation(
@@ -381,7 +385,7 @@ def _allocation(
     )
 
 
-def _own_place(
+def _own_index(
     environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple[str, ...], found: Origins
 ) -> int:
     """Return the index of this pod, by its name, or by its task index if the job has one task."""
@@ -411,8 +415,8 @@ def _own_place(
 def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     """Return numbered pods and the rank of this pod; None if the pod has no number or trains alone.
     Raises ConfigError."""
-    size = _size(environ)
-    if not _is_numbered_by_name(environ):
+    size = _requested_pods(environ)
+    if not _has_pod_number(environ):
         _check_alone(environ, size)
         return None
     indexed = text(environ, "JOB_COMPLETION_INDEX") is not None
@@ -482,7 +486,7 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     )
 
 
-def _size(environ: Environ) -> int | None:
+def _requested_pods(environ: Environ) -> int | None:
     """Return --num-nodes; the larger number for an elastic MIN:MAX."""
     value = text(environ, str(Opt.NUM_NODES))
     if value is None:
@@ -523,6 +527,12 @@ def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
 def _rank_by_name(
     environ: Environ, pod: str | None, full: str | None, *, indexed: bool
 ) -> int | None:
+    """Return this pod's rank: by --node-rank, the Job's index, or the number of a StatefulSet's
+    pod.
+
+    None if the pod's name ends in a number by chance. Raises ConfigError for a replica of a
+    JobSet's job.
+    """
     rank = number(environ, str(Opt.NODE_RANK))
     if rank is not None:
         index = number(environ, "JOB_COMPLETION_INDEX")

@@ -1,9 +1,10 @@
-"""Chooses the system whose environment variables describe the job, by precedence. No I/O.
+"""Choose the system whose environment variables describe the job, by precedence. No I/O.
 
 The user's lists (--hosts, --hostfile, --discover) come before all systems; ``hosts.from_options``
 reads them. Among systems (MPI launchers, cloud platforms, schedulers), the one whose launcher is
 closest to this process wins: first a system that started this very process (mpirun), then those
 that start one launcher per node or task, then schedulers that only run a script for the whole job.
+
 In a plain shell only the variables in ``SYSTEMS`` are looked up, and no module of a system is
 imported.
 """

@@ -179,6 +179,7 @@ def _gpus_of_hosts(
 
 
 def _whole_job(environ: Environ) -> Allocation:
+    """Return the nodes of the whole job, which this launcher starts."""
     found = Origins(environ)
     components = _components(environ)
     nodes = [each for component in components for each in component.nodes]
@@ -226,6 +227,7 @@ def _whole_job(environ: Environ) -> Allocation:
 
 
 def _components(environ: Environ) -> list[_Component]:
+    """Return the components of a heterogeneous job, or the job as a single one."""
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS)
     if size is None:
         if text(environ, "SLURM_JOB_NODELIST") is None:
@@ -343,6 +345,7 @@ def _first_id(environ: Environ) -> str:
 
 
 def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
+    """Return the nodes of this step, in which srun has started several launchers."""
     found = Origins(environ)
     declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
     if declared is not None and declared != len(nodes):
@@ -415,9 +418,9 @@ def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
         number=_job_number(environ),
         origins=found.all(),
         notes=(
-            *_smaller_step(environ, nodes),
-            *_terminal(environ, sum(tasks)),
-            *_renumbering_notices(rank, tasks, node, local),
+            *_smaller_step_note(environ, nodes),
+            *_terminal_note(environ, sum(tasks)),
+            *_renumbering_note(rank, tasks, node, local),
         ),
     )
 
@@ -441,6 +444,8 @@ def _by_component(
 
 
 def _step_tasks(environ: Environ, nodes: int) -> list[int]:
+    """Return the number of tasks on each node of the step. Raises IncompleteError if it is not
+    known."""
     total = number(environ, "SLURM_STEP_NUM_TASKS", least=1, most=_MOST_TASKS)
     tasks = _counts_of(environ, "SLURM_STEP_TASKS_PER_NODE")
     if tasks is None:
@@ -468,7 +473,7 @@ def _job_number(environ: Environ) -> int | None:
     return int(found) if found.isascii() and found.isdecimal() and len(found) < 19 else None
 
 
-def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
+def _smaller_step_note(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
     job = text(environ, "SLURM_JOB_NUM_NODES")
     if (
         job is None
@@ -487,7 +492,7 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
     )
 
 
-def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
+def _terminal_note(environ: Environ, tasks: int) -> tuple[str, ...]:
     """Return a note if this may be a shell of ``srun --pty``, where srun starts no launcher for the
     step's other tasks.
 
@@ -502,7 +507,7 @@ def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
     return (f"{note}: start it with srun, or ask for the shell with salloc",)
 
 
-def _renumbering_notices(rank: int, tasks: list[int], node: int, local: int) -> tuple[str, ...]:
+def _renumbering_note(rank: int, tasks: list[int], node: int, local: int) -> tuple[str, ...]:
     ours = sum(tasks[:node]) + local
     if max(tasks) == 1 or ours == rank:
         return ()

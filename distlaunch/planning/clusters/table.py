@@ -262,7 +262,7 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
         hosts = tuple(
             replace(h, name=name, known=True) if i == node_rank else h for i, h in enumerate(hosts)
         )
-    address, port = _master(environ, nodes, found)
+    address, port = _common_master(environ, nodes, found)
     return Allocation(
         source=system.name,
         hosts=hosts,
@@ -323,7 +323,7 @@ def _task_node(
     return rank // local_size
 
 
-def _master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, int | None]:
+def _common_master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, int | None]:
     """Return the address that all processes have from ``mpirun -x MASTER_ADDR`` or from Azure
     Batch."""
     if nodes == 1:

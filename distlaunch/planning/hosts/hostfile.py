@@ -1,5 +1,5 @@
-"""Parses hosts in the forms that users write: on the command line, in host files, in the output of
-a script. No I/O.
+"""Parse hosts in the forms that users write: on the command line, in host files, in the output of a
+script. No I/O.
 
 The grammar is ``[USER@]HOST[:SLOTS][:port=N]``. HOST is a name, a list such as ``n[01-04]``, an
 IPv4 address, or an IPv6 address in brackets. A line of a host file may also have an IPv6 address
@@ -142,8 +142,11 @@ def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def read_lines(text: str, before: str) -> tuple[Host, ...]:
-    """Return the hosts in the lines of ``text``, possibly none. Errors name a line by ``before``
-    and its number."""
+    """Return the hosts in the lines of ``text``, possibly none.
+
+    Errors name a line by ``before`` and its number. Slots count as in ``read_hostfile``. Raises
+    ConfigError.
+    """
     found = _HostCollector(_LINE)
     cache: dict[tuple[str | None, ...], _HostFields] = {}
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

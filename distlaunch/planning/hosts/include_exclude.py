@@ -1,4 +1,4 @@
-"""Applies ``--include`` and ``--exclude`` to hosts and their slots. No I/O.
+"""Apply ``--include`` and ``--exclude`` to hosts and their slots. No I/O.
 
 Both accept DeepSpeed's syntax and extensions of it::
 

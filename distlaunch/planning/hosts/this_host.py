@@ -38,7 +38,7 @@ def is_this_machine(name: str, identity: Identity) -> bool:
     ``n1.cluster.example.org``).
     """
     name = _normalized(name)
-    address = _address(name)
+    address = _canonical_address(name)
     if address is not None:
         return _is_loopback(address) or address in _own_addresses(identity.addresses)
     if _is_localhost(name):
@@ -50,7 +50,7 @@ def is_this_machine(name: str, identity: Identity) -> bool:
 def is_loopback(name: str) -> bool:
     """Return whether a host name or address means, on every machine, that machine itself."""
     name = _normalized(name)
-    address = _address(name)
+    address = _canonical_address(name)
     return _is_localhost(name) if address is None else _is_loopback(address)
 
 
@@ -63,7 +63,7 @@ def names_in(hosts_file: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
     ours: dict[str, bool] = {}
     for line in hosts_file.splitlines():
         words = line.partition("#")[0].split()
-        address = _address(words[0]) if words else None
+        address = _canonical_address(words[0]) if words else None
         if address is not None:
             for word in words[1:]:
                 ours.setdefault(_normalized(word), _is_loopback(address) or address in own)
@@ -84,7 +84,7 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in {"::1", "::", "0.0.0.0"}  # noqa: S104 - compared, not bound
 
 
-def _address(text: str) -> str | None:
+def _canonical_address(text: str) -> str | None:
     """Return an address in canonical spelling without zone; None for a name."""
     if ":" not in text and text.strip("0123456789."):
         return None
@@ -100,7 +100,9 @@ def _address(text: str) -> str | None:
 
 @lru_cache(maxsize=4)
 def _own_addresses(addresses: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(address for address in map(_address, addresses) if address is not None)
+    return frozenset(
+        address for address in map(_canonical_address, addresses) if address is not None
+    )
 
 
 @lru_cache(maxsize=4)
@@ -113,7 +115,9 @@ def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
     hostname, fqdn = _normalized(identity.hostname), _normalized(identity.fqdn or "")
     names = [hostname, fqdn, *map(_normalized, identity.aliases)]
     kept = frozenset(
-        name for name in names if name and not _is_localhost(name) and _address(name) is None
+        name
+        for name in names
+        if name and not _is_localhost(name) and _canonical_address(name) is None
     )
     domain = hostname.partition(".")[2]
     if not domain and fqdn.startswith(f"{hostname}."):
