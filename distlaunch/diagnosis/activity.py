@@ -155,7 +155,8 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
 
 
 def _is_busy(first: m.Stack, second: m.Stack) -> bool:
-    """Return whether a worker has used a processor, or was ready to run without getting one."""
+    """Return whether a worker computed between two samples: it used a share of ``BUSY`` of a
+    processor, or of ``HARDLY_BUSY`` and was runnable in both."""
     elapsed_s = second.taken_s - first.taken_s
     if elapsed_s <= 0:
         return False

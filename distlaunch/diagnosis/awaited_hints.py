@@ -66,8 +66,11 @@ def hint_for_awaited(awaited: Awaited, text: str) -> str | None:
 
 
 def _key(text: str) -> str | None:
-    """Return the key of the script's own for which ranks have waited at a store, without torch's
-    prefix."""
+    """Return the store key for which ranks have waited, if the script itself has chosen it; None
+    for keys of torch.
+
+    The prefix that torch adds is removed.
+    """
     found = _KEY.search(text)
     if found is None:
         return None

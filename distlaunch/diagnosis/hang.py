@@ -428,6 +428,7 @@ def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, f
 
 
 def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
+    """Return the steps of these ranks as ``7`` or ``7-9``; None if no step is known."""
     told = [steps[rank] for rank in ranks if rank in steps]
     if not told:
         return None
@@ -499,7 +500,10 @@ def _lowest(groups: Sequence[_Group], steps: Mapping[int, float]) -> list[_Group
 
 
 def _smallest(groups: Sequence[_Group]) -> list[_Group]:
-    """Return the only smallest group, as a list."""
+    """Return the group that is smaller than all others, in a list.
+
+    The list is empty if several are smallest, or if there is only one group.
+    """
     sizes = sorted(len(group.ranks) for group in groups)
     return (
         [group for group in groups if len(group.ranks) == sizes[0]]

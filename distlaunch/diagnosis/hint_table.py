@@ -88,6 +88,7 @@ def _in_fork(failure: Failure) -> bool:
 
 
 def _reads_checkpoint(failure: Failure) -> bool:
+    """Return whether ``torch.load`` failed without a message while it read the file."""
     return failure.evidence.message is None and any(
         failure.in_call(file)
         for file in ("/torch/serialization.py", "/torch/_weights_only_unpickler.py")
@@ -95,6 +96,7 @@ def _reads_checkpoint(failure: Failure) -> bool:
 
 
 def _opens_checkpoint(failure: Failure) -> bool:
+    """Return whether ``torch.load`` failed while it opened the file."""
     return failure.in_call("/torch/serialization.py", "__init__") and failure.in_call(
         "/torch/serialization.py", "load"
     )

@@ -110,6 +110,10 @@ def is_logged_below_error(line: str) -> bool:
 
 
 def _of_stream(lines: Sequence[str], stream: Stream, count: int) -> LastLines:
+    """Return the last ``count`` lines of a stream, and the line among them that names the problem.
+
+    If the last line names none, begin at the last logged error that is near the end.
+    """
     words = last_lines(lines, count)
     message = words[-1] if words and _names_a_problem(words[-1]) else None
     if message is None:

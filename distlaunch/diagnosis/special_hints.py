@@ -1,5 +1,8 @@
-"""Hints that need more than a pattern: functions for rows of ``hint_table``, which return None if
-the row does not apply."""
+"""Functions for rows of the hint tables that need more than a pattern.
+
+A function that returns a hint returns None if the row does not apply. A function that returns a
+bool is a condition of a row (``when``). ``missing_module`` returns a name, for ``first_cause``.
+"""
 
 from __future__ import annotations
 

@@ -159,8 +159,8 @@ def check_planned(planned: Planned) -> None:
 
 
 def credential_warnings(options: TrainOptions, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each credential of the login that lost nodes need later and that goes at
-    logout.
+    """Yield a warning for each credential that the job may need later and that disappears at
+    logout: a forwarded SSH agent, a forwarded Kerberos ticket.
 
     Yields nothing if the job never connects again, or was not started over SSH.
     """

@@ -352,7 +352,7 @@ def make_plan(
         plan = replace(plan, notes=(*plan.notes, *told))
     if options.setup is None and local:  # --setup may change the interpreter
         if plan.preload:
-            _check_preload(plan, options)
+            _check_preload_modules(plan, options)
         if options.module and plan.argv[0] == sys.executable:
             _check_script_module(plan, options)
     needed = backend.needed(plan.shared_env)
@@ -543,8 +543,8 @@ def _check_script_module(plan: LaunchPlan, options: TrainOptions) -> None:
     )
 
 
-def _check_preload(plan: LaunchPlan, options: TrainOptions) -> None:
-    """Raise ConfigError if a module of --preload cannot be found."""
+def _check_preload_modules(plan: LaunchPlan, options: TrainOptions) -> None:
+    """Raise ConfigError if a module of --preload is not found by the workers' interpreter."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
     path = _first_sys_path_entries(plan, options)

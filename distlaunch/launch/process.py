@@ -220,8 +220,8 @@ def run_alone_hint(options: TrainOptions) -> str | None:
 
 
 def report_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
-    """Warn if the logs are not where the user expects them: in a temporary directory, or under
-    another name than the job id."""
+    """Warn the user if the logs are not where they belong: in a temporary directory, or in one
+    whose name is not the job's id, because that name was taken."""
     if run_dir.temporary:
         problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
         sink.say(

@@ -166,7 +166,7 @@ def _read_claims(request: RenderRequest) -> list[tuple[str, str]]:
 
 
 def tolerations(request: RenderRequest, shape: Shape) -> dict[str, Value]:
-    """Return tolerations for nodes that are reserved for GPUs; empty without GPUs."""
+    """Return tolerations for nodes that are reserved for jobs with GPUs; empty without GPUs."""
     if not shape.gpus:
         return {}
     domain, _, kind = names.resource_name(request.more.gpus_resource).partition("/")

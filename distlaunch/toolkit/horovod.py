@@ -1,6 +1,6 @@
-"""Average gradients with Horovod.
+"""Average gradients with Horovod, and copy rank 0's state with it at the start.
 
-All other collectives use a torch process group, which is created in addition.
+The script's own collectives use a torch process group. ``start_horovod`` returns the store for it.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _shown_names(names: Collection[str]) -> str:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> None:
-    """Load a ``state_dict`` without changing the types of its tensors.
+    """Load a ``state_dict`` without changing the types of its tensors, except step counts.
 
     torch would convert the fp32 state of a bf16 weight to bf16. Devices and step counts are left to
     torch, because a fused optimizer needs the counts on the device.

@@ -1,8 +1,8 @@
 """Start an agent on a node through a login shell, and pack the agent's code as a zip.
 
-The node needs ``/bin/sh`` and a Python >= 3.10. ``remote_command`` is a shell command that finds a
-Python and runs ``STUB`` in it, which reads the zip from stdin and runs the agent from it. The
-command has no secrets: other users of the node can see it in /proc.
+The node needs ``/bin/sh`` and a Python >= 3.10. ``remote_command`` returns a shell command. The
+command finds a Python, which runs ``STUB``. ``STUB`` reads the zip from stdin and runs the agent in
+it. The command has no secrets: other users of the node can see it in /proc.
 """
 
 from __future__ import annotations
@@ -285,8 +285,11 @@ def _join_words(found: list[str]) -> str:
 
 
 def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
-    """Return the last ``most`` lines of a program's output, printable and shortened, as ``: line /
-    line``; "" if there are none."""
+    """Return the last ``most`` lines of a program's output for the end of a message: ``: one /
+    two``; "" if there are none.
+
+    The lines are printable and shortened. Lines of our own script are left out.
+    """
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     shown = [
         printable(line[:_LONGEST_LINE])

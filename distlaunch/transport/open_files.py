@@ -45,5 +45,6 @@ def original_limit(soft: int) -> int:
 
 
 def with_original_limit(argv: Sequence[str]) -> list[str]:
-    """Return the command line that starts a program with the original limit."""
+    """Return ``argv``, changed so that the program gets the soft limit of open files that this
+    process had at its start."""
     return ["/bin/sh", "-c", _SCRIPT, str(_original[0]), *argv] if _original else list(argv)

@@ -112,9 +112,10 @@ class LauncherPlanner(Protocol):
         """Use this job id from now on."""
 
     def plan_start(self, start: p.StartWorkers, interfaces: list[str]) -> LaunchPlan:
-        """Return the plan of an attempt.
+        """Return the plan of this launcher's workers for an attempt.
 
-        Raises LaunchError, and ProtocolError if ``start`` is invalid.
+        ``interfaces`` are the names of this node's network interfaces. Raises LaunchError, and
+        ProtocolError if ``start`` is invalid.
         """
 
 

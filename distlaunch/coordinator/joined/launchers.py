@@ -405,8 +405,12 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     # --- callers
 
     def admit(self, call: p.Call) -> p.Welcome | p.Rejected:
-        """Return the answer to a launcher that wants to join: ``Welcome`` with its node rank, or a
-        rejection."""
+        """Decide whether a launcher may join: return ``Welcome`` with its node rank, or a
+        rejection.
+
+        With ``Welcome`` the rank is reserved, and an earlier connection for this rank is dropped.
+        If another launcher has the rank, that one gets a ping, and the new one is to ask again.
+        """
         number = (
             call.rank
             if call.rank is not None
@@ -552,10 +556,11 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         launcher: JoinedLauncher,
         message: p.FromLauncher,
     ) -> bool:
-        """Return whether a message is about the current attempt.
+        """Check a message, and return whether it belongs to the current attempt.
 
-        A message about an attempt of another coordinator is ignored. If a launcher sends an invalid
-        message about the current attempt, the launcher is considered lost.
+        A launcher that sends an invalid message about the current attempt is dropped as lost. Other
+        messages about attempts are ignored. The message may also extend or end the limit for the
+        start.
         """
         try:
             counts = launcher.message_check.check(message)

@@ -674,10 +674,11 @@ class JobPolicy:
     def _on_lost(
         self, attempt_start: AttemptStart, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
     ) -> list[Action]:
-        """Record a lost node, with the exit code that its loss gives the job.
+        """Handle the loss of a node in any phase. ``code`` is the exit code of a job that the loss
+        ends.
 
-        If the node took part, an attempt in preparation is set up again, and a running one is
-        stopped.
+        Before the workers start, repeat the node setup, or end the job if no node can be reached.
+        Later, the loss fails the attempt, unless all workers of the node had ended with 0.
         """
         run, node = self._run, event.node
         took_part = self.phase not in _WITHOUT_ATTEMPT and node in run.alive

@@ -40,7 +40,8 @@ class Loss(Record):
 
 
 def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Sequence[Loss]) -> bool:
-    """Return whether a worker's own failure, before the losses, ended the attempt."""
+    """Return whether a worker's own failure explains the end of the attempt: it came before the
+    losses and was no result of them."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
     end = next((end for end in failures if end.rank == first), None)
     if (

@@ -248,10 +248,10 @@ class ControlServer:
         self._go_on(connection)
 
     def _go_on(self, connection: _Connection) -> None:
-        """Handle the next request of a connection if it is whole, and set what the selector waits
-        for.
+        """Handle the next request of a connection, if a whole one has arrived, and refuse one that
+        is too long.
 
-        Closes a connection that is finished.
+        Then close the connection if its last answer is sent, else wait for what it needs next.
         """
         line = connection.next_request()
         if line is not None:

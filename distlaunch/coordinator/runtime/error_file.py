@@ -36,12 +36,12 @@ def error_file_path(
     of_a_script: bool,
     termination_log: str = TERMINATION_LOG,
 ) -> str | None:
-    """Return the path of the launcher's error file.
+    """Return the path of the launcher's error file: that of --error-file, of
+    TORCHELASTIC_ERROR_FILE, or Kubernetes' termination log.
 
-    It comes from --error-file, TORCHELASTIC_ERROR_FILE, or in Kubernetes is the termination log;
-    None if there is none of these. ``option``: the value of ``--error-file``. ``of_a_script``: a
+    None if there is none of them. ``option``: the value of ``--error-file``. ``of_a_script``: a
     worker's script started this launcher, so TORCHELASTIC_ERROR_FILE is the worker's file. Raises
-    ConfigError if the file of the option cannot be created.
+    ConfigError if the option names a directory, or a file in a directory that does not exist.
     """
     if option is not None:
         path = os.path.abspath(option)

@@ -178,12 +178,13 @@ class OutputThread(threading.Thread, DiskWork):
         self._files.rank_ended(rank, now)
 
     def _write_output(self, node: int, message: m.Output, now: float) -> None:
+        """Write output of a worker, and count it for the node's next credit."""
         self._open.setdefault(node, set()).add(message.rank)
         self._files.output(message.rank, message.stream, message.data, now)
         self._paid(node, len(message.data))
 
     def _paid(self, node: int, size: int) -> None:
-        """Count bytes of a node that were written or dropped, for which it gets new credit."""
+        """Count bytes that were written or dropped, for the node's next credit."""
         self._taken[node] = self._taken.get(node, 0) + size
 
     def _give_credit(self) -> None:

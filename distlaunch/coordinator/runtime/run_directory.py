@@ -1,8 +1,8 @@
 """Create the run directory of a job, find and lock such directories, and delete old ones.
 
 The directory is private (0700). An existing directory is never overwritten: a new one gets the
-suffix ``-2``, ``-3`` and so on. In the default log directory, runs older than the newest 50 are
-deleted, unless they may still be active (``RunDir.prune``).
+suffix ``-2``, ``-3`` and so on. In the default and the temporary log directory, runs older than the
+newest 50 are deleted, unless they may still be active (``RunDir.prune``).
 """
 
 from __future__ import annotations
@@ -112,10 +112,11 @@ class RunDir:
         node: int | None = None,
         instead_of: str | None = None,
     ) -> None:
-        """Use a new directory.
+        """Use a directory, and lock it.
 
-        ``node`` is the number of a joined launcher's node, None for the coordinator. A joined
-        launcher may share the directory with the coordinator.
+        ``node`` is the number of a joined launcher's node, None for the coordinator, whose
+        directory must be new. A joined launcher may share the directory with the coordinator.
+        Raises OSError.
         """
         self.path = path
         self.temporary = temporary
@@ -181,10 +182,10 @@ class RunDir:
             os.replace(fresh, os.path.join(self.path, name))
 
     def prune(self) -> None:
-        """Delete runs older than the newest 50 in the default log directory.
+        """Delete runs older than the newest 50 in the default or the temporary log directory.
 
-        Only files with distlaunch's names are deleted, and directories that are then empty. The
-        age of a run is the time of its last event. Runs that may still be active are not deleted, nor
+        Only files with distlaunch's names are deleted, and directories that are then empty. The age
+        of a run is the time of its last event. Runs that may still be active are not deleted, nor
         directories without distlaunch's marker file. The directory of --log-dir is never pruned:
         only links to directories that are gone are removed from the registry.
         """

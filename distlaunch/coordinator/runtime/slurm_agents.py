@@ -52,8 +52,8 @@ class SlurmAgents(RemoteAgents):
     def receive(self) -> list[a.Event]:
         """Return the events since the last call, including lines that srun has printed.
 
-        After 40 lines, and at the end of the job, no more are shown, and never those that srun
-        prints at each end.
+        Lines of srun about itself are left out, also all after the first 40 and those at the end of
+        the job.
         """
         while self._said:
             line = self._said.popleft()

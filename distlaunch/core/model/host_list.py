@@ -150,7 +150,7 @@ def fold_hosts(names: Iterable[str]) -> str:
     varies: int | None = None  # index of the piece that differs among them
     for name in names:
         pieces = [name] if ":" in name else _DIGITS.split(name)
-        if run and (place := _difference(run, varies, pieces)) is not None:
+        if run and (place := _varying_piece(run, varies, pieces)) is not None:
             varies = place
             run.append(pieces)
             continue
@@ -259,9 +259,12 @@ def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[
     return names
 
 
-def _difference(run: list[list[str]], varies: int | None, pieces: list[str]) -> int | None:
-    """Return the index of the piece in which a name differs from the names of the run; None for
-    several."""
+def _varying_piece(run: list[list[str]], varies: int | None, pieces: list[str]) -> int | None:
+    """Return the index of the only number in which a name differs from the names of the run.
+
+    ``varies`` is that index for the run so far, None for a run of one name. Return None if the name
+    does not belong to the run: several pieces differ, or another number than ``varies``, or a text.
+    """
     first = run[0]
     if len(first) != len(pieces):
         return None

@@ -91,7 +91,8 @@ def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
 
 
 def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
-    """Return a datagram's addresses, and whether it is the last one."""
+    """Return the addresses in a netlink datagram, and whether the datagram is the last one of the
+    kernel's answer."""
     found: list[str] = []
     for kind, message in _split_messages(datagram):
         if kind == _DONE:
@@ -102,8 +103,8 @@ def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
 
 
 def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
-    """Return a datagram's interfaces that carry traffic, as index -> name, and whether it is the
-    last one."""
+    """Return the interfaces in a netlink datagram that are up and running, as index -> name, and
+    whether the datagram is the last one of the kernel's answer."""
     found: dict[int, str] = {}
     for kind, message in _split_messages(datagram):
         if kind == _DONE:

@@ -92,10 +92,11 @@ def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> 
 def await_release(
     pids: Collection[int], *, bound_s: float, environ: Mapping[str, str], root: str = "/"
 ) -> tuple[int, ...]:
-    """Wait until the driver has released the GPU memory of these ended processes.
+    """Wait until the driver has released the GPU memory of these ended processes, for at most
+    ``bound_s``.
 
-    Return the pids that still hold memory after ``bound_s``, as far as the driver has reported;
-    none at once if it does not report pids.
+    Return the pids that still held memory at the last report of the driver. If the driver does not
+    report pids, return none without waiting.
     """
     deadline = time.monotonic() + bound_s
     left: tuple[int, ...] = ()

@@ -531,7 +531,10 @@ def _sum_checkpoints(saved: Sequence[_Saved]) -> CheckpointSummary | None:
 def _nodes(
     job: Job, events: Sequence[Mapping[str, Any]], attempts: Sequence[AttemptReport]
 ) -> Iterable[NodeTime]:
-    """Yield the nodes of the newest attempts, by their plans."""
+    """Yield each node's time in each of the newest attempts.
+
+    The plan of an attempt names its nodes. A lost node's time ends at its loss.
+    """
     lost: dict[tuple[int | None, str], float] = {}
     for event in events:
         if event["type"] == "node_lost":

@@ -334,7 +334,10 @@ class Folder(Store):
         return True
 
     def set_aside(self, name: str) -> None:
-        """Rename a folder to a name that is never removed."""
+        """Rename a checkpoint's folder, so that it is no longer listed and never removed.
+
+        Does nothing if the directory cannot be written.
+        """
         if self._unwritable is None:
             os.rename(f"{self.root}/{name}", f"{self.root}/{_ASIDE}{name}-{os.urandom(4).hex()}")
 
@@ -381,12 +384,17 @@ def _is_of_a_lost_node(holder: dict[str, Any]) -> bool:
 
 
 class _Files(FileSystem):
+    """torch's file system, which also records the checksum of each file that it writes, and syncs
+    the file."""
+
     def __init__(self) -> None:
         super().__init__()
         self.sums: dict[str, list[int]] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
+        """Open a file for torch's writer. Its checksum is recorded, and it is synced when it is
+        closed."""
         with Summed(open(path, mode), self.sums, os.path.basename(path), sync=True) as stream:  # type: ignore[arg-type]
             yield stream
 

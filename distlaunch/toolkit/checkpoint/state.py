@@ -844,9 +844,10 @@ def differing(entries: Mapping[str, Any], mine: Digests, theirs: Digests) -> dic
 
 
 def _digest(value: Any) -> bytes:
-    """Return a digest of a tensor's type, shape and values, or of a pickle.
+    """Return a digest of a value, by which workers compare it.
 
-    Pickles of equal values may differ.
+    For a plain tensor it covers type, shape and values; for a sharded one, those of this rank's
+    part. Anything else is pickled, and pickles of equal values may differ.
     """
     value = value.to_local() if is_sharded(value) else value
     hashed = blake2b(digest_size=16)

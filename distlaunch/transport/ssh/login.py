@@ -46,7 +46,7 @@ def log_in(
     try:
         if settings.named_key is not None:
             _require_named_key(ring.files((settings.named_key,))[0], agent)
-        for key in _sort_keys(agent.keys, files, only_files=settings.only_key_files):
+        for key in _keys_in_order(agent.keys, files, only_files=settings.only_key_files):
             transport.auth_timeout = max(0.1, until - time.monotonic())
             tried += 1
             try:
@@ -89,9 +89,12 @@ def _unlock_hint(file: KeyFile, agent: _Agent) -> str:
     )
 
 
-def _sort_keys(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
-    """Yield the keys in the order in which to try them: ``held`` (the agent's) with a file, other
-    ones of the agent, files."""
+def _keys_in_order(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
+    """Yield the keys to try, in order: keys of the agent (``held``) that are named by files, other
+    keys of the agent, keys of files that the agent lacks.
+
+    ``only_files`` (IdentitiesOnly) leaves out the second kind.
+    """
     named = {file.public for file in files if file.public is not None}
     yield from (key for key in held if key.asbytes() in named)
     if not only_files:

@@ -281,7 +281,7 @@ class JumpStream:
 
     def free(self) -> None:
         """Release the jump host's connection. Called when no thread uses the channel any longer."""
-        release, self._release = self._release, _nothing
+        release, self._release = self._release, _already_released
         release()
 
     def why_closed(self) -> str:
@@ -289,5 +289,5 @@ class JumpStream:
         return ""
 
 
-def _nothing() -> None:
+def _already_released() -> None:
     pass

@@ -1,14 +1,14 @@
-"""Preload server: imports modules once, then forks a worker for each order.
+"""Preload server: imports modules once, so that workers start fast.
 
-The server runs while the workers' interpreter imports ``sitecustomize``. In a forked worker this
-import returns, and the interpreter continues with the script, ``sys.argv``, ``__main__`` and exit
-codes. Everything else must be as in a worker started with exec: environment, streams, random
-numbers, descriptors, modules. The only exception is the secret of string hashes, which all ranks
-share.
+For each order of the spawner, the server forks a worker. The server runs while the workers'
+interpreter imports ``sitecustomize``. In a forked worker this import returns, and the interpreter
+continues with the script, ``sys.argv``, ``__main__`` and exit codes. Everything else must be as in
+a worker started with exec: environment, streams, random numbers, descriptors, modules. The only
+exception is the seed of string hashes (PYTHONHASHSEED), which all ranks share.
 
 Before the modules, the server imports only what the interpreter loads before any script. Changes
 that the modules make to the process (variables, signal handlers, open files) remain in the workers.
-No other module imports this file.
+Only ``sitecustomize`` imports this file.
 """
 
 import os

@@ -69,7 +69,7 @@ class AttemptSetup:
         has released the GPU memory of these ended processes."""
         self._latest = message
         if not pids:
-            self._hold(message, owner, warning=None)
+            self._reserve_ports(message, owner, warning=None)
             return
         from distlaunch.core.probe.nvidia import await_release
 
@@ -82,22 +82,27 @@ class AttemptSetup:
         try:
             threading.Thread(target=wait, name="gpu memory", daemon=True).start()
         except RuntimeError:  # the limit of processes is reached: continue without waiting
-            self._hold(message, owner, warning="no thread can wait for the memory of the GPUs")
+            self._reserve_ports(
+                message, owner, warning="no thread can wait for the memory of the GPUs"
+            )
 
     def on_gpus_released(self, event: GpusReleased, *, owner: str) -> None:
         """Continue after the wait for GPU memory, unless a later ``Prepare`` has come."""
         if event.prepare is not self._latest:
             return
         held = ", ".join(map(str, event.holders))
-        self._hold(
+        self._reserve_ports(
             event.prepare,
             owner,
             warning=f"GPU memory is still held by the ended process {held}" if held else None,
         )
 
-    def _hold(self, message: m.Prepare, owner: str, *, warning: str | None) -> None:
-        """Reserve the ports for a ``Prepare`` message, and send ``Prepared`` with the ports or the
-        problem."""
+    def _reserve_ports(self, message: m.Prepare, owner: str, *, warning: str | None) -> None:
+        """Reserve the ports of an attempt, and answer with ``Prepared``.
+
+        Ports of an earlier attempt are released if they do not fit. ``owner`` is the job's id,
+        ``warning`` is passed on in the answer.
+        """
         if (
             message.attempt > 0
             or message.port is None

@@ -1,7 +1,7 @@
 """Write the workers' output to the log files after their agent was killed. Runs in the spawner.
 
-The spawner holds a copy of the read end of each worker's pipe. So a worker that prints in its TERM
-handler does not get EPIPE, which could end it before it has saved a checkpoint.
+The spawner holds a copy of the read end of each worker's pipe. Without the copy, a worker that
+prints in its TERM handler would get EPIPE, and could end before it has saved a checkpoint.
 """
 
 from __future__ import annotations

@@ -52,8 +52,10 @@ class StdinPipe:
         self.on_ready()
 
     def descriptors(self) -> dict[int, int]:
-        """Return the poll events by descriptor: for writing while data waits, and always for the
-        reader's end."""
+        """Return the poll events by descriptor.
+
+        The pipe is polled for writing while data waits, and always for a hang-up of the worker.
+        """
         return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
 
     def on_ready(self) -> None:

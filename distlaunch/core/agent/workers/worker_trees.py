@@ -39,10 +39,12 @@ class WorkerTrees:
         self._ranks[pid] = rank
 
     def find_leftovers(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
-        """Return this process's children that remain from exited workers, except cleaners.
+        """Return the pids of leftovers: processes that exited workers have started, and that are
+        now children of this process.
 
-        ``running`` is pid -> rank of running workers. ``helpers`` are children that are not from
-        workers. A child of an unknown worker is returned only if no worker runs.
+        Cleaners (``is_cleaner``) are omitted. ``running`` is pid -> rank of running workers.
+        ``helpers`` are children that are not from workers. A child of an unknown worker is returned
+        only if no worker runs.
         """
         ranks = set(running.values())
         found = []
