@@ -105,7 +105,7 @@ class Accelerate(TorchBackend):
         self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
     ) -> None:
         """Check the DeepSpeed configuration that Accelerate's configuration names, unless the
-        workers' variables name another file."""
+        workers' variables name another file. Raises ConfigError."""
         path = None if self._config is None else self._config.deepspeed_file
         if self._config is None or path is None or variables.get(c.DEEPSPEED_FILE) != path:
             return
@@ -130,7 +130,8 @@ class Accelerate(TorchBackend):
         return () if self._config is None else tuple(_unused_settings(self._config, topology))
 
     def unwanted(self) -> Sequence[str]:
-        """Return the variables whose values come from the configuration file."""
+        """Return the variables whose values come from the configuration file alone; none without a
+        file."""
         return () if self._config is None else c.DECIDED_VARIABLES
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:

@@ -63,7 +63,8 @@ class Config(Record):
 
     @property
     def deepspeed_file(self) -> str | None:
-        """The path of DeepSpeed's own configuration, if one is named."""
+        """The path of DeepSpeed's own configuration; None if no file is named, or the text in its
+        place is the configuration itself."""
         value = self.section("deepspeed_config").get("deepspeed_config_file")
         has_one = self.kind == "DEEPSPEED" and value is not None and str(value) != "none"
         return str(value) if has_one and not _is_inline(str(value)) else None
@@ -191,7 +192,8 @@ class Config(Record):
 def read_config(document: Document, above: Mapping[str, Any] | None = None) -> Config:
     """Validate a configuration, overridden by the values in ``above``.
 
-    Raises ConfigError with file and line for values that are invalid or not supported here.
+    Unknown keys give notes, unless they are nearly known ones. Raises ConfigError with file and
+    line for values that are invalid or not supported here.
     """
     of_deepspeed = tuple(_read_section(document, "deepspeed_config"))
     document = _merge(document, above or {})
@@ -566,9 +568,10 @@ _SYNONYMS = {
 
 
 def check_value(what: str, value: Any, variable: str) -> None:
-    """Raise ConfigError for a value that Accelerate rejects with a traceback on every rank.
+    """Raise ConfigError for a value of ``variable`` that Accelerate rejects with a traceback on
+    every rank.
 
-    ``what`` begins the message.
+    ``what`` begins the message. A variable that is not in the table accepts any single value.
     """
     allowed = _ALLOWED_VALUES.get(variable, ())
     if isinstance(value, Mapping | list):

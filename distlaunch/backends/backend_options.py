@@ -32,10 +32,10 @@ _ADDRESS_OPTION = "address"
 def given_options(
     options: TrainOptions, known: Sequence[BackendOption], backend: str
 ) -> tuple[str, ...]:
-    """Return the values of ``-o``, with ``--address`` added as ``address=...``.
+    """Return the values of ``-o``, with ``--address`` added as ``address=...`` if it is given.
 
-    If both set the address, the command line overrides the environment. Raises ConfigError if both
-    are from the same source, or if the backend has no address.
+    If both set different addresses, the command line overrides the environment. Raises ConfigError
+    if both are from the same source, or if the backend has no address.
     """
     if options.address is None:
         return options.opt

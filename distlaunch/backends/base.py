@@ -35,7 +35,7 @@ Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
 
 
 def option_name(item: str) -> str:
-    """Return the normalized name in NAME=VALUE."""
+    """Return the name in ``NAME=VALUE``, in lower case with dashes."""
     return item.partition("=")[0].strip().replace("_", "-").lower()
 
 
@@ -115,7 +115,7 @@ class Backend(PlannedBackend):
     def agreed(self) -> Mapping[str, Value]:
         """Return the chosen options, which must be equal on all nodes.
 
-        Of a file only its base name, because directories may differ.
+        A file is represented by its base name, because directories may differ.
         """
         files = {option.name for option in self.options() if option.kind == "file"}
         return {
@@ -143,7 +143,8 @@ class Backend(PlannedBackend):
         return options
 
     def location(self, options: TrainOptions, machine: str) -> Location | None:
-        """Return the nodes, as far as known, if the backend's own cluster (Ray) chooses them.
+        """Return where the job runs if the backend's own cluster (Ray) chooses the nodes, with
+        placeholders for them; else None.
 
         Raises ConfigError for options that the cluster cannot satisfy.
         """
@@ -161,6 +162,6 @@ class Backend(PlannedBackend):
         del variables, read
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Return the modules that workers with these variables import."""
+        """Return the modules that workers with these variables need."""
         del variables
         return self.requires

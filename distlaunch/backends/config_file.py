@@ -34,15 +34,16 @@ class Document(Record):
     """The line (from 1) by key path. List indexes are text. Empty for JSON."""
 
     def where(self, *keys: str) -> str:
-        """Return the location of a key: ``FILE:LINE``."""
+        """Return the location of a key: ``FILE:LINE``, or ``FILE`` if the line is not known."""
         line = self.lines.get(keys)
         return printable(self.path if line is None else f"{self.path}:{line}")
 
 
 def read_document(text: str, path: str) -> Document:
-    """Parse a file, in which bytes that are not UTF-8 are surrogates.
+    """Parse a file's ``text``, in which bytes that are not UTF-8 are surrogates.
 
-    Text that begins with ``{`` is JSON, other text YAML. Raises ConfigError with file and line.
+    Text that begins with ``{`` is JSON, other text YAML. An empty text has no keys. Raises
+    ConfigError with file and line.
     """
     text = text.removeprefix("\ufeff")
     if (no_text := re.search("[\0\ud800-\udfff]", text)) is not None:

@@ -1,4 +1,4 @@
-"""The ``deepspeed`` backend: DeepSpeed's own scripts, and those of Accelerate and Transformers.
+"""The ``deepspeed`` backend: scripts of DeepSpeed itself, of Accelerate and of Transformers.
 
 Sets the variables of DeepSpeed's launcher (0.19). With options for ZeRO, it also sets those of
 ``accelerate launch`` (1.15). A script that calls ``deepspeed.initialize`` reads its configuration
@@ -146,8 +146,11 @@ class DeepSpeed(TorchBackend):
 
     @classmethod
     def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
-        """Return ``.deepspeed_env`` (or $DS_ENV_FILE) in the home and the current directory, which
-        wins."""
+        """Return the existing ones of ``.deepspeed_env`` (or $DS_ENV_FILE) in the home and then the
+        current directory, whose values win.
+
+        Raises ConfigError if a file cannot be read, or if $DS_ENV_FILE names none.
+        """
         name = environ.get(_ENV_FILE_NAME) or _ENV_FILE
         places = [
             os.path.join(folder, name)
@@ -173,7 +176,7 @@ class DeepSpeed(TorchBackend):
         return existing
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Return a notice about options that Accelerate ignores on CPUs."""
+        """Return a notice about options that Accelerate ignores on CPUs, if there are any."""
         own_script = self.chosen.get("pass-config") == "deepspeed"
         names = [
             Opt.OPT(name) for name in ("config", "precision", *_ZERO_OPTIONS) if name in self.chosen
@@ -245,8 +248,11 @@ class DeepSpeed(TorchBackend):
         return zero_variables
 
     def _check_config(self, path: str, text: str) -> None:
-        """Raise ConfigError if options and file differ. Options fill in only values that the file
-        sets to ``auto``."""
+        """Raise ConfigError if options and file differ.
+
+        Options fill in only values that the file sets to ``auto``. A file ``*.hjson`` is not
+        checked.
+        """
         if path.endswith(".hjson"):
             return
         shown = printable(path)
@@ -274,7 +280,7 @@ class DeepSpeed(TorchBackend):
 def read_config(text: str, named: str, *, hint: str) -> dict[str, object]:
     """Parse a configuration of DeepSpeed.
 
-    Raises ConfigError, which begins with ``named``. ``hint`` is for text that is not JSON.
+    Raises ConfigError; its message begins with ``named``. ``hint`` is for text that is not JSON.
     """
     if re.search("[\ud800-\udfff]", text) is not None:
         raise ConfigError(f"{named}: not UTF-8 text", hint="is it the right file?")

@@ -96,7 +96,7 @@ class Fsdp(TorchBackend):
         )
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Return a notice that Accelerate does not shard on CPUs."""
+        """Return a notice that Accelerate does not shard on CPUs, for a job on CPUs."""
         if topology.device != "cpu":
             return ()
         return (("on CPUs only the toolkit shards; Accelerate and Transformers train with DDP"),)
@@ -119,7 +119,7 @@ class Fsdp(TorchBackend):
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Return the variables for Accelerate and Transformers.
 
-        Raises ConfigError for hybrid sharding with different numbers of workers.
+        Raises ConfigError for hybrid sharding with different numbers of workers on the nodes.
         """
         variables = {**super().job_variables(topology), "ACCELERATE_USE_FSDP": "true"}
         sharding = self.chosen.get("sharding")
@@ -159,7 +159,8 @@ class Fsdp(TorchBackend):
         )
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return FSDP2, with layers wrapped by the classes that a Transformers model names."""
+        """Return the variables that select FSDP2 and wrap the layers that a Transformers model
+        names."""
         on_cpus = {"ACCELERATE_USE_CPU": "true"} if topology.device == "cpu" else {}
         return {
             **super().default_variables(topology),

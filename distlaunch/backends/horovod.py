@@ -31,7 +31,7 @@ _IN_URLS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class Horovod(Backend):
-    """Horovod 0.28 with gloo for control, and gloo or NCCL for data."""
+    """Horovod 0.28, with gloo for control, and gloo or NCCL for data."""
 
     name = "horovod"
     about = "Horovod: its variables and its store; gloo for control, NCCL or gloo for data"
@@ -94,7 +94,7 @@ class Horovod(Backend):
     def check_nodes(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
         """Raise ConfigError if a node resolves its own name to a loopback address.
 
-        Horovod 0.28's groups for data listen there, even if HOROVOD_GLOO_IFACE names another
+        The groups for data of Horovod 0.28 listen there, even if HOROVOD_GLOO_IFACE names another
         interface.
         """
         loopback = names_of_loopback(surveys, hosts)
@@ -163,7 +163,7 @@ Section = Literal["params", "autotune", "timeline", "stall_check", "library_opti
 
 
 class HorovodSetting(Record):
-    """A setting of Horovod."""
+    """A setting of Horovod, with its option and its variable."""
 
     section: Section
     """The section in horovodrun's configuration file."""
@@ -183,11 +183,11 @@ class HorovodSetting(Record):
         return self.option.name
 
     def fits(self, value: Value) -> bool:
-        """Return whether a value is within the maximum."""
+        """Return whether a value is at most ``most``. Texts always are."""
         return isinstance(value, str) or value <= self.most
 
     def text(self, value: Value) -> str:
-        """Return the value of the variable."""
+        """Return the variable's text for a value of the option."""
         if isinstance(value, bool):
             return str(int(value != self.opposite))
         if isinstance(value, float):
@@ -278,5 +278,5 @@ SETTINGS = (
 
 
 def has_no_effect(setting: HorovodSetting, chosen: Mapping[str, Value]) -> bool:
-    """Return whether a setting lacks the one it depends on."""
+    """Return whether a setting depends on another one that is not chosen or is off."""
     return bool(setting.depends_on) and not chosen.get(setting.depends_on)

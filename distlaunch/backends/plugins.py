@@ -38,9 +38,9 @@ _Check = Callable[[Any], str | None]
 
 
 def load_entry_point(point: EntryPoint, error: _MakeError) -> object:
-    """Import the object that an entry point names.
+    """Import and return the object that an entry point names.
 
-    Output, also of child processes and C libraries, goes to stderr.
+    An exception becomes ``error``. Output, also of child processes and C libraries, goes to stderr.
     """
     with _stdout_as_stderr(), _foreign_code(error, refusals=()):
         found: object = point.load()
@@ -100,11 +100,11 @@ def checked_backend(kind: type[Backend], name: str, package: str) -> type[Backen
 def _foreign_code(
     error: _MakeError, *, refusals: tuple[type[Exception], ...] = (LaunchError,)
 ) -> Iterator[None]:
-    """Run code of another package. Exceptions except ``refusals`` become errors that name it, also
-    ``sys.exit``.
+    """Run the block as code of another package: exceptions except ``refusals`` become errors that
+    name the package, also ``sys.exit``.
 
-    After Ctrl-C, KeyboardInterrupt is raised even if the code catches it; without Ctrl-C it is an
-    error of the code. Output goes to stderr.
+    After Ctrl-C, KeyboardInterrupt is raised even if the code catches it; a KeyboardInterrupt
+    without Ctrl-C is an error of the code. Output goes to stderr.
     """
     interrupts: list[int] = []
 

@@ -72,11 +72,13 @@ class TorchBackend(Backend):
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return a variable that makes the recorder write on a timeout, which older torch does not."""
+        """Return a variable with which the recorder writes on a timeout also in older torch; none
+        on CPUs."""
         return {} if topology.device == "cpu" else {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Return the recorder's files, and the pipes that make it write."""
+        """Return the variables with the recorder's files and, for ``-o dump-pipe``, the pipes that
+        make it write; none on CPUs."""
         if topology.device == "cpu":
             return {}
         pipes = {FLIGHT_RECORDER[2]: "nccl_dump_rank_"} if self.chosen.get("dump-pipe") else {}

@@ -61,7 +61,7 @@ class Ray(PytorchDdp):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """Return the options for Ray and those of DDP."""
+        """Return the options for Ray, for communication and for DDP."""
         return (
             BackendOption(
                 name="address",
@@ -147,9 +147,9 @@ class Ray(PytorchDdp):
 
 
 def ray_location(hosts: Sequence[Host], machine: str, *notes: str) -> Location:
-    """Return a location with these nodes.
+    """Return a location with these hosts as nodes.
 
-    ``machine``, this machine, is no node, because Ray starts all agents.
+    This ``machine`` is no node, because Ray starts all agents.
     """
     by = "Ray's placement group"
     origin = Origin(

@@ -53,7 +53,10 @@ def backend_name_for(text: str) -> str | None:
 
 
 def find_backend(name: str) -> type[Backend]:
-    """Return the class of a backend. Raises BackendError."""
+    """Return the class of a backend, its module imported.
+
+    Raises BackendError if there is none of this name, or it cannot be loaded.
+    """
     ours = _CLASSES.get(name)
     if ours is not None:
         module, attribute = ours
@@ -78,7 +81,7 @@ def other_backends() -> dict[str, list[EntryPoint]]:
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Return entry points, without packages whose metadata cannot be read."""
+    """Return the backends' entry points, without packages whose metadata cannot be read."""
     from importlib.metadata import distributions, entry_points
 
     try:

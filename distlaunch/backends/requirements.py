@@ -1,4 +1,5 @@
-"""Check that the modules of a backend are installed, without importing them."""
+"""Check that the modules of a backend are installed, without importing them: here, or in the
+interpreter of the workers."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def find_modules(
     *,
     installed: Installed | None = None,
 ) -> Iterator[Found]:
-    """Yield for each required module its installed version, if any.
+    """Yield the result for each requirement, in order.
 
     The modules are looked for with ``installed``. By default they are looked for on ``path`` and in
     this interpreter. A requirement is left out if the module that it is ``beside`` is too old.
@@ -107,7 +108,8 @@ def check_installed(
     *,
     installed: Installed | None = None,
 ) -> None:
-    """Raise ConfigError, with the command that helps, if the workers could not import a module."""
+    """Raise ConfigError, with the command that helps, if a demanded module is missing or too
+    old."""
     for found in find_modules(requirements, path, installed=installed):
         requirement = found.requirement
         if found.is_met or not requirement.demanded:

@@ -25,7 +25,7 @@ _TRUE = ("1", "true", "True")
 
 
 class TensorFlow(Backend):
-    """``TF_CONFIG`` for each worker."""
+    """Sets ``TF_CONFIG`` for each worker."""
 
     name = "tensorflow"
     about = "TensorFlow's MultiWorkerMirroredStrategy: TF_CONFIG for a worker per GPU, or per node"
@@ -101,7 +101,7 @@ class TensorFlow(Backend):
         return {_LEGACY_KERAS: "1"}
 
     def check(self, topology: Topology) -> None:
-        """Raise ConfigError if no worker would train."""
+        """Raise ConfigError if the only worker would be the evaluator, so that none trains."""
         if self.chosen.get("evaluator") and topology.world_size == 1:
             raise ConfigError(
                 f"{Opt.OPT} evaluator=on: with one worker, no worker would train",
@@ -109,14 +109,14 @@ class TensorFlow(Backend):
             )
 
     def cluster_variables(self, cluster: tuple[str, ...]) -> Mapping[str, str]:
-        """Return the beginning of the JSON, with the cluster."""
+        """Return the beginning of TF_CONFIG's JSON, with the cluster, equal for all workers."""
         chiefs, training = self._role_bounds(len(cluster))
         roles = {"chief": cluster[:chiefs], "worker": cluster[chiefs:training]}
         named = json.dumps({role: who for role, who in roles.items() if who}, separators=(",", ":"))
         return {_CONFIG: f'{{"cluster":{named},"task":'}
 
     def task_variables(self, workers: int, rank: int) -> Mapping[str, str]:
-        """Return the end of the JSON, with the worker's task."""
+        """Return the end of TF_CONFIG's JSON, with the worker's task."""
         chiefs, training = self._role_bounds(workers)
         if rank >= training:
             kind, index = "evaluator", 0
@@ -127,8 +127,10 @@ class TensorFlow(Backend):
         return {_CONFIG: f'{{"type":"{kind}","index":{index}}}}}'}
 
     def fewer_workers(self) -> str:
-        """Return the hint on how to use fewer workers. It mentions ``-o per=node`` unless that is
-        set."""
+        """Return a hint on how to use fewer workers.
+
+        It mentions ``-o per=node`` unless that is set.
+        """
         if self.chosen.get("per") == "node":
             return "ask for fewer nodes"
         return (

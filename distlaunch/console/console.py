@@ -109,6 +109,7 @@ class Console(Sink):
         """Total time without room before ``_stalled_at``."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Show a chunk of a rank's output, if the rank is shown."""
         if self._shown is not None and rank not in self._shown:
             return
         with self._lock:
@@ -117,12 +118,14 @@ class Console(Sink):
             )
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish this rank's lines. The last may wait another 0.1 s for equal lines of other ranks."""
+        """Finish this rank's lines. The last line may wait another 0.1 s for equal lines of other
+        ranks."""
         with self._lock:
             for screen in self._screens:
                 screen.rank_ended(rank, now - self._stalled_s)
 
     def tick(self, now: float) -> float | None:
+        """Show what is due, and redraw the status line. Return when the next call is due."""
         with self._lock:
             dues = self._flush_due(now)
             if self._redraw_s is not None and self._redraw_s <= now:
@@ -144,11 +147,12 @@ class Console(Sink):
         return [due + self._stalled_s for due in dues if due is not None]
 
     def has_room(self) -> bool:
+        """Return whether all writers have room."""
         return all(writer.has_room() for writer in self._writers)
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call when the writers have room again, or ``tick`` is due earlier
-        than it said."""
+        """Set the function to call when the writers have room again, or when ``tick`` is due
+        earlier than the last call returned."""
         self._wake = wake
         for writer in self._writers:
             writer.on_room = wake
@@ -156,7 +160,7 @@ class Console(Sink):
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
         """Show a message of the launcher after all complete lines of workers.
 
-        A ``quiet`` console hides level info.
+        A ``quiet`` console hides messages of level info.
         """
         if self._quiet and level == "info":
             return
@@ -170,12 +174,13 @@ class Console(Sink):
             self._err.show_launcher_lines(b"\n".join(lines) + b"\n")
 
     def event(self, record: Mapping[str, object]) -> None:
+        """Write a job event, if the format is jsonl."""
         if isinstance(self._err, JsonOutput):
             with self._lock:
                 self._err.event(record)
 
     def status(self, view: StatusView) -> None:
-        """Update the live status line."""
+        """Update the live status line, at most every 0.1 s in one phase."""
         if self._status_writer is None:
             return
         with self._lock:
@@ -258,7 +263,7 @@ def open_console(
     clock: Callable[[], float] = monotonic,
     wall: Callable[[], float] = time,
 ) -> Console:
-    """Return the console of a job.
+    """Return the console of a job, with a screen for each of the two descriptors.
 
     ``show``: the result of ``parse_output_ranks``. The default format is rich if stderr is a
     terminal, else plain. NO_COLOR and TERM apply. If stdout is a pipe (``| tee log``), no status
@@ -309,8 +314,8 @@ def open_console(
 
 
 def same_file(one: int, two: int) -> bool:
-    """Return whether two descriptors refer to the same file. One writer then keeps all lines in
-    order."""
+    """Return whether two descriptors refer to the same file. They then share one writer, which
+    keeps all lines in order."""
     try:
         first, second = os.fstat(one), os.fstat(two)
     except OSError:

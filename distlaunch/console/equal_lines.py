@@ -71,7 +71,7 @@ class LineFolder:
         )
 
     def add(self, rank: int, block: bytes, now: float) -> None:
-        """Add complete lines. ``block`` has newlines between them but not at the end."""
+        """Add complete lines of a rank. ``block`` has newlines between them but not at the end."""
         lines = block.split(b"\n")
         weight = len(block) + LINE_COST * len(lines)
         self._alive.add(rank)
@@ -113,6 +113,7 @@ class LineFolder:
             self._emit_through(last)
 
     def flush(self) -> None:
+        """Emit all lines."""
         while self._groups:
             self._emit_first()
         self._blocks.flush()
@@ -228,7 +229,10 @@ class BlockFolder:
         queue.add(lines, weight, born)
 
     def settle(self, alive: set[int]) -> None:
-        """Emit as many lines as all ranks have. A live rank without lines delays the others."""
+        """Emit as many lines as all ranks have, if each live rank has some.
+
+        A live rank without lines delays the others.
+        """
         queues = self._queues
         if len(queues) < len(alive) or not queues.keys() >= alive:
             return
@@ -277,6 +281,7 @@ class BlockFolder:
             self._emit(rank, queue.lines)
 
     def flush(self) -> None:
+        """Emit all lines."""
         queues, self._queues = self._queues, {}
         for rank, queue in queues.items():
             self._emit(rank, queue.lines)

@@ -26,10 +26,7 @@ _patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
 
 
 def is_clean(data: bytes) -> bool:
-    """Return whether ``clean`` would change nothing, and there is no carriage return.
-
-    Uses no Python loop unless the lines have C1 characters.
-    """
+    """Return whether ``clean`` would change nothing, and there is no carriage return."""
     if len(data.translate(None, _CONTROLS)) != len(data):
         return False
     if data.isascii():
@@ -59,7 +56,7 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
 
 
 def clean_text(text: bytes) -> bytes:
-    """Return text without harmful control sequences. Line ends and carriage returns stay."""
+    """Return text without harmful control sequences. Newlines and carriage returns stay."""
     lines = text.split(b"\n")
     return b"\n".join(b"\r".join(map(clean, line.split(b"\r"))) for line in lines)
 

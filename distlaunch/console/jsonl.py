@@ -74,6 +74,7 @@ class JsonOutput:
     # --- what the line splitter calls
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
+        """Write complete lines as records."""
         source.started = False
         start = self._record_start(source)
         if len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE:
@@ -106,6 +107,7 @@ class JsonOutput:
             self._put(self._format_pieces(start, shown, partial=True))
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
+        """Write the newest state of a bar as a progress record."""
         del now
         self.leave_line(source)
         self._put(self._format_record(self._record_start(source), state, mark="progress"))
@@ -117,11 +119,13 @@ class JsonOutput:
         self._put(self._format_pieces(self._record_start(source), state, partial=False))
 
     def leave_line(self, source: Source) -> None:
+        """End the unfinished line with an empty record."""
         if source.started:
             self._put(self._format_record(self._record_start(source), b""))
         source.started = False
 
     def is_open(self, source: Source) -> bool:
+        """Return whether the beginning of the current line has been written."""
         return source.started
 
     def is_growing(self, source: Source) -> bool:

@@ -117,7 +117,8 @@ class Source:
         return min(self.redraw_end, self.held_s + _MAX_HELD_S)
 
     def next_due(self) -> float | None:
-        """Return the earliest time at which output of this source must be shown."""
+        """Return the earliest time at which output of this source must be shown; None if none is
+        held."""
         dues = (
             self.held_until if self.held is not None else None,
             self.due if self.pending is not None else None,
@@ -148,7 +149,8 @@ class LineView(Protocol):
         """Return whether an unfinished line of this source is visible."""
 
     def is_growing(self, source: Source) -> bool:
-        """Return whether further pieces of the unfinished line are shown at once."""
+        """Return whether further pieces of the unfinished line are to be shown at once, without
+        waiting."""
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
         """Show former live rows as lines, without joining."""
@@ -171,6 +173,7 @@ class LineSplitter:
         self._displays = 0
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Show complete lines of a chunk at once, and hold the rest of it."""
         source = self._sources.get((rank, stream))
         if source is None:
             source = self._add_source(rank, stream)
@@ -194,13 +197,14 @@ class LineSplitter:
         return [source for source in sources if source is not None]
 
     def rank_ended(self, rank: int, now: float) -> None:
+        """Show all output of a rank that is held, and forget the rank."""
         for source in self._sources_of(rank):
             self._add_held(source, now)
             self._end_source(source, now)
             del self._sources[rank, source.stream]
 
     def flush_due(self, now: float) -> float | None:
-        """Show what is due. Return when the next output is due."""
+        """Show held output that is due. Return when the next output is due."""
         sources = self._pop_timers(now)
         for source in sources:
             if source.held is not None and source.held_until <= now:
@@ -253,6 +257,7 @@ class LineSplitter:
         return None
 
     def finish(self, now: float) -> None:
+        """Show all output that is held, and forget all ranks."""
         for source in self._sources.values():
             self._add_held(source, now)
             self._end_source(source, now)
@@ -467,6 +472,7 @@ class LineSplitter:
             self._set_timer(source.other)
 
     def _after_drawing(self, source: Source, now: float) -> None:
+        """End a display that is over, draw it as live rows, or schedule it as a bar."""
         if source.display is not None and source.display.is_over:
             self._end_display(source, now)
             self.release_rows()

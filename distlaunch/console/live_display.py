@@ -146,7 +146,7 @@ class Display:
         """How long the program has written lines since it last moved up or hid the cursor."""
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """Interpret output. Return the rows that have become final."""
+        """Interpret output. Remove the rows that have become final, and return them as lines."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
         if (
@@ -178,7 +178,7 @@ class Display:
         return done + self.settle(now)
 
     def settle(self, now: float) -> list[bytes]:
-        """Remove rows that have become final, and return them."""
+        """Remove rows that have become final, and return them as lines."""
         return self._remove_rows(self._count_final_rows(now))
 
     def due(self) -> float | None:
@@ -186,7 +186,7 @@ class Display:
         return self._rows[0].left_s + SETTLE_S if self._count_left_rows() else None
 
     def finish(self) -> list[bytes]:
-        """End the display. Return all rows that are not blank."""
+        """End the display. Return all rows that are not blank as lines."""
         rows, self._rows = self._rows, [_Row()]
         self._row = self._column = self._top = self._rows_left = 0
         return [row.render() for row in rows if not row.is_blank()]

@@ -22,7 +22,7 @@ _FRAME_S = 0.05
 
 
 class LiveRows:
-    """The owner of the live rows, and the times at which they are drawn.
+    """The live rows' owner, and the times at which the rows are drawn.
 
     A dumb terminal cannot erase rows (``draws``), so no rank owns them.
     """
@@ -67,6 +67,7 @@ class LiveRows:
             self.due = self._drawn_s + _FRAME_S
 
     def draw(self, displays: Sequence[Display], now: float) -> None:
+        """Draw the owner's displays now, each row with the rank's prefix."""
         self.due = None
         self._drawn_s = now
         rows: list[bytes] = []

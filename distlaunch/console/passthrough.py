@@ -22,8 +22,8 @@ _KEYS = 4096
 
 
 def user_terminal() -> UserTerminal | None:
-    """Return the terminal if descriptors 0 to 2 are terminals and this process is the foreground
-    job."""
+    """Return the terminal if descriptors 0 to 2 are all terminals and this process is the
+    foreground job; else None."""
     terminal = UserTerminal()
     whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
     return terminal if whole and terminal.is_foreground() else None
@@ -62,7 +62,8 @@ class UserTerminal:
         return in_foreground(_STDIN)
 
     def enter_raw_mode(self) -> None:
-        """Set modes in which the terminal interprets no key."""
+        """Set modes in which the terminal interprets no key. Does nothing if the terminal is
+        gone."""
         try:
             self._before = termios.tcgetattr(_STDIN)
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes_that_pass_keys_on(self._before))
@@ -70,7 +71,7 @@ class UserTerminal:
             self._before = None
 
     def restore(self) -> None:
-        """Restore the original modes."""
+        """Restore the original modes, if they were changed."""
         if self._before is not None:
             with suppress(termios.error, OSError):  # the terminal is gone
                 termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)
@@ -121,7 +122,7 @@ class Passthrough:
         """Do nothing: the screen belongs to the worker."""
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Write everything. Return how many bytes could not be shown."""
+        """Write everything, within a limit. Return how many bytes could not be shown."""
         self._writer.begin_close()
         drops = timeout_s is not None
         timeout_s = TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)

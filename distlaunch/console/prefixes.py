@@ -13,7 +13,8 @@ _CACHED = 4096
 
 
 def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
-    """Return the ranks that --output selects: ``all`` (None), ``none``, or a list as ``0,2-5``.
+    """Return the ranks that --output selects: None for ``all``, no rank for ``none``, or a list as
+    ``0,2-5``.
 
     Raises ConfigError for other text and for ranks that do not exist.
     """
@@ -68,7 +69,7 @@ class Prefixes:
         self._cache: dict[int | frozenset[int], bytes] = {}
 
     def __call__(self, who: int | frozenset[int]) -> bytes:
-        """Return the prefix. A rank always has the same colour."""
+        """Return the prefix of a rank, or of several. A rank always has the same colour."""
         prefix = self._cache.get(who)
         if prefix is None:
             if len(self._cache) >= _CACHED:

@@ -38,7 +38,7 @@ _LOST_CONNECTION_WORDS = (b"peer", b"onnection", b"remote", b"pipe", b"shut")
 
 
 def comparison_key(line: bytes) -> bytes:
-    """Return what two equal lines must have in common."""
+    """Return the part of a line that is equal in lines that count as the same."""
     line = without_rank(line)
     if b"0x" in line and line.lstrip().startswith(b"frame #"):
         import re
@@ -145,7 +145,8 @@ class _Candidate:
         )
 
     def compare_more(self) -> None:
-        """Compare with the lines that other ranks have shown since the last comparison."""
+        """Compare with the lines that other ranks have shown since the last comparison, and drop
+        matches that differ."""
         self.matches = [match for match in self.matches if self._compare_more(match)]
 
     def _compare_more(self, match: _Match) -> bool:
@@ -182,7 +183,10 @@ class RepeatedBlocks:
         self._repetition_of_rank: dict[int, tuple[int, int, int]] = {}
 
     def add(self, who: Who, lines: list[bytes], now: float) -> None:
-        """Add lines of a rank, or of several ranks that wrote the same lines."""
+        """Add lines of a rank, or of several ranks that wrote the same lines.
+
+        Lines that may repeat a block are held, others are passed on.
+        """
         if len(lines) > _MAX_LINES:
             self._end_candidates(who, now)
             self._pass_on(who, lines)
@@ -204,13 +208,13 @@ class RepeatedBlocks:
         return min(dues, default=None)
 
     def release(self, rank: int, now: float) -> None:
-        """Show all held lines of this rank."""
+        """Show all held lines of this rank, and its repetition."""
         self._end_candidates(rank, now)
         if (key := self._repetition_of_rank.get(rank)) is not None:
             self._emit_repetition(key)
 
     def flush(self, now: float) -> None:
-        """Show all lines that are held."""
+        """Show all lines and repetitions that are held."""
         while self._candidates:
             self._end_candidate(next(iter(self._candidates.values())), now)
         for key in list(self._repetitions):
@@ -289,6 +293,7 @@ class RepeatedBlocks:
         self._repetition_of_rank.update(dict.fromkeys(ranks, key))
 
     def _emit_repetition(self, key: tuple[int, int, int]) -> None:
+        """Emit one line instead of the repeated ones."""
         repetition = self._repetitions.pop(key)
         for rank in repetition.ranks:
             del self._repetition_of_rank[rank]
@@ -305,6 +310,7 @@ class RepeatedBlocks:
         self._emit(who, lines)
 
     def _remember(self, who: Who, key: bytes, line: bytes, now: float) -> None:
+        """Store a line that has been shown, for comparison with later ones."""
         rank = who if isinstance(who, int) else min(who)
         shown = self._shown.get(rank)
         if shown is None:

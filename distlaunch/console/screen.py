@@ -54,12 +54,13 @@ class Screen:
     # --- what the console calls
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Show a chunk of a rank's output, as far as it is complete."""
         self._now = now
         self._lines.output(rank, stream, data, now)
         self._write_out()
 
     def raw_output(self, data: bytes) -> None:
-        """Show bytes unchanged, after ending an unfinished line of a source."""
+        """Show bytes unchanged, after ending an unfinished line of a source, if there is one."""
         self._is_raw_open = False
         self._append_lines(data)
         self._write_out()
@@ -75,6 +76,7 @@ class Screen:
         self._lines.release_rows()
 
     def flush_due(self, now: float) -> float | None:
+        """Show held output that is due. Return when the next is due."""
         self._now = now
         dues = [self._lines.flush_due(now)]
         if self._folder is not None:
@@ -135,10 +137,12 @@ class Screen:
             self.end_open_line()
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
+        """Show a state of a bar as a line."""
         self.leave_line(source)
         self._add_block(source.rank, state, now)
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        """Show the last state of a bar as a line, unless it is shown already."""
         self.leave_line(source)
         if state != shown:
             self._add_block(source.rank, state, now)
@@ -189,6 +193,7 @@ class Screen:
             self._repeats.add(who, lines, self._now)
 
     def _emit(self, who: int | frozenset[int], lines: list[bytes]) -> None:
+        """Queue lines with the prefix of these ranks for the writer."""
         self.end_open_line()
         prefix = self._prefix(who)
         self._out.append(prefix + (b"\n" + prefix).join(lines) + b"\n")

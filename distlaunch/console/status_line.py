@@ -59,7 +59,8 @@ def _number_text(value: float) -> str:
 
 
 def next_change(view: StatusView, now: float) -> float | None:
-    """Return the monotonic time at which the text changes; None after the end."""
+    """Return the monotonic time at which the elapsed time in the text changes; None after the
+    end."""
     if view.phase == "ended":
         return None
     return view.started_s + int(max(0.0, now - view.started_s)) + 1.0

@@ -56,7 +56,8 @@ class TerminalWriter(Writer):
             self._wake()
 
     def set_bars(self, rows: tuple[bytes, ...]) -> None:
-        """Show rows, none wider than the screen, above the status line."""
+        """Show rows above the status line. The caller has made none of them wider than the
+        screen."""
         with self._cond:
             if rows == self._bars or self._dead or self._closing:
                 return
@@ -88,6 +89,7 @@ class TerminalWriter(Writer):
         super().begin_close()
 
     def _put(self, data: bytes, *, must: bool) -> bool:
+        """Queue bytes, or skip the lines that do not fit. Return whether all were queued."""
         if self._dead or self._closing:
             self.lost += len(data)
             return False
@@ -111,6 +113,7 @@ class TerminalWriter(Writer):
         self._append(data, own=own)
 
     def _report_skipped(self) -> None:
+        """Queue a line with the number of skipped lines, if there are any."""
         if not self._skipping:
             return
         self._skipping = False

@@ -52,6 +52,7 @@ class TorchrunOutput:
         self._held: dict[tuple[int, int], _HeldLine] = {}
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Show a chunk in the mode of its stream."""
         mode = self._modes.get((rank, stream), "raw")
         if mode == "raw":
             self._add_raw(rank, stream, data, now)
@@ -59,6 +60,7 @@ class TorchrunOutput:
             self._screen.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
+        """Show all output of a rank that is held."""
         self._show_held(rank)
         self._screen.rank_ended(rank, now)
 

@@ -107,14 +107,15 @@ class Writer:
         return os.isatty(self._fd)
 
     def has_room(self) -> bool:
-        """Return whether more bytes may be put: not from HIGH_WATER on, until the buffer is half
-        empty."""
+        """Return whether more bytes may be put: False once ``high_water`` is reached, until the
+        buffer is half empty."""
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
         """Queue bytes. Return whether they were accepted.
 
-        ``must``: messages of the launcher are never dropped.
+        A plain writer accepts all bytes until it is closed or fails. ``must``: messages of the
+        launcher are never dropped.
         """
         with self._cond:
             return self._put(data, must=must)
@@ -352,6 +353,7 @@ class Writer:
             self.on_room()
 
     def _give_up(self) -> None:
+        """Drop all bytes, and write nothing any more."""
         self.lost += self._pending
         self._pending = 0
         self._chunks.clear()

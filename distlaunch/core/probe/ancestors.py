@@ -13,7 +13,8 @@ _MOST = 64
 
 
 class Ancestor(Record):
-    """One process. ``name`` is its command name as in ``ps``."""
+    """One process that started this one, or its ancestor. ``name`` is its command name as in
+    ``ps``."""
 
     name: str
     argv: tuple[str, ...]

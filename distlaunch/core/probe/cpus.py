@@ -73,7 +73,7 @@ def _quota(cgroups: OwnCgroups) -> float | None:
 
 
 def _limit(quota_us: int | None, period_us: int | None) -> list[float]:
-    """Return the limit in CPUs as a list of at most one number.
+    """Return the limit in CPUs as a list of at most one number: none without a limit.
 
     Version 1 writes -1 for no limit, version 2 ``max``.
     """

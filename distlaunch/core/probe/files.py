@@ -18,7 +18,7 @@ WRITER_S = 5.0
 
 
 def read_text(path: str) -> str | None:
-    """Return the content of a small file, if it can be read."""
+    """Return the content of a small file; None if it cannot be read."""
     # os.read is faster than open(): with 256 CPUs some hundred files are read before the first
     # worker starts.
     try:
@@ -76,12 +76,13 @@ def read_bounded(path: str, *, most: int, timeout_s: float, writer_s: float = WR
 
 
 def read_int(path: str) -> int | None:
-    """Return the number that is the content of a file; None for other content."""
+    """Return the number that is the content of a file; None if it cannot be read or has other
+    content."""
     return parse_int(read_text(path))
 
 
 def parse_int(text: str | None) -> int | None:
-    """Return ``text`` as a number; None if it is no number."""
+    """Return ``text`` as an integer; None if it is none."""
     if text is None:
         return None
     try:

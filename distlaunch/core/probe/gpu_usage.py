@@ -121,15 +121,17 @@ class GpuMeter:
             nvidia.end_process(child)
 
     def close(self) -> None:
-        """End the child. Nothing is asked any more."""
+        """End the child. Later calls of ``read`` return None."""
         with self._lock:
             self._is_closed = True
         self._end_child()
 
 
 def _read_answer(descriptor: int, until_s: float) -> list[Any]:
-    """Return the rows of the child's answer. Raises TimeoutError, EOFError, or ValueError for
-    something else."""
+    """Return the rows of the child's answer.
+
+    Raises TimeoutError, EOFError if the child has ended, or ValueError for something else.
+    """
     import marshal
 
     data = b""

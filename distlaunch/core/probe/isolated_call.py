@@ -36,9 +36,10 @@ def is_single_threaded() -> bool:
 def run_in_child(
     work: Callable[[], Plain], *, deadline_s: float
 ) -> tuple[Plain, None] | tuple[None, Failure]:
-    """Run ``work`` in a forked child. Return its result and None; or None and the kind of failure.
+    """Run ``work`` in a forked child. Return its result and None, or None and how it failed.
 
-    Requires ``is_single_threaded()``. ``deadline_s`` is monotonic time.
+    The child is ``late`` at ``deadline_s`` (monotonic), or has ``died`` without a result, as also
+    by an exception. Requires ``is_single_threaded()``.
     """
     reader, writer = os.pipe()
     # The child must not run our signal handlers, which write to the parent's pipes.

@@ -1,4 +1,4 @@
-"""Check on a node what its workers need: directory, programs, the script, names.
+"""Check on a node what its workers need: directory, programs, script, host name.
 
 Each call may block on a file server, so the survey makes them in a child process.
 """

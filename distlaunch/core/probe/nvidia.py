@@ -53,7 +53,7 @@ class GpuList(Record):
 
 
 def list_gpus(root: str, environ: Mapping[str, str], *, until_s: float) -> GpuList:
-    """Return the GPUs. ``until_s`` is monotonic time. Never raises."""
+    """Return the GPUs, or a list with ``problem``. ``until_s`` is monotonic time. Never raises."""
     answer, failure = _ask_nvml("gpus", root, until_s)
     if failure == "late":
         return GpuList(problem="the NVIDIA driver hangs: NVML did not answer in time")
@@ -282,7 +282,7 @@ class _ProcessV2(ctypes.Structure):
 
 
 def load_nvml(names: Iterable[str]) -> NvmlLibrary | None:
-    """Return the first of these libraries that can be loaded, if any."""
+    """Return the first of these libraries that can be loaded; None if none can."""
     return next(filter(None, map(_load_library, names)), None)
 
 
@@ -324,8 +324,9 @@ def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
 def each_device(
     lib: NvmlLibrary,
 ) -> Iterable[tuple[int, ctypes.c_void_p, list[ctypes.c_void_p]]]:
-    """Yield CUDA's index, the handle, and the handles of the MIG slices of each usable GPU. Raises
-    like ``read_gpus``.
+    """Yield CUDA's index, the handle, and the handles of the MIG slices of each usable GPU.
+
+    Raises NvmlError if the driver does not answer, AttributeError if the library lacks a function.
     """
     hidden = 0
     for number in range(_count_devices(lib)):
@@ -336,7 +337,10 @@ def each_device(
 
 
 def read_holders(lib: NvmlLibrary) -> set[int]:
-    """Return the pids that hold GPU memory for computing. Raises like ``read_gpus``."""
+    """Return the pids that hold GPU memory for computing.
+
+    Raises NvmlError if the driver does not answer, AttributeError if the library lacks a function.
+    """
     pids: set[int] = set()
     with NvmlSession(lib):
         for number in range(_count_devices(lib)):
@@ -444,7 +448,8 @@ def _mig_handles(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, list[
 
 
 def _add_processes(lib: NvmlLibrary, device: ctypes.c_void_p, pids: set[int]) -> int:
-    """Add the pids that compute on a device to ``pids``. Returns NVML's error number."""
+    """Add the pids that compute on a device to ``pids``. Return NVML's error number, 0 for
+    success."""
     code, found = compute_processes(lib, device)
     pids.update(pid for pid, _ in found)
     return code
@@ -498,7 +503,7 @@ class _Ran(Record):
 
 
 def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``, if installed."""
+    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``; None if it is not installed."""
     places = [
         *environ.get("PATH", "").split(os.pathsep),
         *(under(root, place) for place in _SMI_PATHS),

@@ -42,7 +42,7 @@ def environment_has(name: str, prefix: str) -> bool:
 
 
 def nearest_module(name: str, path: Sequence[str]) -> str | None:
-    """Return the module with the most similar name, if any is similar enough."""
+    """Return the importable module with the most similar name; None if none is similar enough."""
     from difflib import get_close_matches
     from pkgutil import iter_modules
 

@@ -59,7 +59,8 @@ _LARGEST = FrameSize()
 
 
 def any_size(_: str) -> FrameSize:
-    """Return the largest size for every message, between a process and its own child."""
+    """Return the largest size, whatever the message. For streams between a process and its own
+    child."""
     return _LARGEST
 
 
@@ -95,8 +96,10 @@ class Decoder(Generic[M]):
         self._buffer += data
 
     def next(self) -> M | None:
-        """Return the next complete message, if any. Raises ProtocolError for an invalid or too
-        large frame."""
+        """Return the next complete message; None until all its bytes are there.
+
+        Raises ProtocolError for an invalid or too large frame.
+        """
         if len(self._buffer) < _HEADER.size:
             return None
         version, body_size, raw_size = _HEADER.unpack_from(self._buffer)

@@ -168,7 +168,7 @@ class ExitLauncher(Record):
 
 
 class Notice(Record):
-    """A line for the user, printed on every node."""
+    """A line for the user, which every launcher prints."""
 
     text: str
     level: str

@@ -192,8 +192,8 @@ def _derive_key(token: bytes, key_method: str, salt: str) -> bytes:
 def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
     """Return the proof of one side in hexadecimal; empty without a key.
 
-    ``side`` is "caller" or "listener". ``other`` is this side's random value, ``nonce`` that of the
-    verifying side.
+    ``side`` is "caller" or "listener". ``nonce`` is the verifying side's random value, ``other``
+    the proving side's own.
     """
     if key is None:
         return ""
