@@ -18,7 +18,7 @@ def make_private_dir(path: str) -> None:
 
 
 def make_private_dirs(path: str) -> None:
-    """Create a directory and its missing parents. Raises OSError."""
+    """Create a directory and its missing parents, as far as they are not there. Raises OSError."""
     above = os.path.dirname(path)
     if above not in ("", path) and not os.path.isdir(above):
         make_private_dirs(above)

@@ -29,7 +29,7 @@ class GroupOrder(Record):
 
     @property
     def words(self) -> str:
-        """The order as text."""
+        """Text that says which ranks are behind, and in which collective the others wait."""
         group = f"process group {printable(self.name or self.number)}"
         what = f"collective {self.pending}" if self.operation else "a collective"
         if self.operation:

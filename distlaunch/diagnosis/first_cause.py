@@ -92,7 +92,10 @@ def diagnose(
     stacks: Sequence[m.Stack] = (),
     script_dir: str = "",
 ) -> Diagnosis:
-    """Return the first cause among the exits of one attempt.
+    """Return the first cause among the exits of one attempt, with the other workers and a hint.
+
+    The exit code of the diagnosis is that of the failed worker, 128+N if signal N ended the worker,
+    or 1 if no exit is a failure.
 
     * ``running``: ranks that have not exited.
     * ``python``: the workers' interpreter, for hints.
@@ -103,9 +106,6 @@ def diagnose(
     * ``master_port``: the port of the attempt.
     * ``stacks``: those of the workers that were running when the first worker failed.
     * ``script_dir``: files below it are the user's own.
-
-    The exit code of the diagnosis is that of the failed worker, or 128+N if signal N ended the
-    worker.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
     if not bad:
@@ -236,7 +236,7 @@ def diagnose_stop(
 def doing(
     ends: Sequence[WorkerExit], *, world_size: int, after_grace: str | None
 ) -> tuple[str, ...]:
-    """Return lines on the state of the workers, if something else (such as a lost node) ended the
+    """Return lines on the state of the workers when something else (such as a lost node) ended the
     attempt."""
     bad = sorted(
         (end for end in ends if end.returncode != 0 and not was_stopped(end)),
@@ -249,8 +249,8 @@ def doing(
 
 
 def exceptions_of_threads(ends: Sequence[WorkerExit]) -> tuple[str, ...]:
-    """Return one line for each kind of exception that ended a thread or a child process, and of
-    crash of a child process.
+    """Return at most four lines: one for each kind of exception that ended a thread or a child
+    process, and for each kind of crash of a child process.
 
     The worker's main thread may wait for it forever.
     """

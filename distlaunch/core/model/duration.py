@@ -19,8 +19,8 @@ def read_duration(text: str, *, unit_s: float = 1.0) -> float | None:
     rest = text.lower()
     total_s = 0.0
     while rest:
-        number, rest = _split(rest, "0123456789.")
-        unit, rest = _split(rest.lstrip(" "), "abcdefghijklmnopqrstuvwxyz")
+        number, rest = _split_leading(rest, "0123456789.")
+        unit, rest = _split_leading(rest.lstrip(" "), "abcdefghijklmnopqrstuvwxyz")
         if not number.replace(".", "", 1).isdigit():
             return None
         if not unit and not rest and number == text:
@@ -32,7 +32,7 @@ def read_duration(text: str, *, unit_s: float = 1.0) -> float | None:
     return total_s if text else None
 
 
-def _split(text: str, letters: str) -> tuple[str, str]:
+def _split_leading(text: str, letters: str) -> tuple[str, str]:
     """Split the text after its leading characters that are among ``letters``."""
     rest = text.lstrip(letters)
     return text[: len(text) - len(rest)], rest

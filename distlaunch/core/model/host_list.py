@@ -123,9 +123,9 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
         if count > room:
             raise _too_many(where, item)
         values.append(
-            [name for first, last, width in ranges for name in _numbers(first, last, width)]
+            [name for first, last, width in ranges for name in _padded_numbers(first, last, width)]
         )
-    names = _combined(literals, values)
+    names = _combine(literals, values)
     longest = max(map(len, names))
     if longest > _LONGEST_NAME:
         raise _error(
@@ -155,10 +155,10 @@ def fold_hosts(names: Iterable[str]) -> str:
             run.append(pieces)
             continue
         if run:
-            parts.append(_folded(run, varies))
+            parts.append(_fold_run(run, varies))
         run, varies = [pieces], None
     if run:
-        parts.append(_folded(run, varies))
+        parts.append(_fold_run(run, varies))
     return printable(",".join(parts))
 
 
@@ -240,13 +240,13 @@ def _parsed_range(part: str, item: str, where: str) -> tuple[int, int, int]:
     return first, last, len(low) if low[0] == "0" else 0
 
 
-def _numbers(first: int, last: int, width: int) -> list[str]:
+def _padded_numbers(first: int, last: int, width: int) -> list[str]:
     if not width:
         return list(map(str, range(first, last + 1)))
     return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
 
-def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
+def _combine(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
     """Return all combinations of literals and values, in the order of ``expand_nodelist``."""
     *slower, last = values
     *heads, before, after = literals
@@ -279,7 +279,7 @@ def _varying_piece(run: list[list[str]], varies: int | None, pieces: list[str]) 
     return place if fits else None
 
 
-def _folded(run: list[list[str]], varies: int | None) -> str:
+def _fold_run(run: list[list[str]], varies: int | None) -> str:
     first = run[0]
     if varies is None:
         return "".join(first)

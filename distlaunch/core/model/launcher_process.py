@@ -38,7 +38,7 @@ class LauncherProcess(Record):
 
     def is_suspended(self) -> bool:
         """Return whether the process is stopped (Ctrl-Z, a debugger). Call it on its host only."""
-        return self.is_alive() and _stat(self.pid)[:1] in ([b"T"], [b"t"])
+        return self.is_alive() and _read_stat(self.pid)[:1] in ([b"T"], [b"t"])
 
     def fields(self) -> dict[str, object]:
         """Return the fields of the event ``job_started``."""
@@ -75,7 +75,7 @@ def process_from(fields: Mapping[str, Any]) -> LauncherProcess | None:
             "pid": int(pid),
             "start_ticks": int(ticks),
         }:
-            job, node = _slurm(fields.get("slurm"))
+            job, node = _read_slurm(fields.get("slurm"))
             return LauncherProcess(
                 host=host,
                 boot_id=boot,
@@ -88,7 +88,7 @@ def process_from(fields: Mapping[str, Any]) -> LauncherProcess | None:
             return None
 
 
-def _slurm(value: object) -> tuple[str, str]:
+def _read_slurm(value: object) -> tuple[str, str]:
     match value:
         case {"job": str(job), "node": str(node)}:
             return job, node
@@ -106,7 +106,8 @@ def boot_id() -> str:
 
 
 def process_of_pid_file(path: str) -> LauncherProcess | None:
-    """Return the process on this host whose id a file has, if it started before the file's time.
+    """Return the process on this host whose id a file has; None if this user has no such process,
+    or it started after the file was written.
 
     A later process with the same id is no launcher.
     """
@@ -128,7 +129,7 @@ def process_of_pid_file(path: str) -> LauncherProcess | None:
 
 
 def is_suspended(pid: int) -> bool:
-    """Return whether a process of this host is stopped by a signal."""
+    """Return whether a process of this host is stopped by a signal, not by a debugger."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] == b"T"
@@ -137,13 +138,13 @@ def is_suspended(pid: int) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since the boot; 0 if it is gone or waits for
-    its parent."""
-    state, *fields = _stat(pid) or [b"X"]
+    """Return when a process started, in clock ticks since the boot; 0 if it is gone, or has ended
+    and its parent has not noticed."""
+    state, *fields = _read_stat(pid) or [b"X"]
     return 0 if state in (b"Z", b"X") or len(fields) < 19 else int(fields[18])
 
 
-def _stat(pid: int) -> list[bytes]:
+def _read_stat(pid: int) -> list[bytes]:
     """Return the fields of ``/proc/<pid>/stat`` from the state on; none if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

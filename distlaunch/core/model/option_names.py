@@ -50,7 +50,8 @@ class OptionNames(Record):
         return f"distlaunch train {name}" if field in self.absent else name
 
     def setting(self, field: str, value: object) -> str:
-        """Return an option with a value, as the user types it."""
+        """Return an option with a value, as the user types it: ``--name value``, or
+        ``VARIABLE=value``."""
         if (text := self.with_this_value.get((field, str(value)))) is not None:
             return text
         if field in self.with_value:

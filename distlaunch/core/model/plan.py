@@ -123,7 +123,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def shown_size(self) -> int:
-        """World size for messages: the outer launcher's job's, if there is an outer launcher."""
+        """World size for messages: the number of workers, of the outer launcher's job if there is
+        an outer launcher."""
         return len(self.workers) if self.outer is None else self.outer.world_size
 
     @property

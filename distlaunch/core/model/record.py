@@ -65,7 +65,7 @@ def _shared_init(self: Record, **values: Any) -> None:
     """Initialise a record whose class has no compiled ``__init__`` yet."""
     cls = type(self)
     if len(values) != len(cls._fields) or not values.keys() <= cls._fields.keys():
-        values = _completed(cls, values)
+        values = _complete_values(cls, values)
     write = object.__setattr__
     for field, value in values.items():
         write(self, field, value)
@@ -94,10 +94,10 @@ class Record(metaclass=_RecordType):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(a == b for a, b in zip(_values(self), _values(other), strict=True))
+        return all(a == b for a, b in zip(_field_values(self), _field_values(other), strict=True))
 
     def __hash__(self) -> int:
-        return hash((type(self), *_values(self)))
+        return hash((type(self), *_field_values(self)))
 
     def __repr__(self) -> str:
         hidden = type(self)._hidden  # noqa: SLF001
@@ -109,7 +109,7 @@ class Record(metaclass=_RecordType):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return _rebuilt, (type(self), {field: getattr(self, field) for field in type(self)._fields})
+        return _rebuild, (type(self), {field: getattr(self, field) for field in type(self)._fields})
 
 
 def replace(record: R, **changes: object) -> R:
@@ -147,7 +147,7 @@ def assert_never(value: NoReturn) -> NoReturn:
     raise AssertionError(f"unexpected {value!r}")
 
 
-def _completed(cls: type[Record], values: dict[str, object]) -> dict[str, object]:
+def _complete_values(cls: type[Record], values: dict[str, object]) -> dict[str, object]:
     whole = {**cls._defaults, **values}
     missing = [field for field in cls._fields if field not in whole]
     unknown = [field for field in values if field not in cls._fields]
@@ -173,9 +173,9 @@ def _init_of(cls: type[Record]) -> Callable[..., None]:
     return made
 
 
-def _rebuilt(cls: type[Record], values: dict[str, object]) -> object:
+def _rebuild(cls: type[Record], values: dict[str, object]) -> object:
     return cls(**values)
 
 
-def _values(record: Any) -> Iterator[object]:
+def _field_values(record: Any) -> Iterator[object]:
     return (getattr(record, field) for field in type(record)._fields)

@@ -37,14 +37,14 @@ def pack_block(attempt: int, rows: Sequence[Row]) -> bytes:
         ranks,
         [time - first for time in times],
         [_NONE if step is None else step for step in steps],
-        [_NONE if loss is None else _short(loss) for loss in losses],
+        [_NONE if loss is None else _clamped_to_float(loss) for loss in losses],
         [_NONE if each is None else each for each in samples],
     )
     data = b"".join(
         struct.pack(f"<{count}{kind}", *column)
         for kind, column in zip(_COLUMNS, columns, strict=True)
     )
-    return _HEAD.pack(_BLOCK, _sum(data), attempt, count, first) + data
+    return _HEAD.pack(_BLOCK, _checksum(data), attempt, count, first) + data
 
 
 def split_blocks(data: bytes) -> Iterator[bytes]:
@@ -58,7 +58,7 @@ def split_blocks(data: bytes) -> Iterator[bytes]:
         if mark != _BLOCK or not 0 < count <= _MOST_ROWS or end > len(data):
             return
         block = data[at:end]
-        if _sum(block[_HEAD.size :]) != checksum:
+        if _checksum(block[_HEAD.size :]) != checksum:
             return
         yield block
         at = end
@@ -66,7 +66,7 @@ def split_blocks(data: bytes) -> Iterator[bytes]:
 
 def unpack_block(block: bytes) -> tuple[int, Iterable[Row]]:
     """Return the attempt of a block and its reports."""
-    return _attempt(block), _rows(block)
+    return _attempt(block), _unpack_rows(block)
 
 
 def merge_blocks(blocks: Sequence[bytes]) -> list[bytes]:
@@ -91,9 +91,9 @@ def merge_blocks(blocks: Sequence[bytes]) -> list[bytes]:
 
 
 def _merge(earlier: bytes, later: bytes) -> bytes:
-    if _ranks(earlier) == _ranks(later):
+    if _packed_ranks(earlier) == _packed_ranks(later):
         return later
-    rows = {row[0]: row for row in (*_rows(earlier), *_rows(later))}
+    rows = {row[0]: row for row in (*_unpack_rows(earlier), *_unpack_rows(later))}
     return pack_block(_attempt(later), [rows[rank] for rank in sorted(rows)])
 
 
@@ -102,31 +102,31 @@ def _attempt(block: bytes) -> int:
     return attempt
 
 
-def _ranks(block: bytes) -> bytes:
+def _packed_ranks(block: bytes) -> bytes:
     count = _HEAD.unpack_from(block)[3]
     return block[_HEAD.size : _HEAD.size + count * _WIDTHS[0]]
 
 
-def _rows(block: bytes) -> Iterable[Row]:
+def _unpack_rows(block: bytes) -> Iterable[Row]:
     _, _, _, count, first = _HEAD.unpack_from(block)
     columns, at = [], _HEAD.size
     for kind, width in zip(_COLUMNS, _WIDTHS, strict=True):
         columns.append(struct.unpack_from(f"<{count}{kind}", block, at))
         at += count * width
     for rank, offset, step, loss, samples in zip(*columns, strict=True):
-        yield rank, first + offset, _known(step), _known(loss), _known(samples)
+        yield rank, first + offset, _none_if_nan(step), _none_if_nan(loss), _none_if_nan(samples)
 
 
-def _known(number: float) -> float | None:
+def _none_if_nan(number: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def _short(number: float) -> float:
+def _clamped_to_float(number: float) -> float:
     """Return a number within the bounds of four bytes."""
     return max(-_LARGEST_FLOAT, min(number, _LARGEST_FLOAT))
 
 
-def _sum(data: bytes) -> int:
+def _checksum(data: bytes) -> int:
     from binascii import crc32
 
     return crc32(data)

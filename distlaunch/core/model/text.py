@@ -32,7 +32,7 @@ def printable(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
+    return "".join(char if char.isprintable() or char in keep else _escape(char) for char in text)
 
 
 def errno_clause(number: int | None) -> str:
@@ -46,7 +46,7 @@ def host_and_port(host: str, port: object) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     first, last = _BYTE
     if first <= char <= last:
         return f"\\x{ord(char) - _BYTE_BASE:02x}"
