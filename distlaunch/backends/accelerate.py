@@ -25,7 +25,7 @@ _DEFAULT = "accelerate/default_config.yaml"
 
 
 class Accelerate(TorchBackend):
-    """Sets DDP's variables, and those of Accelerate's configuration file and options."""
+    """Sets DDP's variables, and the variables for Accelerate's configuration file and options."""
 
     name = "accelerate"
     about = "Hugging Face Accelerate: what accelerate launch sets, from its configuration file"
@@ -122,7 +122,7 @@ class Accelerate(TorchBackend):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return a notice for each unknown key."""
+        """A notice for each unknown key."""
         return () if self._config is None else self._config.notes
 
     def notes_on(self, topology: Topology) -> Sequence[str]:

@@ -63,7 +63,7 @@ class Horovod(Backend):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return notices about settings without effect."""
+        """Notices about settings without effect."""
         return [
             f"{Opt.OPT(setting.name)} has no effect without {Opt.OPT(setting.depends_on)}"
             for setting in SETTINGS

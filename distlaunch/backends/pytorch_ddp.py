@@ -128,7 +128,7 @@ class PytorchDdp(TorchBackend):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return a notice if one option has no effect because of another."""
+        """A notice if one option has no effect because of another."""
         if self.chosen.get("static-graph") and self.chosen.get("find-unused-parameters"):
             return (
                 (

@@ -100,7 +100,7 @@ class Source:
 
     @property
     def redraw_end(self) -> float:
-        """Return the time until which output of this source must be held; 0 if not at all.
+        """The time until which output of this source must be held; 0 if not at all.
 
         The rank may be redrawing a display on its other stream. The display looks complete when the
         cursor is back on a free row, but within _REDRAW_S of its last change the program may only
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def held_until(self) -> float:
-        """Return when held output is due."""
+        """When held output is due."""
         return min(self.redraw_end, self.held_s + _MAX_HELD_S)
 
     def next_due(self) -> float | None:

@@ -39,7 +39,7 @@ class Activity(Record):
 
     @property
     def words(self) -> str:
-        """Return a text that names the working rank and its frame."""
+        """A text that names the working rank and its frame."""
         who = (
             f"processes of rank {self.rank} work"
             if self.why == "children"

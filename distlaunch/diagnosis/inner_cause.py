@@ -87,8 +87,8 @@ def is_report_of_another_end(raised: Raised) -> bool:
 
 
 def before(main: Traceback, found: Sequence[Traceback]) -> Traceback | None:
-    """Return the last traceback before ``main`` in ``found``, if it may be that of the child
-    process that ``main`` reports."""
+    """Return the last traceback before ``main`` in ``found``, if a child process that ``main``
+    reports may have printed it."""
     earlier = [one for one in found if one.chain and one.end <= main.start]
     if not earlier or main.start - earlier[-1].end > _NEAR:
         return None

@@ -69,7 +69,7 @@ class ThreadStack(Record):
 
 
 def parse_stacks(text: str) -> list[ThreadStack]:
-    """Return all threads in ``text``, of several dumps those of the last."""
+    """Return all threads in ``text``; if it has several dumps, the threads of the last."""
     lines = text[-_READ_CHARS:].split("\n")
     if not lines[-1].endswith(
         ")"

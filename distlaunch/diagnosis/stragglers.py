@@ -1,4 +1,4 @@
-"""Find the ranks whose steps take longer than those of the others. No I/O."""
+"""Find the ranks whose steps take longer than the steps of the other ranks. No I/O."""
 
 from __future__ import annotations
 

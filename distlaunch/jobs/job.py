@@ -46,7 +46,7 @@ class State(Enum):
 
     @property
     def has_ended(self) -> bool:
-        """Return whether nothing of the job is expected any more."""
+        """Whether nothing of the job is expected any more."""
         return self not in (State.RUNNING, State.UNKNOWN)
 
 
@@ -93,7 +93,7 @@ class Job(Record):
 
     @property
     def is_here(self) -> bool:
-        """Return whether the launcher was started on this boot of this host."""
+        """Whether the launcher was started on this boot of this host."""
         here = (os.uname().nodename, boot_id())
         return self.launcher is not None and self.launcher.is_of(*here)
 

@@ -45,7 +45,7 @@ class WorkerStatus(Record):
 
     @property
     def runs(self) -> bool:
-        """Return whether it runs, as far as known."""
+        """Whether the worker runs, as far as known."""
         return self.returncode is None and self.state != "lost"
 
     def record(self) -> dict[str, Any]:
@@ -132,25 +132,25 @@ class JobStatus(Record):
 
     @property
     def running(self) -> int:
-        """Return how many workers run, as far as known."""
+        """How many workers run, as far as known."""
         return sum(worker.runs for worker in self.workers)
 
     @property
     def killed(self) -> int:
-        """Return how many workers were asked to stop and ended by SIGKILL."""
+        """How many workers were asked to stop and ended by SIGKILL."""
         return sum(
             worker.told_to_stop and worker.returncode == -signal.SIGKILL for worker in self.workers
         )
 
     @property
     def last_sign(self) -> float | None:
-        """Return when the last sign of life of a worker came, in seconds since 1970."""
+        """When the last sign of life of a worker came, in seconds since 1970."""
         times = (worker.last_sign for worker in self.workers if worker.last_sign is not None)
         return max(times, default=None)
 
     @property
     def world_size(self) -> int:
-        """Return the number of workers of the attempt, also of those that have not started."""
+        """The number of workers of the attempt, also of those that have not started."""
         return max(self.attempt_world_size or self.job.world_size or 0, len(self.workers))
 
     def record(self) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Housekeeping(threading.Thread):
 
 
 def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
-    """Return the directory of the script; that of the workers if there is no script file."""
+    """Return the directory of the script; the workers' directory if there is no script file."""
     script = "" if options.module or options.no_python else options.script or ""
     found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
     return os.path.dirname(os.path.join(plan.workdir, found))

@@ -48,7 +48,7 @@ def check_script(
     """Raise NodesDifferError if the script is missing on a node or differs between nodes.
 
     ``hashes`` and ``hosts`` are by node number. The reference is the script of this machine
-    (``ours``), or that of most nodes.
+    (``ours``), or the script that most nodes have.
     """
     by_hash: dict[str | None, list[int]] = {}
     for number, sha in hashes.items():

@@ -436,7 +436,7 @@ def _bar_variables(
 def _attempt_variables(
     *, attempt: int, master_addr: str | None, master_port: int | None
 ) -> dict[str, str]:
-    """Return the variables of an attempt, without those that are not known yet."""
+    """Return the variables of an attempt that are known already."""
     variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
     if master_addr is not None:
         variables["MASTER_ADDR"] = master_addr

@@ -356,7 +356,7 @@ def _torchrun_worker_count(
 
 
 def _usable_cpus(facts: Facts) -> int:
-    """Return how many CPUs can run at once: those of the affinity, limited by the container's
+    """Return how many CPUs can run at once: the CPUs of the affinity, limited by the container's
     quota."""
     allowed = len(facts.cpus.allowed)
     return max(1, min(allowed, int(facts.cpus.quota)) if facts.cpus.quota else allowed)

@@ -256,7 +256,8 @@ def single_worker_topology(options: TrainOptions, facts: Facts, outer: OuterLaun
 def as_outer_worker(
     plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: OuterLauncher
 ) -> LaunchPlan:
-    """Return the plan with the outer launcher's variables instead of those of a separate job."""
+    """Return the plan with the outer launcher's variables instead of the variables of a separate
+    job."""
     ours = {*_SET_BY_US}
     if outer.launcher != OURS:
         ours.update(_OF_THE_JOB)

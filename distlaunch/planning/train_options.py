@@ -205,7 +205,7 @@ class DropInOptions(TrainOptions):
 
 
 class TorchrunOptions(TrainOptions):
-    """The options of a ``torchrun`` command: those of ``train``, and the number of workers.
+    """The options of a ``torchrun`` command: the options of ``train``, and the number of workers.
 
     Workers see the launcher's devices, unless ``isolate_gpus`` or MIG gives each one device.
     """

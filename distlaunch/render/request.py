@@ -39,7 +39,7 @@ _LONGEST_NAME = 253
 
 
 class RenderOptions(Record):
-    """Options of ``render`` beside those of ``train``. None: not set."""
+    """Options that only ``render`` has. None: not set."""
 
     name: str | None = None
     out: str | None = None

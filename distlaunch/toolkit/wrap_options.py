@@ -43,7 +43,7 @@ _MAX_NUMBER = 1 << 40
 
 
 class WrapOptions(Record):
-    """The options of ``wrap``. Each strategy ignores those of the others."""
+    """The options of ``wrap``. Each strategy ignores the other strategies' options."""
 
     find_unused_parameters: bool = False
     bucket_mb: int | None = None

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def run_in_background(job: Callable[[], None]) -> None:
-    """Run a job after those that were added before; at once if no thread can be started."""
+    """Run a job after the jobs that were added before it; at once if no thread can be started."""
     global _thread  # noqa: PLW0603 - one for all connections of the process
     with _lock:
         _jobs.append(job)

@@ -66,7 +66,7 @@ class RendezvousPort:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Return whether other machines can connect without a secret."""
+        """Whether other machines can connect without a secret."""
         return not self._job_identity.has_secret and self.listener.is_reachable
 
     def open(self, joined_launchers: JoinedLaunchers) -> None:
@@ -131,12 +131,12 @@ class CoordinatorConnector:
 
     @property
     def rank_name(self) -> str:
-        """Return the noun for this launcher's number: ``node`` or ``rank``."""
+        """The noun for this launcher's number: ``node`` or ``rank``."""
         return "rank" if self._joiner.by_worker else "node"
 
     @property
     def coordinator(self) -> str:
-        """Return the coordinator's name for messages: node 0 with its host and the port that
+        """The coordinator's name for messages: node 0 with its host and the port that
         answered last."""
         host = printable(self._joiner.rendezvous.host)
         return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"

@@ -92,11 +92,11 @@ class Rules(Protocol):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Return the smallest and the largest number of nodes of an attempt."""
+        """The smallest and the largest number of nodes of an attempt."""
 
     @property
     def max_restarts(self) -> int:
-        """Return how many restarts the job may have."""
+        """How many restarts the job may have."""
 
     def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
         """Return how the options of launcher ``number`` differ from the coordinator's; None if they
@@ -268,7 +268,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
 
     @property
     def records(self) -> dict[int, LauncherRecord]:
-        """Return the launchers that have joined, by node."""
+        """The launchers that have joined, by node."""
         return {
             number: LauncherRecord(host=launcher.host, info=launcher.info)
             for number, launcher in enumerate(self._launchers)
@@ -338,7 +338,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages wait to be sent."""
+        """Whether messages wait to be sent."""
         return self._own.has_unsent or super().has_unsent
 
     def descriptors(self) -> dict[int, int]:

@@ -96,12 +96,12 @@ class LocalNode:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages to the spawner wait to be sent."""
+        """Whether messages to the spawner wait to be sent."""
         return any(wanted & select.POLLOUT for wanted in self._agent.descriptors().values())
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the spawner has died.
+        """Whether the spawner has died.
 
         All workers have then been killed, and no ``AttemptEnded`` follows.
         """

@@ -173,22 +173,22 @@ class Attempt:
 
     @property
     def is_full(self) -> bool:
-        """Return whether all workers have been started."""
+        """Whether all workers have been started."""
         return self.up == self.nodes.world_size
 
     @property
     def has_ended(self) -> bool:
-        """Return whether all workers have ended."""
+        """Whether all workers have ended."""
         return self.ended == self.nodes.world_size
 
     @property
     def went_well(self) -> bool:
-        """Return whether no worker failed, no node was lost, and nothing hung."""
+        """Whether no worker failed, no node was lost, and nothing hung."""
         return not self.failures and not self.losses and self.hang is None
 
     @property
     def many_hosts(self) -> bool:
-        """Return whether messages must name the host."""
+        """Whether messages must name the host."""
         return len(self.nodes.numbers) > 1
 
     def live_nodes(self) -> list[int]:
@@ -255,7 +255,7 @@ class Attempt:
 
     @property
     def seeks_cause(self) -> bool:
-        """Return whether the first failure looks like a consequence, and the others may run on."""
+        """Whether the first failure looks like a consequence, and the others may run on."""
         return self._seeks_cause and self.others_until is not None
 
     def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:

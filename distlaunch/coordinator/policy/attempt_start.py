@@ -257,7 +257,7 @@ class AttemptStart:
 
     @property
     def reaches(self) -> bool:
-        """Return whether all nodes have prepared and now connect to rank 0's node."""
+        """Whether all nodes have prepared and now connect to rank 0's node."""
         return self._preparation is not None and self._preparation.reaches
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:

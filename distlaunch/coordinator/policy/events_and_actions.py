@@ -254,7 +254,7 @@ class JobError(Record):
 
     @property
     def text(self) -> str:
-        """Return the lines for the user."""
+        """The lines for the user."""
         lines = [f"{self.prefix}{self.message}", self.table.rstrip()]
         return "\n".join(filter(None, (*lines, *(f"  hint: {hint}" for hint in self.hints))))
 
@@ -279,7 +279,7 @@ class ReportFailure(Record):
 
     @property
     def final(self) -> bool:
-        """Return whether the job ends with this attempt."""
+        """Whether the job ends with this attempt."""
         return isinstance(self.decision, Final)
 
 
@@ -304,7 +304,7 @@ class ReportHang(Record):
 
     @property
     def final(self) -> bool:
-        """Return whether the job ends with this attempt."""
+        """Whether the job ends with this attempt."""
         return isinstance(self.decision, Final)
 
 

@@ -195,7 +195,7 @@ class HangDetector:
 
     @property
     def has_all_stacks(self) -> bool:
-        """Return whether all asked nodes have sent their stacks, or are late or lost."""
+        """Whether all asked nodes have sent their stacks, or are late or lost."""
         return self._answers_due_at is not None and not self._unanswered
 
     def deadline(self) -> float | None:
@@ -493,7 +493,7 @@ class HangDetector:
 
     @property
     def _outlook(self) -> str:
-        """Return the sentences of a notice that say when the job ends."""
+        """The sentences of a notice that say when the job ends."""
         timeout_s = self._settings.hang_timeout_s
         if timeout_s is None:
             return f"The job goes on. {Opt.HANG_TIMEOUT} ends jobs that hang"

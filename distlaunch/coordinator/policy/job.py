@@ -141,32 +141,32 @@ class JobPolicy:
 
     @property
     def up(self) -> int:
-        """Return how many workers of this attempt have been started."""
+        """How many workers of this attempt have been started."""
         return self._run.up
 
     @property
     def ended(self) -> int:
-        """Return how many workers of this attempt have ended."""
+        """How many workers of this attempt have ended."""
         return self._run.ended
 
     @property
     def world_size(self) -> int:
-        """Return the number of workers of this attempt; 0 before its nodes are known."""
+        """The number of workers of this attempt; 0 before its nodes are known."""
         return self._run.nodes.world_size
 
     @property
     def restarts(self) -> int:
-        """Return the number of restarts, without attempts after lost nodes."""
+        """The number of restarts, without attempts after lost nodes."""
         return self._restart_rule.count
 
     @property
     def newest_attempt(self) -> Attempt:
-        """Return the current attempt, or the last one."""
+        """The current attempt, or the last one."""
         return self._run
 
     @property
     def node_losses(self) -> int:
-        """Return how many nodes with workers were lost, in all attempts."""
+        """How many nodes with workers were lost, in all attempts."""
         is_counted = self.phase in ("ended", *_WITHOUT_ATTEMPT)
         return self._nodes_lost + (0 if is_counted else len(self._run.losses))
 
@@ -379,8 +379,8 @@ class JobPolicy:
     def _continue_node_setup(
         self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
-        """Return ``actions`` and those that the node setup requires: prepare the attempt, or report
-        an error and end the job."""
+        """Return ``actions`` and the actions that the node setup requires: prepare the attempt, or
+        report an error and end the job."""
         found = attempt_start.settle(self.attempt, now) if self.phase == "connecting" else None
         if found is None:
             return actions

@@ -363,7 +363,7 @@ def without(failures: Sequence[ConnectFailure]) -> str:
 
 
 def _listed(hosts: Sequence[str]) -> tuple[str, int]:
-    """Return the hosts folded to one argument, and the number of those that did not fit."""
+    """Return the hosts folded to one argument, and the number of hosts that did not fit."""
     names = [f"[{host}]" if ":" in host else host for host in hosts]
     count = len(names)
     while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:

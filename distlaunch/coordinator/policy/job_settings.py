@@ -49,7 +49,7 @@ class NodeSetupSettings(Record):
 
     @property
     def flexible(self) -> bool:
-        """Return whether the nodes of the job may change."""
+        """Whether the nodes of the job may change."""
         return self.bounds[0] < self.bounds[1] or len(self.hosts) > self.bounds[1] or self.discover
 
 

@@ -158,7 +158,7 @@ class Connections(ABC, Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages to any node wait to be sent."""
+        """Whether messages to any node wait to be sent."""
         return any(
             node_connection.has_unsent for node_connection in self._node_connections.values()
         )
@@ -193,7 +193,7 @@ class Connections(ABC, Generic[M]):
 
     @property
     def _read_at(self) -> float | None:
-        """Return when to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
+        """When to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
         return self._clock() if self._unread else None
 
     def _use(self, node_connection: NodeConnection[M], connection: Connection) -> None:
@@ -395,7 +395,7 @@ class NodeConnection(Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether bytes wait to be sent."""
+        """Whether bytes wait to be sent."""
         return not self._out.empty()
 
     def next_out(self) -> bytes | None:

@@ -324,17 +324,17 @@ class _Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no request is being answered."""
+        """Whether no request is being answered."""
         return not self._is_answering and not self.unsent
 
     @property
     def is_too_long(self) -> bool:
-        """Return whether the client has sent more than the longest request."""
+        """Whether the client has sent more than the longest request."""
         return len(self._received) >= LONGEST_REQUEST
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the connection is to be closed: its last answer has been sent, or the
+        """Whether the connection is to be closed: its last answer has been sent, or the
         client does not read its answers."""
         return len(self.unsent) > _ANSWER_BYTES or (self._is_last and not self.unsent)
 

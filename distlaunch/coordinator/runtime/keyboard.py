@@ -53,7 +53,7 @@ class Keyboard:
 
     @property
     def has_terminal(self) -> bool:
-        """Return whether the only worker runs on a pseudo terminal."""
+        """Whether the only worker runs on a pseudo terminal."""
         return self._terminal is not None
 
     def size(self) -> tuple[int, int] | None:

@@ -72,7 +72,7 @@ class LocalTransport:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages from the agent to its spawner wait to be sent."""
+        """Whether messages from the agent to its spawner wait to be sent."""
         return any(wanted & select.POLLOUT for wanted in self.descriptors().values())
 
     def _receive_from_agent(self, message: m.FromAgent) -> None:

@@ -114,7 +114,7 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     @property
     def disk_work(self) -> DiskWork:
-        """Return the thread that runs work that may wait for a disk."""
+        """The thread that runs work that may wait for a disk."""
         return self._output_thread
 
     def note(self, text: str) -> None:
@@ -484,7 +484,7 @@ class Feeder:
 
     @property
     def wants_more(self) -> bool:
-        """Return whether more of stdin may be read."""
+        """Whether more of stdin may be read."""
         return self._node is not None and not self._ended and self._under_way < _WINDOW_BYTES
 
     def taken(self, node: int, message: m.StdinConsumed) -> None:

@@ -309,7 +309,7 @@ def remove_run(run: str) -> None:
 
 
 def event_files(run: str) -> list[str]:
-    """Return the event files in a run directory: the coordinator's, and those of joined
+    """Return the event files in a run directory: the coordinator's, and the files of joined
     launchers."""
     first, last = EVENTS.split(".")
     try:

@@ -81,7 +81,7 @@ class Transport(Protocol):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages wait to be sent."""
+        """Whether messages wait to be sent."""
 
     def descriptors(self) -> Mapping[int, int]:
         """Return the descriptors to poll, with the poll events."""

@@ -218,7 +218,7 @@ class Agent:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the spawner has vanished. Then all workers were killed, and no
+        """Whether the spawner has vanished. Then all workers were killed, and no
         ``AttemptEnded`` follows."""
         return self._is_spawner_lost
 

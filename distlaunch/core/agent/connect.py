@@ -438,17 +438,17 @@ class Endpoint:
 
     @property
     def reason(self) -> str:
-        """Return why there is no connection yet, as a clause."""
+        """Why there is no connection yet, as a clause."""
         return self.why or ("no answer" if self._handshake is None else _SILENT)
 
     @property
     def poll_events(self) -> int:
-        """Return the events to poll for."""
+        """The events to poll for."""
         return select.POLLOUT if self._handshake is None else select.POLLIN
 
     @property
     def has_sent_call(self) -> bool:
-        """Return whether the listener has accepted the connection and got ``Call``."""
+        """Whether the listener has accepted the connection and got ``Call``."""
         return self._handshake is not None
 
     @property

@@ -71,8 +71,10 @@ def main(arguments: Sequence[str], code_fd: int) -> NoReturn:
 
 
 def _replace_descriptors(connection: socket.socket) -> tuple[int, int]:
-    """Return two descriptors of the connection, above those of workers. Close srun's
-    descriptors."""
+    """Return two descriptors of the connection, and replace srun's streams by /dev/null.
+
+    The numbers are above the workers' descriptors, unless the limit of open files is low.
+    """
     numbers = []
     for _ in range(2):
         try:

@@ -187,8 +187,8 @@ class RemoteAgent:
             os.write(self._wake_end, b"\0")
 
     def _take_signals(self) -> None:
-        """Read the received signals. Report those of a scheduler to the coordinator; otherwise a
-        signal to end ends the agent."""
+        """Read the received signals. A scheduler's signals are reported to the coordinator; without
+        a scheduler, a signal to end ends the agent."""
         with suppress(BlockingIOError):
             for number in os.read(self._wake, 4096):
                 if self._reports_signals and number in (*_TO_END, *_TO_WORKERS):
@@ -423,7 +423,7 @@ class RemoteNodeResources(NodeResources):
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
         """Return directory and layout of the ranks' logs on this node.
 
-        The directory is the job's run directory if this node has it, otherwise that of
+        The directory is the job's run directory if this node has it, otherwise the directory of
         ``--node-logs``, otherwise empty.
         """
         if self._has_run_dir(start):
@@ -513,7 +513,7 @@ class PausableClock:
 
     @property
     def paused(self) -> bool:
-        """Return whether the clock is stopped."""
+        """Whether the clock is stopped."""
         return self._since is not None
 
     def pause(self, *, paused: bool) -> None:

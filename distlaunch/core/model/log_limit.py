@@ -30,12 +30,12 @@ class Gap(Record):
 
     @property
     def end(self) -> int:
-        """Return the offset of the last part."""
+        """The offset of the last part."""
         return self.begin + NOTICE_BYTES
 
     @property
     def shift(self) -> int:
-        """Return what is added to the offset of a byte of the last part for its place in all that
+        """What is added to the offset of a byte of the last part for its place in all that
         the rank has written."""
         return self.left_out - NOTICE_BYTES
 

@@ -116,7 +116,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def name(self) -> str:
-        """Return the id of the job; with a number if a run directory of this id existed before."""
+        """The id of the job; with a number if a run directory of this id existed before."""
         folder = os.path.basename(self.run_dir or "")
         same, _, number = folder.rpartition("-")
         return folder if same == self.job_id and number.isdecimal() else self.job_id

@@ -53,7 +53,7 @@ class Layout(Record):
 
     @property
     def separate(self) -> bool:
-        """Return whether stdout and stderr have different files."""
+        """Whether stdout and stderr have different files."""
         return self.stdout != self.stderr
 
     def attempt_dir(self, run_dir: str, attempt: int) -> str:

@@ -97,8 +97,7 @@ kfd_crat.h).
 
 
 def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
-    """Return each AMD GPU with its PCI bus id, in ROCm's order: that of the driver's nodes, without
-    CPUs."""
+    """Return each AMD GPU with its PCI bus id, in ROCm's order: the driver's nodes without CPUs."""
     base = under(root, _NODES)
     try:
         numbers = sorted(

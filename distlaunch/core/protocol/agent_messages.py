@@ -37,7 +37,7 @@ SurveyPart = Literal["agent", "directory", "python", "script", "devices"]
 
 
 class WorkerSpec(Record):
-    """One worker of a node. ``argv`` is None if it is that of ``Start``."""
+    """One worker of a node. ``argv`` is None if the command of ``Start`` applies."""
 
     rank: int
     local_rank: int
@@ -465,7 +465,7 @@ class PreloadEnded(Record):
 
     @property
     def fields(self) -> dict[str, object]:
-        """Return the fields for the event in the job's record."""
+        """The fields for the event in the job's record."""
         return {
             "modules": list(self.modules),
             "left_out": list(self.left_out),

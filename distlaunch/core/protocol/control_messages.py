@@ -123,7 +123,7 @@ def socket_name(run_dir: str) -> str:
 
 
 def is_socket_name(name: str) -> bool:
-    """Return whether a file name is that of a control socket, or of one that is being opened.
+    """Return whether a file name is the name of a control socket, also of one that is being opened.
 
     The directory may also have lock files of ports.
     """

@@ -81,7 +81,7 @@ class JobIdentity(Record, hide=("token",)):
 
     @property
     def has_secret(self) -> bool:
-        """Return whether launchers without the job's secret are rejected."""
+        """Whether launchers without the job's secret are rejected."""
         return self.token is not None or self.munge is not None
 
     def __post_init__(self) -> None:
@@ -280,7 +280,7 @@ class CallerHandshake:
 
     @property
     def missing(self) -> int:
-        """Return the largest number of bytes to read. Later bytes do not belong to the
+        """The largest number of bytes to read. Later bytes do not belong to the
         handshake."""
         return self._reader.missing
 
@@ -369,7 +369,7 @@ class _Reader:
 
     @property
     def missing(self) -> int:
-        """Return how many bytes the current frame lacks, as far as known."""
+        """How many bytes the current frame lacks, as far as known."""
         return self._size - len(self._buffer)
 
     @property

@@ -94,8 +94,8 @@ class Welcome(Record):
 
 
 class LauncherInfo(Record):
-    """Settings of a launcher, sent right after ``Welcome``. The coordinator checks that those of
-    all launchers agree."""
+    """Settings of a launcher, sent right after ``Welcome``. The coordinator checks that all
+    launchers have the same settings."""
 
     num_nodes: tuple[int, ...]
     """Smallest and largest number of nodes."""

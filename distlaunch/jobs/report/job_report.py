@@ -159,12 +159,12 @@ class JobReport(Record):
 
     @property
     def restarts(self) -> int:
-        """Return how many attempts followed the first one."""
+        """How many attempts followed the first one."""
         return max(0, len(self.attempts) - 1)
 
     @property
     def world_size(self) -> int | None:
-        """Return the number of ranks of the newest attempt."""
+        """The number of ranks of the newest attempt."""
         if self.attempts and self.attempts[-1].workers:
             return len(self.attempts[-1].workers)
         return self.job.world_size

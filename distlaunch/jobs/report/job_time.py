@@ -44,7 +44,7 @@ class Span(Record):
 
     @property
     def seconds(self) -> float:
-        """Return the length."""
+        """The length."""
         return self.end - self.begin
 
 
@@ -82,7 +82,7 @@ class TimeDivision(Record):
 
     @property
     def goodput(self) -> float | None:
-        """Return the share of the time that went to steps that counted; None if no steps are
+        """The share of the time that went to steps that counted; None if no steps are
         known."""
         whole = sum(span.seconds for span in self.spans)
         if whole <= 0 or not any(span.use in (TimeUse.STEPS, TimeUse.LOST) for span in self.spans):

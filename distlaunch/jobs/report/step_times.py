@@ -44,7 +44,7 @@ class Curve(Record):
 
 
 class SlowRank(Record):
-    """A rank whose steps took longer than those of the others."""
+    """A rank whose steps took longer than the steps of the others."""
 
     attempt: int
     rank: int

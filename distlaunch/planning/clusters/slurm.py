@@ -140,7 +140,7 @@ def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Grante
 
 
 def _asks_for_gpus(environ: Environ, suffix: str) -> bool:
-    """Return whether a job or component has GPUs, so that its number of tasks is not that of the
+    """Return whether a job or component has GPUs, so that its number of tasks is not the number of
     workers."""
     of_node = suffix in {"", "_HET_GROUP_0"} and (
         "SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ

@@ -100,7 +100,7 @@ class TrainingState:
 
     @property
     def kinds(self) -> list[str]:
-        """Return the names of the optimizers' classes."""
+        """The names of the optimizers' classes."""
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def snapshot(self, *, alone: bool) -> Snapshot:

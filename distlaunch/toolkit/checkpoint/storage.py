@@ -155,7 +155,8 @@ class Summed(io.RawIOBase):
 
 
 class Store(ABC):
-    """A directory or URL with checkpoints. Names are those of folders; paths are ``name/file``."""
+    """A directory or URL with checkpoints. ``names`` are folders' names; paths are
+    ``name/file``."""
 
     root: str
 

@@ -1,5 +1,5 @@
-"""Which bundles (CPUs and GPUs on one node) fit into a Ray cluster, and messages about those that
-do not. No I/O."""
+"""Which bundles (CPUs and GPUs on one node) fit into a Ray cluster, and messages about bundles that
+do not fit. No I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RayError(Exception):
 def bundle_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[Bundle]:
     """Return a bundle like ``each`` for each GPU of the cluster. Raises RayError if it has none.
 
-    ``nodes`` are those of ``ray.nodes()``.
+    ``nodes`` is the result of ``ray.nodes()``.
     """
     count = int(sum(node["Resources"].get("GPU", 0) for node in nodes))
     if not count:

@@ -374,7 +374,8 @@ def _srun_failure(step: Step, host: str) -> ConnectStepError:
 
 
 def _last_lines(step: Step, host: str) -> str:
-    """Return srun's last lines after a colon, only those that name the node if there are any."""
+    """Return srun's last lines after a colon, only the lines that name the node if there are
+    any."""
     own = [line for line in step.lines if re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", line)]
     lines = (own or list(step.lines))[-_LAST_LINES:]
     return ": " + " / ".join(lines) if lines else ""

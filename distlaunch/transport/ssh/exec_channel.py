@@ -247,7 +247,7 @@ class ReceiveBuffer:
             self._wake()
 
     def unread(self, data: bytes) -> None:
-        """Insert bytes before those in the buffer."""
+        """Insert bytes at the beginning of the buffer."""
         with self._lock:
             self._chunks.insert(0, data)
             self._size += len(data)

@@ -27,7 +27,7 @@ class Packets(Packetizer):
         # Held while a packet is written, which may wait for the network.
 
     def send_message(self, data: Message) -> None:
-        """Write a packet, after those of other threads."""
+        """Write a packet, after the packets that other threads write."""
         with self.writing:
             super().send_message(data)
 

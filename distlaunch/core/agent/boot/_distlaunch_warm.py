@@ -292,10 +292,8 @@ class Server:
         os._exit(0)
 
     def _receive(self) -> "list[Worker]":
-        """Wait for an order. Return it with those that have arrived by then.
-
-        Exits if the spawner is gone.
-        """
+        """Wait for an order. Return it and the orders that have arrived by then. Exits if the
+        spawner is gone."""
         orders: list[Worker] = []
         space = self.socket.CMSG_SPACE(4 * 16)
         flags = self.socket.MSG_CMSG_CLOEXEC
@@ -330,7 +328,7 @@ class Server:
 
 
 def _names_of(threads: list[str]) -> set[str]:
-    """Return the names of threads, without those that only repeat the process's name."""
+    """Return the names of threads, without names that only repeat the process's name."""
     found = set()
     for thread in threads:
         try:

@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all descriptors have arrived: the pipe to wait on and the worker's own."""
+        """Whether all descriptors have arrived: the pipe to wait on and the worker's own."""
         return len(self.all) == 1 + len(self.numbers)
 
     def become(self) -> None:

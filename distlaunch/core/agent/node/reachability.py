@@ -40,7 +40,7 @@ class AddressTest:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the test of this address has ended."""
+        """Whether the test of this address has ended."""
         return self.route is not None or not (self.open or self.resolving)
 
     def close(self) -> None:

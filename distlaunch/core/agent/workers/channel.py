@@ -35,7 +35,7 @@ class Channel(Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages are queued."""
+        """Whether messages are queued."""
         return bool(self._out)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:

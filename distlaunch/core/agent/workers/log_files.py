@@ -74,7 +74,7 @@ class LogFiles:
         self._index = -1
 
     def begin_attempt(self, attempt: int) -> None:
-        """Close the files of the previous attempt, and write to those of this attempt."""
+        """Close the files of the previous attempt. Later calls mean this attempt's files."""
         for rank in {rank for rank, _ in (*self._files, *self._missing)}:
             self.rank_ended(rank, 0.0)
         self._attempt = attempt

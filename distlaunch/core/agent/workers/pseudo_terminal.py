@@ -100,7 +100,7 @@ class PseudoTerminal:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether keys wait to be sent."""
+        """Whether keys wait to be sent."""
         return bool(self._typed)
 
     def fileno(self) -> int:

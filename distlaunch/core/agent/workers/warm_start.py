@@ -181,7 +181,7 @@ class WarmStart:
 
     @property
     def timeout_s(self) -> float | None:
-        """Return the seconds after which ``read`` is due even without data."""
+        """The seconds after which ``read`` is due even without data."""
         deadline = self._phase.deadline(has_orders=bool(self._sent))
         if deadline is None or self._socket is None or self._paused:
             return None
