@@ -33,8 +33,11 @@ _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 
 
 def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
-    """Return at most TERMINAL_CLOSE_S for a terminal: a stopped terminal must not prevent the job's
-    end. Lines that are queued then are dropped."""
+    """Return how long closing may take: for a terminal at most TERMINAL_CLOSE_S, otherwise
+    ``timeout_s`` (None: no limit).
+
+    A stopped terminal must not prevent the job's end. Lines that are queued then are dropped.
+    """
     if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
     return timeout_s

@@ -208,8 +208,8 @@ def find_awaited(
 
 
 def find_odd_collective(found: Sequence[FailureEvidence]) -> Awaited | None:
-    """Return the ranks that called another collective than most, by torch's check of collectives in
-    the failed ranks' evidence."""
+    """Return the ranks that called another collective than most, if torch's check of collectives
+    says so in the failed ranks' evidence."""
     calls: dict[int, str] = {}
     for one in found:
         for match in _FINGERPRINT.finditer(f"{one.message or ''}\n{one.text}"):
@@ -344,7 +344,8 @@ def _of_ranks(progress: Mapping[int, str], ranks: Sequence[int]) -> tuple[str, .
 
 
 def _stall(rank: int, text: str) -> Stall | None:
-    """Return Horovod's last warning in a rank's output that names the missing ranks."""
+    """Return Horovod's last warning in a rank's output that names the missing ranks, if there is
+    one."""
     found: list[re.Match[str]] = [*_NAMING[1].finditer(text), *_NAMING[2].finditer(text)]
     if not found:
         return None
@@ -370,7 +371,8 @@ def _progress(ends: Sequence[WorkerExit]) -> dict[int, str]:
 
 
 def _behind(texts: Mapping[int, str], progress: Mapping[int, str]) -> Awaited | None:
-    """Return the ranks whose NCCL work has the lowest number, or another type."""
+    """Return the ranks whose NCCL work has the lowest number, or another type; None if all are
+    equal or nothing is known."""
     enqueued: dict[int, int] = {}
     calls: dict[int, str] = {}
     for rank, text in texts.items():
@@ -400,7 +402,8 @@ def _elsewhere(
     places: Mapping[int, _Place],
     progress: Mapping[int, str],
 ) -> Awaited | None:
-    """Return the ranks that had not failed and did not wait for others, by their stacks."""
+    """Return the ranks that had not failed and did not wait for others, by their stacks; None if
+    there are none."""
     away = [rank for rank in silent if rank not in places or not places[rank].waits_surely]
     known = [rank for rank in away if rank in places and places[rank].view is not None]
     return _absent(known or away, failed, places, progress) if away else None
@@ -409,7 +412,7 @@ def _elsewhere(
 def _in_another_call(
     victims: Sequence[FailureEvidence], places: Mapping[int, _Place], script_dir: str
 ) -> Awaited | None:
-    """Return the ranks that waited in another collective than most did."""
+    """Return the ranks that waited in another collective than most did; None if there are none."""
     calls: dict[int, str] = {}
     where: dict[int, _Place] = dict(places)
     for one in victims:

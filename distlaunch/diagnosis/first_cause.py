@@ -297,8 +297,8 @@ def what_ranks_wrote(
 
 
 def _line_about_waiting(end: WorkerExit, *, problems: bool) -> str | None:
-    """Return what a worker wrote about its wait. ``problems``: or about an error that it has
-    survived."""
+    """Return what a worker wrote about its wait, if it did. ``problems``: or about an error that it
+    has survived."""
     lines, tracebacks, _ = read_tracebacks(unwrap(to_lines(end.stderr_tail[-_TAIL_BYTES:])))
     if problems:
         last = tracebacks[-1] if tracebacks and tracebacks[-1].chain else None
@@ -376,7 +376,8 @@ def _as_if_it_had_ended(end: WorkerExit) -> FailureEvidence:
 def _cause_of_a_stopped_one(
     ends: Sequence[WorkerExit], seen: dict[int, FailureEvidence], in_script: Mapping[int, bool]
 ) -> FailureEvidence | None:
-    """Return the evidence of a worker that had printed its own exception before it was stopped."""
+    """Return the evidence of a worker that had printed its own exception before it was stopped;
+    None if none had."""
     for end in ends[:_READ_WHOLE]:
         if end.rank in seen or not end.told_to_stop or in_script.get(end.rank, False):
             continue
@@ -498,7 +499,8 @@ def _hint_at_others(
     world_size: int,
     lost: Collection[int],
 ) -> str | None:
-    """Return a hint about the ranks that did not fail, one of which exited too early or hangs."""
+    """Return a hint about the ranks that did not fail, one of which exited too early or hangs; None
+    if there are none."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
         return (

@@ -122,7 +122,7 @@ def words_of_child(
 
 
 def start_of_note(detail: Sequence[str]) -> int | None:
-    """Return the index of the first line of the note on a failed command."""
+    """Return the index of the first line of the note on a failed command; None without a note."""
     return next((n for n, line in enumerate(detail) if line in (_WROTE, _WROTE_TO_STDOUT)), None)
 
 
@@ -180,7 +180,8 @@ def crash_of_child(
 ) -> tuple[str, tuple[str, ...]] | None:
     """Return how a child process has crashed in native code, in one line, and the lines about it.
 
-    ``lines`` are those before the ``chain``, which reports the end of the process.
+    Return None if no such crash is reported. ``lines`` are those before the ``chain``, which
+    reports the end of the process.
     """
     if not any(
         is_report_of_another_end(raised) or _HAS_ENDED.search(raised.message)
@@ -215,12 +216,12 @@ def error_of_loader(chain: Sequence[Raised], lines: Sequence[str]) -> str | None
 
 
 def limit_of_library(lines: Sequence[str]) -> str | None:
-    """Return the first line of a library that could not start its threads."""
+    """Return the first line of a library that could not start its threads, if there is one."""
     return next((line for line in lines if line.startswith(_LIMITS)), None)
 
 
 def device_assertion(lines: Sequence[str]) -> str | None:
-    """Return the first device-side assertion: its file, kernel and condition."""
+    """Return the first device-side assertion, if there is one: its file, kernel and condition."""
     for line in lines:
         if "Assertion" in line and (match := _DEVICE_ASSERT.search(line)) is not None:
             return f"{match[1]}:{match[2]} in {match[3]}: assertion `{match[4]}` failed"

@@ -91,7 +91,7 @@ def choose(stderr: Sequence[str], stdout: Sequence[str], count: int) -> LastLine
 
 
 def line_about_waiting(stderr: Sequence[str], stdout: Sequence[str]) -> str | None:
-    """Return the latest line about a wait."""
+    """Return the latest line about a wait, of stderr or else of stdout; None if there is none."""
     for lines in (stderr, stdout):
         for line in reversed(last_lines(lines, _WRITTEN_WITHIN)):
             if _ABOUT_WAITING.search(line):

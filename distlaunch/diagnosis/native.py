@@ -100,7 +100,8 @@ def describe_signal(number: int, *, oom_kills: int) -> str:
 
 
 def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
-    """Return the first fatal message of native code among the last 400 lines.
+    """Return the first fatal message of native code among the last 400 lines; None if there is
+    none.
 
     If a dump of faulthandler follows, the result has its Python frame.
     """

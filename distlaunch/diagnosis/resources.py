@@ -51,13 +51,13 @@ def last_calls(output: str) -> tuple[LibraryCall, ...]:
 
 def path_in(text: str) -> str | None:
     """Return the path in the text of an OSError: ``x`` for ``[Errno 28] No space left on device:
-    'x'``."""
+    'x'``; None without a path."""
     found = _PATH.search(text)
     return (found["single"] or found["double"]) if found else None
 
 
 def port_in(text: str) -> int | None:
-    """Return the port that a listener could not get."""
+    """Return the port that a listener could not get; None if the text names none."""
     for pattern in _PORT:
         if found := pattern.search(text):
             return int(found[1])
@@ -86,8 +86,8 @@ def is_fragmented(text: str) -> bool:
 
 
 def package_root(name: str, calls: Sequence[LibraryCall], *, deep: bool) -> str | None:
-    """Return the folder of the user's package ``name``, by a user's file in ``calls`` in a folder
-    of that name.
+    """Return the folder in which the user's package ``name`` lies, if a user's file in ``calls`` is
+    in a folder of that name.
 
     Without ``deep``, the file must lie directly in it.
     """

@@ -1,7 +1,8 @@
 """Functions for rows of the hint tables that need more than a pattern.
 
-A function that returns a hint returns None if the row does not apply. A function that returns a
-bool is a condition of a row (``when``). ``missing_module`` returns a name, for ``first_cause``.
+A function that returns a hint returns None if the row does not apply, even if its docstring does
+not say so. A function that returns a bool is a condition of a row (``when``). ``missing_module``
+returns a name, for ``first_cause``.
 """
 
 from __future__ import annotations

@@ -426,7 +426,7 @@ def _breaks_off(lines: Sequence[str], index: int) -> bool:
 
 def _find_dump(lines: Sequence[str]) -> tuple[Raised, int, int] | None:
     """Return the last dump: the exception, the index of its first line and the index after its last
-    line."""
+    line. None without a dump."""
     if _DUMP_ENDS not in lines:
         return None
     end = len(lines) - lines[::-1].index(_DUMP_ENDS)

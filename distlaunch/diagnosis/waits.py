@@ -247,7 +247,8 @@ def hint_for_place(view: StackView) -> str | None:
 
 
 def hint_for_all(waits: Sequence[Wait]) -> str | None:
-    """Return a hint for the case that every rank waits for the others, in ``waits``."""
+    """Return a hint for the case that every rank waits for the others, in ``waits``; None if no
+    hint is known."""
     names = {wait.name for wait in waits}
     if not waits or any(wait.waiting is not Waiting.SURELY for wait in waits):
         return None

@@ -144,7 +144,7 @@ class JobStatus(Record):
 
     @property
     def last_sign(self) -> float | None:
-        """When the last sign of life of a worker came, in seconds since 1970."""
+        """When the last sign of life of a worker came, in seconds since 1970; None if none came."""
         times = (worker.last_sign for worker in self.workers if worker.last_sign is not None)
         return max(times, default=None)
 

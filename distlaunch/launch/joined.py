@@ -552,7 +552,10 @@ def _run_as_joined_launcher(
     parts: _LauncherParts, job_identity: JobIdentity, other_addresses: OtherAddresses | None
 ) -> int:
     """Connect to the coordinator, and run this node's workers until the job ends. Return the exit
-    code."""
+    code.
+
+    Raises LaunchError if the coordinator or the run directory cannot be used.
+    """
     options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
     with ExitStack() as stack:
         signal_pipe = SignalPipe()

@@ -608,7 +608,8 @@ def _own_argv(
 ) -> tuple[str, ...] | None:
     """Return the command line of one worker; None if it is ``argv``.
 
-    ``more`` are the backend's arguments for this worker.
+    ``more`` are the backend's arguments for this worker. Raises ConfigError if the words differ
+    between workers and modules are preloaded.
     """
     macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
     replaced = macro is not None and any(macro in word for word in argv[first:])

@@ -197,7 +197,10 @@ def _pick_requested(
     limit: str | None,
     on_cpus: str,
 ) -> list[Device]:
-    """Return the visible devices that ``--gpus`` names by physical index or UUID."""
+    """Return the visible devices that ``--gpus`` names by physical index or UUID.
+
+    Raises ConfigError for a device that does not exist, is not visible, or is named twice.
+    """
     entries = [entry.strip() for entry in requested.split(",")]
     if not all(entries):
         raise ConfigError(
@@ -236,7 +239,8 @@ def _device_name(device: Device, entry: str) -> str:
 
 
 def _named_by_uuid(devices: list[Device], requested: str) -> list[Device]:
-    """Replace indices by UUIDs, since CUDA accepts no mixture."""
+    """Replace indices by UUIDs, since CUDA accepts no mixture. Raises ConfigError if a device has
+    none."""
     if not all(device.uuid for device in devices):
         raise ConfigError(
             f"{Opt.GPUS(requested)} mixes indices and UUIDs, and here the one cannot be told from "

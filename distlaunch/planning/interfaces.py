@@ -191,7 +191,7 @@ def _usable_interfaces(surveyed: Surveyed) -> Iterator[Interface]:
 
 def _address_of_own_name(surveyed: Surveyed) -> str | None:
     """Return the first address to which the machine's own name resolves and that it has, or a
-    loopback one."""
+    loopback one; None if there is neither."""
     own = {each.address for each in surveyed.interfaces}
     return next((each for each in surveyed.named if each in own or is_loopback(each)), None)
 
@@ -201,7 +201,8 @@ def _rank_of_kind(name: str) -> int:
 
 
 def _parse_network(text: str) -> tuple[int, int, int] | None:
-    """Return a network's IP version, its address as a number, and its number of host bits."""
+    """Return a network's IP version, its address as a number, and its number of host bits; None if
+    the text is no network."""
     import ipaddress
 
     try:

@@ -139,9 +139,11 @@ def _find_allocation(
 
 
 def _allocation_by_hand(options: TrainOptions) -> Allocation | None:
-    """Return the nodes if the user starts a launcher on each node, as with torchrun.
+    """Return the nodes if the user starts a launcher on each node, as with torchrun; None if not,
+    or for a single node.
 
-    Only their number is known, and perhaps the host of node 0.
+    Only their number is known, and perhaps the host of node 0. Raises ConfigError if the options do
+    not say enough.
     """
     rank, nodes = options.node_rank, options.num_nodes
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1

@@ -341,8 +341,8 @@ class SurveyedPlanner:
         return tuple(there[:wanted])
 
     def _granted(self, number: int, surveyed: Surveyed) -> int | None:
-        """Return how many CPUs a scheduler grants on a node; for this machine by the launcher's
-        environment."""
+        """Return how many CPUs a scheduler grants on a node, if known; for this machine by the
+        launcher's environment."""
         return (
             self._allocation.cpus
             if surveyed.granted_cpus is None and number == self._here

@@ -251,7 +251,10 @@ def _counts_by_total_and_each(
     total: int, per_node: int, candidates: Sequence[PlannedHost], request: WorkerRequest
 ) -> Counts:
     """Return the counts if both the total and the number per node are set, which determine the
-    number of nodes."""
+    number of nodes.
+
+    Raises ConfigError if the numbers do not fit each other or the nodes.
+    """
     names = f"{request.total_option(total)} and {request.each_option(per_node)}"
     nodes, rest = divmod(total, per_node)
     if rest:

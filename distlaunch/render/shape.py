@@ -127,7 +127,10 @@ def _check_options(request: RenderRequest) -> None:
 
 
 def _check_backend(options: TrainOptions) -> None:
-    """Check distlaunch's own backends only: others may be installed on the cluster alone."""
+    """Raise ConfigError if a backend of distlaunch's own cannot be rendered or has invalid options.
+
+    Other backends may be installed on the cluster alone.
+    """
     if options.backend not in backend_names():
         return
     kind = find_backend(options.backend)

@@ -34,6 +34,7 @@ def start_horovod(rank: int, world_size: int) -> Any:
     """Initialize Horovod. Return a store for torch's process group, served by rank 0.
 
     Horovod's own store has ``MASTER_PORT``; this one uses a free port, which rank 0 broadcasts.
+    Raises ToolkitError if rank or size are others for Horovod.
     """
     hvd = _import_horovod()
     hvd.init()

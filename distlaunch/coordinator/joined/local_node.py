@@ -217,7 +217,8 @@ class _SurveyThreads:
             self._threads.append(thread)
 
     def deadline(self) -> float | None:
-        """Return when the current step of the survey times out, in monotonic seconds."""
+        """Return when the current step of the survey times out, in monotonic seconds; None if no
+        survey runs."""
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:

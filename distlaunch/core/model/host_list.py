@@ -209,7 +209,8 @@ def _check_characters(name: str, item: str, where: str, also: str) -> None:
 
 
 def _parsed_range(part: str, item: str, where: str) -> tuple[int, int, int]:
-    """Return first, last and width. The width is 0 if the first number has no leading zero."""
+    """Return first, last and width. The width is 0 if the first number has no leading zero. Raises
+    ConfigError."""
     match = _RANGE.fullmatch(part)
     if match is None:
         what = f"{quoted(part)} is no number or range" if part else "an entry in brackets is empty"

@@ -296,7 +296,8 @@ def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, o
 
 
 def _of_gpu(device: str, gpu: Gpu | None) -> dict[str, object] | None:
-    """Return the record of the GPU of a device of the mask. A MIG slice has its own UUID."""
+    """Return the record of the GPU of a device of the mask; None without a GPU. A MIG slice has its
+    own UUID."""
     if gpu is None:
         return None
     uuid = device if device.startswith("MIG-") else gpu.uuid

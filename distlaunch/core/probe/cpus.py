@@ -148,7 +148,8 @@ class OwnCgroups:
         ]
 
     def nearest(self, controller: str, name: str) -> str | None:
-        """Return the content of the file ``name`` from the nearest directory that has it."""
+        """Return the content of the file ``name`` from the nearest directory that has it; None if
+        none has it."""
         for directory in self.upwards(controller):
             text = read_text(f"{directory}/{name}")
             if text is not None:

@@ -5,6 +5,9 @@ and numbers the tasks. AWS Batch starts one launcher per node of a multi-node jo
 nodes. A slot is the unit in which the site grants resources: usually a core, or a GPU if the system
 lists GPUs.
 
+Each function of a system returns None if no job of the system runs here. It raises IncompleteError
+if something is missing, and ConfigError for an invalid or contradicting value.
+
 Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid
 Engine's of qsub (PE_HOSTFILE), flux-environment(7), the user guide of AWS Batch.
 """

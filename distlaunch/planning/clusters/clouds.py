@@ -1,5 +1,8 @@
 """Read the nodes of platforms that start one launcher on each node of a job. No I/O.
 
+Each function of a platform returns None if no job of the platform runs here. It raises
+IncompleteError if something is missing, and ConfigError for an invalid or contradicting value.
+
 Sources: each platform's documentation of its variables. Vertex and Determined use JSON.
 """
 
@@ -203,7 +206,7 @@ def _vertex(environ: Environ) -> Allocation | None:
 
 
 def _replicas(pool: object) -> list[tuple[str, int | None]]:
-    """Return a pool's ``host:port`` entries."""
+    """Return a pool's entries as (host, port); none for a missing pool. Raises ConfigError."""
     if pool is None:
         return []
     if (

@@ -2,7 +2,8 @@
 
 The first function that finds its controller's variables decides. In all of them RANK is the pod's
 index, never a process's. Pods of an Indexed Job, a JobSet or a StatefulSet are numbered only by
-their names; --num-nodes sets their number.
+their names; --num-nodes sets their number. Functions raise IncompleteError if something is missing,
+and ConfigError for an invalid or contradicting value.
 
 Sources: Kubernetes' documentation, and the source code of Kubeflow Trainer 2.3 and 1.9
 (PyTorchJob), mpi-operator (v2beta1), JobSet, LeaderWorkerSet and Volcano's plugins.
@@ -99,8 +100,8 @@ def _hostfile(environ: Environ) -> tuple[str, str]:
 
 
 def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
-    """Return the hosts of an MPIJob's launcher. Raises IncompleteError in a worker pod, which only
-    runs sshd."""
+    """Return the hosts of an MPIJob's launcher; None if no MPIJob runs here. Raises IncompleteError
+    in a worker pod, which only runs sshd."""
     if role == "worker":
         raise IncompleteError(
             "K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher"
@@ -191,8 +192,10 @@ def _torch_job(environ: Environ) -> Allocation:
 
 
 def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) -> int | None:
-    """Return the pod's index from PET_NODE_RANK, --node-rank or the Job's index; None in an elastic
-    job."""
+    """Return the pod's index from PET_NODE_RANK, --node-rank or the Job's index.
+
+    None if the nodes are numbered as they join: in an elastic job, or with PET_RDZV_ENDPOINT.
+    """
     sources = ("PET_NODE_RANK", str(Opt.NODE_RANK), "JOB_COMPLETION_INDEX")
     source = next((each for each in sources if text(environ, each) is not None), sources[0])
     rank = number(environ, source)
@@ -226,8 +229,8 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
 def _check_torch_variables(
     environ: Environ, rank: int, *, nodes: int, slots: int | None, elastic: bool
 ) -> None:
-    """Check PyTorchJob's RANK (the pod's index) and WORLD_SIZE (pods or processes, by release)
-    against PET_*."""
+    """Raise ConfigError if PyTorchJob's RANK (the pod's index) or WORLD_SIZE (pods or processes, by
+    release) contradicts PET_*."""
     other = number(environ, "RANK", most=1 << 22)
     if other is not None and other != rank and "PET_NODE_RANK" in environ:
         raise contradiction_error(
@@ -245,7 +248,8 @@ def _check_torch_variables(
 
 
 def _naming_of_master(master: str | None) -> _Naming | None:
-    """Return a function that derives the name of the pod with an index from the master's name.
+    """Return a function that derives the name of the pod with an index from the master's name; None
+    if the name follows no known pattern.
 
     Known are the pods of a PyTorchJob (``JOB-master-0``, ``JOB-worker-0``) and numbered pods
     (``NAME-0``, ``NAME-1``).
@@ -487,7 +491,7 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _requested_pods(environ: Environ) -> int | None:
-    """Return --num-nodes; the larger number for an elastic MIN:MAX."""
+    """Return --num-nodes, if it is given; the larger number for an elastic MIN:MAX."""
     value = text(environ, str(Opt.NUM_NODES))
     if value is None:
         return None

@@ -227,7 +227,10 @@ def _whole_job(environ: Environ) -> Allocation:
 
 
 def _components(environ: Environ) -> list[_Component]:
-    """Return the components of a heterogeneous job, or the job as a single one."""
+    """Return the components of a heterogeneous job, or the job as a single one.
+
+    Raises IncompleteError if a list of nodes is missing.
+    """
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS)
     if size is None:
         if text(environ, "SLURM_JOB_NODELIST") is None:
@@ -303,10 +306,10 @@ def _with_tasks(
 
 
 def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
-    """Return the variable by which a number of tasks was requested.
+    """Return the variable by which a number of tasks was requested; None without such a request.
 
-    Without such a request, SLURM_TASKS_PER_NODE is how many tasks would fit: 64 on an exclusive
-    node of 64 CPUs.
+    In that case SLURM_TASKS_PER_NODE is how many tasks would fit: 64 on an exclusive node of 64
+    CPUs.
     """
     asked = [
         f"{each}{component.suffix}"
@@ -316,7 +319,8 @@ def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
 
 
 def _job_name(environ: Environ, step: str | None = None) -> str | None:
-    """Return the name of a job or step as in squeue: ``123``, ``123_4`` of an array, ``123.0``.
+    """Return the name of a job or step as in squeue: ``123``, ``123_4`` of an array, ``123.0``;
+    None without an id.
 
     ``-r1`` is appended after the first requeue. All launchers of a step get the same name.
     Components of a heterogeneous job have job ids of their own.
@@ -345,7 +349,10 @@ def _first_id(environ: Environ) -> str:
 
 
 def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
-    """Return the nodes of this step, in which srun has started several launchers."""
+    """Return the nodes of this step, in which srun has started several launchers.
+
+    Raises IncompleteError or ConfigError if variables are missing or contradict each other.
+    """
     found = Origins(environ)
     declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
     if declared is not None and declared != len(nodes):
@@ -560,7 +567,8 @@ def _add_slots(found: Origins, name: str, counts: list[int]) -> list[int | None]
 
 
 def _gpus_of_tres(environ: Environ, name: str) -> int | None:
-    """Return the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``, if it has any."""
+    """Return the number of GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``, if it has any.
+    Raises ConfigError."""
     total = None
     for entry in (text(environ, name) or "").split(","):
         kind = entry.strip().replace("gres:", "gres/").removeprefix("gres/")

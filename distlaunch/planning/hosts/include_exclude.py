@@ -129,7 +129,10 @@ class _HostLookup:
 
 
 def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, frozenset[int] | None]:
-    """Return the slots that a filter names, by the index of the host; None is the whole host."""
+    """Return the slots that a filter names, by the index of the host; None is the whole host.
+
+    Raises ConfigError.
+    """
     found: dict[int, frozenset[int] | None] = {}
     globs = 0
     for item in text.split("@"):
@@ -169,7 +172,8 @@ def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, fro
 
 
 def _parse_item(item: str, text: str, option: str) -> tuple[list[str], frozenset[int] | None]:
-    """Return the host patterns of one item, with ranges expanded, and its slots; None for all."""
+    """Return the host patterns of one item, with ranges expanded, and its slots; None for all.
+    Raises ConfigError."""
     if not item:
         raise _error(option, text, "a host is missing")
     address = _ADDRESS.match(item)

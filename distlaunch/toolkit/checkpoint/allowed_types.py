@@ -329,7 +329,7 @@ def _construct_deque(unpickler: Unpickler, items: Any = (), most: Any = None) ->
 
 
 def construct_size(unpickler: Unpickler, sizes: Any = ()) -> torch.Size:
-    """Construct a torch.Size of whole numbers from 0."""
+    """Construct a torch.Size of whole numbers from 0. Raises MalformedError for anything else."""
     if type(sizes) not in {tuple, list, torch.Size} or any(
         type(each) is not int or each < 0 for each in sizes
     ):
@@ -348,7 +348,7 @@ _LAYOUTS = {str(each): each for each in vars(torch).values() if isinstance(each,
 
 
 def construct_layout(_: Unpickler, name: Any) -> torch.layout:
-    """Construct a torch.layout by its name."""
+    """Construct a torch.layout by its name. Raises MalformedError for another text."""
     if type(name) is not str or name not in _LAYOUTS:
         raise MalformedError("a pickle has a layout that is none")
     return _LAYOUTS[name]

@@ -67,7 +67,7 @@ class Bucket(Store):
         self._mark = ""
 
     def claim(self) -> None:
-        """Write this job's mark, and remove checkpoints without a manifest."""
+        """Write this job's mark, and remove checkpoints without a manifest. Raises ConfigError."""
         if (
             self.root.startswith("memory://")
             and dist.is_initialized()

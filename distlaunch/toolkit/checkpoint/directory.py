@@ -74,7 +74,8 @@ class Folder(Store):
         _folders.add(self)
 
     def claim(self) -> None:
-        """Create the directory, lock it, and remove what interrupted saves have left."""
+        """Create the directory, lock it, and remove what interrupted saves have left. Raises
+        ConfigError."""
         real = os.path.realpath(self.root)
         if real in _held:
             raise ConfigError(

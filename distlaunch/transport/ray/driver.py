@@ -153,7 +153,10 @@ class RayDriver:
 
     def _place(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Connect to the cluster and reserve all bundles. Return the places in the order of their
-        first bundles."""
+        first bundles.
+
+        Raises RayError.
+        """
         import ray
         from ray.util.placement_group import placement_group
 
@@ -258,7 +261,8 @@ class RayDriver:
     # --- links
 
     def _open(self, request: dict[str, Any], connection: socket.socket) -> None:
-        """Start the agent of a place, report the start, and carry bytes until the agent ends."""
+        """Start the agent of a place, report the start, and carry bytes until the agent ends.
+        Raises RayError."""
         until = time.monotonic() + request["within_s"]
         bundles = self._places[request["place"]]
         self._release_place(request["place"], request["within_s"])
@@ -291,7 +295,10 @@ class RayDriver:
 
     def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
         """Return the node of a place's bundles. If it is lost, wait while Ray reserves the bundles
-        elsewhere."""
+        elsewhere.
+
+        Raises RayError.
+        """
         while True:
             alive, placed = self._nodes(), self._nodes_of_bundles()
             nodes = {placed.get(bundle, "") for bundle in bundles}
@@ -332,7 +339,7 @@ class RayDriver:
         return made
 
     def _device_mask(self, actors: list[Any], until: float) -> list[str]:
-        """Return the ids of a place's GPUs, from all its actors."""
+        """Return the ids of a place's GPUs, from all its actors. Raises RayError."""
         reply = self._await_result(
             [handle.devices.remote() for handle in actors], max(1.0, until - time.monotonic())
         )

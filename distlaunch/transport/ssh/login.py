@@ -279,7 +279,7 @@ def _split_string(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _read_public_key(path: str) -> bytes | None:
-    """Return the public key in ``path.pub``, or in the file itself."""
+    """Return the public key in ``path.pub``, or in the file itself; None if it cannot be read."""
     try:
         with open(path if path.endswith(".pub") else path + ".pub", encoding="ascii") as file:
             return base64.b64decode(file.read().split()[1])

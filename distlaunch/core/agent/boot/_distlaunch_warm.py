@@ -75,7 +75,8 @@ def _move_environment() -> None:
 
 
 def _first_path() -> str | None:
-    """Return the script's first entry of ``sys.path``."""
+    """Return the script's first entry of ``sys.path``; None if Python adds none (``-I``,
+    ``-P``)."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
     script = sys.argv[0]

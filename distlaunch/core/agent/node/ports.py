@@ -188,8 +188,10 @@ def _lock_directory() -> str:
 
 
 def _lock_port(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
-    """Lock a port against this user's other jobs; None on failure. Without the lock, other jobs
-    cannot find out who has the port."""
+    """Lock a port against this user's other jobs. Raises ConfigError if one of them has it.
+
+    Return None if there can be no lock. Without it, other jobs cannot find out who has the port.
+    """
     try:
         directory = _lock_directory()
         path = os.path.join(directory, f"port-{number}")

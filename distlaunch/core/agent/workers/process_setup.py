@@ -101,7 +101,7 @@ def move_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None
 
 
 def become_subreaper() -> None:
-    """Make this process, not init, the parent of orphaned descendants."""
+    """Make this process, not init, the parent of orphaned descendants. Raises OSError."""
     if _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 

@@ -92,7 +92,8 @@ def cpu_s_of(pid: int) -> float:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on."""
+    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process is gone or
+    hidden."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

@@ -123,7 +123,7 @@ class _Pipe:
         return True, self._heartbeat_of(lines)
 
     def _heartbeat_of(self, lines: list[bytes]) -> dict[str, float] | None:
-        """Keep the checkpoints in these lines. Return the last heartbeat in the others."""
+        """Keep the checkpoints in these lines. Return the last heartbeat in the others, if any."""
         marked = [line for line in lines if _CHECKPOINT in line][-_MOST_CHECKPOINTS:]
         for line in marked:
             if (saved := saved_checkpoint(self.rank, line)) is not None:
