@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from distlaunch.coordinator.policy.advisory import AdvisoryPart
 from distlaunch.coordinator.runtime.records import EventLog
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.errors import LaunchError
@@ -51,7 +52,7 @@ class JobObservers:
 
             self._listener = open_listener(options.metrics, who=options.named("metrics"))
 
-    def observe(self, events: EventLog, *, job_id: str, run_dir: str) -> None:
+    def observe(self, runner: Runner, events: EventLog, *, job_id: str, run_dir: str) -> None:
         """Run the command of --on-event, if there is one, for the events of the job. Call it before
         the first event."""
         if self._words:
@@ -64,7 +65,8 @@ class JobObservers:
                 environ=self._environ,
                 say=partial(self._say, level="warning"),
             )
-            events.add_observer(self._command.observe)
+            observe, call = self._command.observe, runner.advisory.call
+            events.add_observer(lambda record: call(AdvisoryPart.ON_EVENT, None, observe, record))
 
     def serve(self, runner: Runner, events: EventLog) -> None:
         """Serve the metrics of the job, if --metrics is set, and print their URL.
@@ -125,9 +127,10 @@ def _read_metrics(runner: Runner) -> str:
         nodes = None
     except MainLoopClosedError as exc:
         raise NoMetricsError("the job has ended") from exc
-    return metrics_text(
-        snapshot, version=__version__, launcher=_launcher_usage(), nodes=nodes, now=now
-    )
+    with runner.advisory.watch(AdvisoryPart.METRICS):
+        return metrics_text(
+            snapshot, version=__version__, launcher=_launcher_usage(), nodes=nodes, now=now
+        )
 
 
 def _launcher_usage() -> LauncherUsage | None:

@@ -501,7 +501,6 @@ def _run_as_coordinator(
         )
         policy = JobPolicy(settings)
         events = EventLog(run_dir.events, sink)
-        observers.observe(events, job_id=job_id, run_dir=run_dir.path)
         runner = Runner(
             plan=plan,
             policy=policy,
@@ -519,6 +518,7 @@ def _run_as_coordinator(
             error_file=parts.error_file,
             output_bytes=lambda: files.output_bytes,
         )
+        observers.observe(runner, events, job_id=job_id, run_dir=run_dir.path)
         observers.serve(runner, events)
         run_dir.link_latest()
         process.report_log_directory(run_dir, job_id, sink)

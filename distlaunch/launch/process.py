@@ -134,10 +134,13 @@ class Housekeeping(threading.Thread):
         if not over and self._runner is not None:
             from distlaunch.coordinator.runtime.control import ControlServer
 
-            control = ControlServer(self._run_dir.path, self._runner.calls, self._runner.handlers())
+            runner = self._runner
+            control = ControlServer(
+                self._run_dir.path, runner.calls, runner.handlers(), runner.advisory
+            )
             control.start()
             if not control.path:
-                self._runner.calls.call(self._runner.warn_of_no_control_socket)
+                runner.calls.call(runner.warn_of_no_control_socket)
             self._control = control  # only now: ``finish`` may close it at any time
         self._run_dir.prune()
         for name in () if over else ("first_cause", "report"):

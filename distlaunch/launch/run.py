@@ -253,7 +253,6 @@ def _run_plan(
             )
         stack.callback(transport.close, signal_pipe.is_hurried)
         events = EventLog(run_dir.events, sink, disk_work=disk_work, first_rank=plan.first_shown)
-        observers.observe(events, job_id=plan.job_id, run_dir=plan.run_dir)
         runner = Runner(
             plan=plan,
             policy=policy,
@@ -274,6 +273,7 @@ def _run_plan(
             output_bytes=lambda: files.output_bytes,
             on_started=None if opening.detached is None else opening.detached.on_started,
         )
+        observers.observe(runner, events, job_id=plan.job_id, run_dir=plan.run_dir)
         observers.serve(runner, events)
         run_dir.link_latest()
         report_log_directory(run_dir, plan.job_id, sink)

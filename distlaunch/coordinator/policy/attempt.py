@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.coordinator.policy import failures
+from distlaunch.coordinator.policy.advisory import Advisory, AdvisoryPart
 from distlaunch.coordinator.policy.events_and_actions import LossKind, ReportFailure, ReportHang
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
@@ -258,7 +259,9 @@ class Attempt:
         """Whether the first failure looks like a consequence, and the others may run on."""
         return self._seeks_cause and self.others_until is not None
 
-    def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
+    def first_reaction(
+        self, end: WorkerExit, now: float, advisory: Advisory
+    ) -> Literal["stop", "wait", "go on"]:
         """Record the time of the first failure. Return the effect of a failure on the other
         workers.
 
@@ -267,7 +270,7 @@ class Attempt:
         """
         if self.first_failure is None:
             self.first_failure = now
-            self._seeks_cause = failures.looks_like_consequence(end)
+            self._seeks_cause = _looks_like_consequence(end, advisory)
             wait_s = (
                 CAUSE_S if self._seeks_cause else SAME_S if failures.may_be_shared(end) else 0.0
             )
@@ -275,7 +278,7 @@ class Attempt:
                 self.others_until = now + wait_s
                 return "wait"
         elif self.others_until is not None and (
-            not self._seeks_cause or failures.looks_like_consequence(end)
+            not self._seeks_cause or _looks_like_consequence(end, advisory)
         ):
             return "go on"
         return "stop"
@@ -343,11 +346,13 @@ class Attempt:
         is_stopped: bool,
         port: int | None,
         stacks: Sequence[m.Stack] = (),
+        advisory: Advisory,
     ) -> Verdict:
         """Return the verdict on an attempt that failed or hung.
 
         ``lived_s``: seconds until it hung, if it did. ``is_stopped``: a signal ended the job.
-        ``port``: rank 0's. ``stacks``: those of the workers at the first failure.
+        ``port``: rank 0's. ``stacks``: those of the workers at the first failure. ``advisory``
+        guards the search for the first cause; without it, the report has the exits of the workers.
         """
         has_advanced, world_size = progress.has_advanced(), self.nodes.world_size
         after_grace = None if is_stopped else failures.after_grace(settings)
@@ -367,13 +372,22 @@ class Attempt:
                 killed=killed,
                 after_grace=after_grace,
                 leftovers=self.killed_text(after_grace),
-                dead_threads=failures.exceptions_of_threads(self.failures),
-                written=failures.what_ranks_wrote(self.failures, self.hang.behind),
+                dead_threads=advisory.call(
+                    AdvisoryPart.FIRST_CAUSE, (), failures.exceptions_of_threads, self.failures
+                ),
+                written=advisory.call(
+                    AdvisoryPart.FIRST_CAUSE,
+                    (),
+                    failures.what_ranks_wrote,
+                    self.failures,
+                    self.hang.behind,
+                ),
                 attempt=self.number,
             )
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)
         ends = [*self.failures, *self.finished]
-        diagnosis = failures.diagnose(
+        find = partial(
+            failures.diagnose,
             ends,
             settings,
             world_size=world_size,
@@ -381,11 +395,27 @@ class Attempt:
             master_port=port,
             stacks=stacks,
         )
+        found = advisory.call(AdvisoryPart.FIRST_CAUSE, None, find)
+        diagnosis = failures.exits_alone(ends) if found is None else found
         if self.losses:
             from distlaunch.coordinator.policy import losses
 
-            if not losses.explains(diagnosis, self.failures, self.losses):
-                others = failures.doing(ends, world_size=world_size, after_grace=after_grace)
+            if not advisory.call(
+                AdvisoryPart.FIRST_CAUSE,
+                False,  # noqa: FBT003 - the result after a fault
+                losses.explains,
+                diagnosis,
+                self.failures,
+                self.losses,
+            ):
+                others = advisory.call(
+                    AdvisoryPart.FIRST_CAUSE,
+                    (),
+                    failures.doing,
+                    ends,
+                    world_size=world_size,
+                    after_grace=after_grace,
+                )
                 may_have_bounds = settings.node_setup is None or settings.node_setup.may_have_bounds
                 diagnosis = losses.diagnosis_of(
                     self.losses, others, latest=progress.latest, may_have_bounds=may_have_bounds
@@ -427,3 +457,12 @@ class Attempt:
         """Return leftover processes by host, in the order of the node ranks. ``found`` has them by
         node."""
         return {self.nodes.host(node): found[node] for node in self.nodes.numbers if node in found}
+
+
+def _looks_like_consequence(end: WorkerExit, advisory: Advisory) -> bool:
+    return advisory.call(
+        AdvisoryPart.FIRST_CAUSE,
+        False,  # noqa: FBT003 - the result after a fault
+        failures.looks_like_consequence,
+        end,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from distlaunch.coordinator.policy.advisory import AdvisoryFault
 from distlaunch.coordinator.policy.restarts import Final, RestartDecision
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.plan import LaunchPlan
@@ -339,4 +340,5 @@ Action = (
     | WriteStacks
     | Suspend
     | EndJob
+    | AdvisoryFault
 )

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.option_names import Opt
+from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.diagnosis.model import Diagnosis
+from distlaunch.diagnosis.model import Cause, Diagnosis
+
+_LINES = 20
+"""Most lines of output in a report without a first cause."""
 
 
 def after_grace(settings: PolicySettings) -> str:
@@ -42,6 +46,39 @@ def diagnose(
         stacks=stacks,
         script_dir=settings.script_dir,
     )
+
+
+def exits_alone(ends: Sequence[WorkerExit]) -> Diagnosis:
+    """Return how workers ended, without a search for the first cause, which has failed.
+
+    The first worker that failed by itself is named first, with the last lines that it wrote.
+    """
+    kinds: dict[tuple[int, bool], list[WorkerExit]] = {}
+    for end in sorted(ends, key=lambda end: (end.told_to_stop, end.ended_s)):
+        if end.returncode:
+            kinds.setdefault((end.returncode, end.told_to_stop), []).append(end)
+    if not kinds:
+        cause = Cause(ranks=(), host="", returncode=1, summary="no worker reported a failure")
+        return Diagnosis(cause=cause, exit_code=1)
+    (code, _), alike = next(iter(kinds.items()))
+    lines = alike[0].stderr_tail.decode("utf-8", "backslashreplace").splitlines()[-_LINES:]
+    cause = Cause(
+        ranks=tuple(end.rank for end in alike),
+        host=alike[0].host,
+        returncode=code,
+        summary=_how(code),
+        excerpt=tuple(map(printable, lines)),
+        last_words=True,
+    )
+    others = [
+        f"{name_ranks(end.rank for end in found)}: {_how(code)}{', told to stop' if told else ''}"
+        for (code, told), found in [*kinds.items()][1:]
+    ]
+    return Diagnosis(cause=cause, exit_code=code if code > 0 else 128 - code, others=tuple(others))
+
+
+def _how(returncode: int) -> str:
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 
 def diagnose_stop(

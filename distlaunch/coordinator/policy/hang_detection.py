@@ -118,9 +118,8 @@ class HangDetector:
         """The nodes that have not answered the latest request for stacks."""
         self._answers_due_at: float | None = None
         """When the latest request for stacks times out, while a sample is being taken."""
-        self._stop_actions: list[Action] | None = None
-        """The actions that stop the workers once their stacks have come, if that is why they are
-        collected."""
+        self._is_before_stop = False
+        """The workers are stopped when their stacks have come."""
         self._alone_notice_at: float | None = None
         """When the notice about workers that run longer than others is due."""
         self._is_stopped = False
@@ -177,7 +176,8 @@ class HangDetector:
 
     def stop(self) -> None:
         """Stop watching, because the attempt ends."""
-        self._sign_at = self._answers_due_at = self._alone_notice_at = self._stop_actions = None
+        self._sign_at = self._answers_due_at = self._alone_notice_at = None
+        self._is_before_stop = False
         if not self._asked_at_failure:  # its answers belong to the report
             self._unanswered = set()
         self._reset_samples(None)
@@ -194,9 +194,9 @@ class HangDetector:
         return self._sign_at if now >= self._sign_at + self._notice_s else None
 
     @property
-    def has_all_stacks(self) -> bool:
-        """Whether all asked nodes have sent their stacks, or are late or lost."""
-        return self._answers_due_at is not None and not self._unanswered
+    def is_sampling(self) -> bool:
+        """Whether asked nodes that are not late or lost have not sent their stacks."""
+        return self._answers_due_at is not None
 
     def deadline(self) -> float | None:
         """Return when ``tick`` is due."""
@@ -249,7 +249,7 @@ class HangDetector:
 
     def _on_sign_of_life(self, now: float) -> list[Action]:
         self._output_at = None
-        if self._sign_at is None or self._limit_s is None or self._stop_actions is not None:
+        if self._sign_at is None or self._limit_s is None or self._is_before_stop:
             return []
         self._sign_at = now
         self._reset_samples(now + self._limit_s)
@@ -349,13 +349,14 @@ class HangDetector:
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
         """Return the hang that the samples show, or the actions if the job continues.
 
-        After ``collect_before_stop``, these are the actions that stop the workers. Requires
-        ``has_all_stacks``.
+        There is nothing to decide while ``is_sampling``, and before.
         """
+        if self._answers_due_at is None or self._unanswered:
+            return []
         self._answers_due_at = None
-        stop, self._stop_actions = self._stop_actions, None
-        if stop is not None:
-            return [*self._report_places(progress), *stop]
+        if self._is_before_stop:
+            self._is_before_stop = False
+            return self._report_places(progress)
         if self._is_for_series:
             return [] if self._series is None else self._decide_series(self._series, progress, now)
         previous, self._previous_stacks = self._previous_stacks, self.stacks
@@ -578,14 +579,12 @@ class HangDetector:
         fields = {"attempt": self._run.number, "when": when, **hang.record, "activity": doing}
         return RecordEvent(type="silence", fields=fields)
 
-    def collect_before_stop(
-        self, stop: list[Action], silent_since: float, now: float
-    ) -> list[Action]:
-        """Return the actions that collect the stacks of all workers before ``stop`` stops them.
+    def collect_before_stop(self, silent_since: float, now: float) -> list[Action]:
+        """Return the actions that collect the stacks of all workers before they are stopped.
 
-        ``decide`` returns ``stop`` when all nodes have answered, or after ``STOP_ANSWER_S``.
+        ``decide`` reports where they are when all nodes have answered, or after ``STOP_ANSWER_S``.
         """
-        self._stop_actions = stop
+        self._is_before_stop = True
         return self._collect_stacks(silent_since, now, answer_s=STOP_ANSWER_S)
 
     def _report_places(self, progress: Progress) -> list[Action]:

@@ -8,9 +8,11 @@ except when an attempt starts or stops.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 from distlaunch.coordinator.policy import failures
+from distlaunch.coordinator.policy.advisory import Advisory, AdvisoryFault, AdvisoryPart
 from distlaunch.coordinator.policy.attempt import Attempt, AttemptNodes, Verdict
 from distlaunch.coordinator.policy.events_and_actions import (
     Action,
@@ -59,8 +61,11 @@ from distlaunch.core.protocol import agent_messages as m
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.attempt_start import AttemptStart
+    from distlaunch.diagnosis.model import Diagnosis
     from distlaunch.planning.master_address import MasterChoice
 
+P = ParamSpec("P")
+T = TypeVar("T")
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
 """The end of the line that is printed after the first Ctrl-C."""
 _STACKS_POLL_S = 0.1
@@ -99,6 +104,9 @@ class JobPolicy:
         self.stop_signal: int | None = None
         """The signal that ended the job."""
         self.progress = Progress()
+        self._faults: list[AdvisoryFault] = []
+        """Faults in code that only observes the job, which have not been reported."""
+        self._advisory = Advisory(self._faults.append)
         self.warned: int | None = None
         """The last signal that was passed on to the workers. Schedulers warn of a time limit so."""
         self.since_warned_s = 0.0
@@ -112,6 +120,8 @@ class JobPolicy:
         self._run = Attempt(0, AttemptNodes.fixed(settings), began=0.0)
         """The current attempt, or the last one."""
         self._hang_detector = HangDetector(settings, self._run)
+        self._stop_after_stacks: list[Action] | None = None
+        """The actions that stop the workers once their stacks have come, after Ctrl-C."""
         self._port: int | None = None
         """The master port of the current attempt."""
         self._all_ended_at: float | None = None
@@ -175,12 +185,14 @@ class JobPolicy:
         times = [
             self._run.others_until,
             self._run.notice_at,
-            self._hang_detector.deadline(),
+            self._of_hangs(None, self._hang_detector.deadline),
             self._signals.deadline(),
             self._restart_at,
         ]
         if self._attempt_start is not None and self.phase in ("connecting", "preparing"):
             times.append(self._attempt_start.deadline())
+        if self._faults:
+            return float("-inf")
         return min((time for time in times if time is not None), default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -188,6 +200,10 @@ class JobPolicy:
 
         After ``EndJob`` all events are ignored.
         """
+        actions = self._step(event, now)
+        return [*self._take_faults(), *actions, *self._stop_without_stacks()]
+
+    def _step(self, event: Event, now: float) -> list[Action]:
         if self.phase == "ended":
             return []
         match event:
@@ -231,6 +247,40 @@ class JobPolicy:
             case _:
                 assert_never(event)
 
+    # --- faults in code that only observes the job
+
+    def _of_hangs(
+        self, instead: T, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call the hang detector. Return ``instead`` after a fault in it."""
+        return self._advisory.call(AdvisoryPart.HANG_DETECTION, instead, function, *args, **kwargs)
+
+    def _stop_watching(self) -> None:
+        """Stop looking for hangs: the attempt ends."""
+        self._stop_after_stacks = None
+        self._of_hangs(None, self._hang_detector.stop)
+
+    def _of_progress(
+        self, instead: T, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return self._advisory.call(AdvisoryPart.PROGRESS, instead, function, *args, **kwargs)
+
+    def _take_faults(self) -> list[Action]:
+        """Return the faults since the last call. After one in ``progress``, the restart rule uses
+        --min-uptime, as for workers that report nothing."""
+        faults: list[Action] = [*self._faults]
+        self._faults.clear()
+        if faults and self._advisory.is_off(AdvisoryPart.PROGRESS):
+            self.progress = Progress()
+        return faults
+
+    def _stop_without_stacks(self) -> list[Action]:
+        """Return the actions that stop the workers, if a fault prevents that their stacks come."""
+        if not self._advisory.is_off(AdvisoryPart.HANG_DETECTION):
+            return []
+        stop, self._stop_after_stacks = self._stop_after_stacks, None
+        return stop or []
+
     # --- events
 
     def _on_message(
@@ -245,11 +295,11 @@ class JobPolicy:
                     else self._on_surveyed(attempt_start, node, message, now)
                 )
             case m.SpawnerSignalled():
-                return self.step(Signalled(signum=message.signum, node=node, spawner=True), now)
+                return self._step(Signalled(signum=message.signum, node=node, spawner=True), now)
             case m.WorkerHalted():
                 return [Suspend()] if self.settings.terminal else []
             case m.Stacks():
-                self._hang_detector.on_stacks(node, message)
+                self._of_hangs(None, self._hang_detector.on_stacks, node, message)
                 return self._stop_if_hung(now)
             case m.Usage():
                 return []  # an answer for another shell
@@ -316,11 +366,16 @@ class JobPolicy:
             return self._print_waiting_notice()
         until = self._run.others_until
         if until is not None and now >= until:
-            if self._hang_detector.awaits_stacks_at_failure(now):
+            awaits = self._of_hangs(
+                False,  # noqa: FBT003 - the result after a fault
+                self._hang_detector.awaits_stacks_at_failure,
+                now,
+            )
+            if awaits:
                 self._run.others_until = now + _STACKS_POLL_S
                 return []
             return self._stop_after_failure()
-        return self._hang_detector.tick(now) + self._stop_if_hung(now)
+        return self._of_hangs([], self._hang_detector.tick, now) + self._stop_if_hung(now)
 
     # --- nodes come together
 
@@ -402,8 +457,8 @@ class JobPolicy:
     def _prepare(self, nodes: AttemptNodes, now: float) -> list[Action]:
         self.phase = "preparing"
         self._run = Attempt(self.attempt, nodes, began=now)
-        self.progress.begin()
-        self._hang_detector.begin(self._run)
+        self._of_progress(None, self.progress.begin)
+        self._of_hangs(None, self._hang_detector.begin, self._run)
         if self._attempt_start is not None:
             return self._attempt_start.prepare(nodes, self.attempt, now)
         settings = self.settings
@@ -501,7 +556,7 @@ class JobPolicy:
         if self.phase == "starting" and run.is_full:
             self.phase = "running"
             if not run.has_ended:
-                self._hang_detector.all_started(now)
+                self._of_hangs(None, self._hang_detector.all_started, now)
         return [
             RecordEvent(
                 type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)}
@@ -535,16 +590,16 @@ class JobPolicy:
         ):
             self.stop_signal, self._stop_signal_at = signal.SIGINT, now
         if failure is None:
-            actions += self._hang_detector.on_worker_finished(message.rank, now)
+            actions += self._of_hangs([], self._hang_detector.on_worker_finished, message.rank, now)
         elif self.stop_signal is None and not message.told_to_stop and self.phase != "stopping":
-            self._hang_detector.stop()
-            reaction = run.first_reaction(failure, now)
+            self._stop_watching()
+            reaction = run.first_reaction(failure, now, self._advisory)
             if reaction == "stop":
                 actions += self._stop_after_failure()
             elif reaction == "wait" and run.seeks_cause:
-                actions += self._hang_detector.collect_stacks_at_failure()
+                actions += self._of_hangs([], self._hang_detector.collect_stacks_at_failure)
         if run.has_ended:
-            self._hang_detector.stop()
+            self._stop_watching()
             self._all_ended_at = now
             actions += self._on_all_ended(now)
         return actions
@@ -576,7 +631,13 @@ class JobPolicy:
     def _on_alive(self, message: m.Alive, now: float) -> list[Action]:
         if message.wrote:
             self._run.signs.update(dict.fromkeys(message.wrote, now))
-        actions = self.progress.on_heartbeats(message.heartbeats, attempt=self.attempt, now=now)
+        actions = self._of_progress(
+            [],
+            self.progress.on_heartbeats,
+            message.heartbeats,
+            attempt=self.attempt,
+            now=now,
+        )
         saved: list[Action] = [
             RecordEvent(
                 type="checkpoint",
@@ -590,15 +651,16 @@ class JobPolicy:
             )
             for each in message.checkpoints
         ]
-        return actions + saved + self._hang_detector.on_alive(message, now)
+        return actions + saved + self._of_hangs([], self._hang_detector.on_alive, message, now)
 
     def _stop_if_hung(self, now: float) -> list[Action]:
         """Decide on a hang when all requested stacks have arrived; before that, do nothing."""
-        if not self._hang_detector.has_all_stacks:
-            return []
-        decision = self._hang_detector.decide(self.progress, now)
+        decision = self._of_hangs([], self._hang_detector.decide, self.progress, now)
         if isinstance(decision, list):
-            return decision
+            stop: list[Action] = []
+            if self._stop_after_stacks is not None and not self._hang_detector.is_sampling:
+                stop, self._stop_after_stacks = self._stop_after_stacks, None
+            return decision + stop
         action = self.settings.hang_action
         fields = {"attempt": self.attempt, "action": action, **decision.record}
         kept: list[Action] = [
@@ -617,7 +679,7 @@ class JobPolicy:
 
     def _stop_after_failure(self) -> list[Action]:
         self._run.others_until = None
-        self._hang_detector.stop()
+        self._stop_watching()
         self.phase = "stopping"
         kept: list[Action] = []
         if self._hang_detector.at_failure:
@@ -657,7 +719,7 @@ class JobPolicy:
     def _on_all_gone(self, now: float) -> list[Action]:
         run = self._run
         run.others_until = run.notice_at = None
-        self._hang_detector.stop()
+        self._stop_watching()
         self.since_warned_s = now - self._warned_at
         actions = self._report_ended_leftovers() if run.ended_leftovers else []
         if run.left:
@@ -667,7 +729,8 @@ class JobPolicy:
                     text=f"not even KILL ended these processes: pid {pids}", level="warning"
                 )
             )
-        return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
+        actions += self._of_progress([], self.progress.end, attempt=self.attempt, now=now)
+        return actions + self._conclude(now)
 
     # --- nodes are lost, agents and the launcher fail
 
@@ -694,9 +757,9 @@ class JobPolicy:
         owed = node in run.owing
         kind = attempt_start.kind_lost(node)
         loss = run.lost(node, attempt_start.why_lost(node), now, exit_code=code, kind=kind)
-        self._hang_detector.on_node_lost(node)
+        self._of_hangs(None, self._hang_detector.on_node_lost, node)
         if run.has_ended:
-            self._hang_detector.stop()
+            self._stop_watching()
             self._all_ended_at = self._all_ended_at or now
         if loss is not None and self.phase != "stopping":
             run.first_failure = now if run.first_failure is None else run.first_failure
@@ -730,7 +793,7 @@ class JobPolicy:
     def _end_by_fault(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
         """End the job after an internal error. Node ``without`` has no workers left to stop."""
         self._fault = text
-        self._hang_detector.stop()
+        self._stop_watching()
         nothing_runs = self.phase in (*_WITHOUT_ATTEMPT, "preparing")
         self.phase = "stopping"
         self._run.owing.discard(-1 if without is None else without)
@@ -854,8 +917,8 @@ class JobPolicy:
                 return [record]  # a program whose wrapper has ended may be saving
             return [record, *self._kill_all(f"{name}: ")]
         self.stop_signal, self._stop_signal_at = signum, now
-        silent_since = self._hang_detector.silent_since(now)
-        self._hang_detector.stop()
+        silent_since = self._of_hangs(None, self._hang_detector.silent_since, now)
+        self._stop_watching()
         if self.phase == "waiting":
             said = f"{name}: stopped; the restart had not begun"
             return [record, ShowMessage(text=said, level="warning"), *self._end(128 + signum)]
@@ -889,11 +952,13 @@ class JobPolicy:
         say = ShowMessage(text=text, level="warning" if signum == signal.SIGINT else "info")
         stop = self._stop_all(ask, grace_s)
         if silent_since is not None and signum == signal.SIGINT and not event.reached:
-            return [record, say, *self._hang_detector.collect_before_stop(stop, silent_since, now)]
+            self._stop_after_stacks = stop
+            asked = self._of_hangs([], self._hang_detector.collect_before_stop, silent_since, now)
+            return [record, say, *asked]
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
-        self._hang_detector.stop()
+        self._stop_watching()
         runs = self.ended < self.up or not self.up
         say = (
             "killing all workers"
@@ -922,6 +987,7 @@ class JobPolicy:
             is_stopped=self.stop_signal is not None,
             port=self._port,
             stacks=self._hang_detector.at_failure,
+            advisory=self._advisory,
         )
         replaced = (
             verdict.by_loss and self._attempt_start is not None and self._attempt_start.replaces()
@@ -998,14 +1064,10 @@ class JobPolicy:
         if run.losses:
             left += f"; {counted(len(run.losses), 'node')} had been lost"
         said = f"{counted(run.up, 'worker')} ended{left}" if run.up else "no worker had started"
-        diagnosis = failures.diagnose_stop(
-            [*run.failures, *run.finished], self.settings, world_size=run.nodes.world_size
-        )
-        if diagnosis is None:
+        found = self._advisory.call(AdvisoryPart.FIRST_CAUSE, None, self._diagnose_stop)
+        if found is None:
             return [ShowMessage(text=f"stopped: {said}"), *self._end(128 + signum)]
-        from distlaunch.diagnosis.report import failed_in_stop
-
-        why = failed_in_stop(diagnosis, world_size=run.nodes.world_size, many_hosts=run.many_hosts)
+        diagnosis, why = found
         failed = ReportFailure(
             diagnosis=diagnosis,
             attempt=self.attempt,
@@ -1014,6 +1076,20 @@ class JobPolicy:
             while_stopping=True,
         )
         return [failed, ShowMessage(text=f"stopped: {said}; {why}"), *self._end(128 + signum)]
+
+    def _diagnose_stop(self) -> tuple[Diagnosis, str] | None:
+        """Return how workers failed after a request to stop, and as text; None if none did."""
+        run = self._run
+        diagnosis = failures.diagnose_stop(
+            [*run.failures, *run.finished], self.settings, world_size=run.nodes.world_size
+        )
+        if diagnosis is None:
+            return None
+        from distlaunch.diagnosis.report import failed_in_stop
+
+        return diagnosis, failed_in_stop(
+            diagnosis, world_size=run.nodes.world_size, many_hosts=run.many_hosts
+        )
 
     def _success_notices(self) -> list[Action]:
         """Return a notice if the job succeeded only after a restart or a lost node."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from distlaunch.coordinator.policy.advisory import Advisory, AdvisoryPart
 from distlaunch.coordinator.runtime.main_loop_calls import MainLoopCalls, MainLoopClosedError
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import plain
@@ -68,13 +69,21 @@ _CREDENTIALS = struct.Struct("3i")
 class ControlServer:
     """Serves the control socket of one job.
 
-    Each request is passed to its handler in the main loop.
+    Each request is passed to its handler in the main loop. A fault in the thread closes the
+    connection alone.
     """
 
-    def __init__(self, run_dir: str, calls: MainLoopCalls, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        calls: MainLoopCalls,
+        handlers: Mapping[str, Handler],
+        advisory: Advisory,
+    ) -> None:
         self._run_dir = run_dir
         self._calls = calls
         self._handlers = handlers
+        self._advisory = advisory
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._path = ""
@@ -150,15 +159,23 @@ class ControlServer:
         self._check_at = time.monotonic() + _CHECK_S
         while not self._is_ending:
             for key, events in self._selector.select(self._timeout_s()):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fd == self._wake_read:
-                    self._send_answers()
-                elif (connection := self._connections.get(key.fd)) is not None:
-                    self._on_ready(connection, events)
+                try:
+                    with self._advisory.watch(AdvisoryPart.CONTROL):
+                        self._serve_one(key, events)
+                except Exception:  # noqa: BLE001 - has been reported
+                    if (connection := self._connections.get(key.fd)) is not None:
+                        self._drop(connection)
             self._close_idle()
             self._check_socket()
         self._release()
+
+    def _serve_one(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif key.fd == self._wake_read:
+            self._send_answers()
+        elif (connection := self._connections.get(key.fd)) is not None:
+            self._on_ready(connection, events)
 
     def _release(self) -> None:
         self._close_listener()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from distlaunch.coordinator.policy.advisory import Advisory, AdvisoryPart
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent.workers.log_files import LogFiles, open_to_append
 from distlaunch.core.model.option_names import Opt
@@ -266,3 +267,22 @@ class DiskWork:
         """Run ``work`` and return its result. A subclass with a thread returns None if that takes
         longer than the main loop may wait."""
         return work()
+
+
+class GuardedDiskWork(DiskWork):
+    """Passes work on to ``inner``. A fault in the work is one of ``part``, and not of the thread that
+    runs it."""
+
+    def __init__(self, inner: DiskWork, advisory: Advisory, part: AdvisoryPart) -> None:
+        self._inner = inner
+        self._advisory = advisory
+        self._part = part
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Run ``work`` after all earlier work."""
+        self._inner.do(lambda: self._advisory.call(self._part, None, work))
+
+    def ask(self, work: Callable[[], T]) -> T | None:
+        """Run ``work`` and return its result; None after a fault, too."""
+        instead: T | None = None
+        return self._inner.ask(lambda: self._advisory.call(self._part, instead, work))

@@ -23,7 +23,7 @@ from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import STDERR, STDOUT, Layout
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.private_files import open_private
 from distlaunch.core.probe.python_modules import environment_has
@@ -140,6 +140,36 @@ class Reporter:
         self._disk_work.do(
             lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded)
         )
+
+    def failed_briefly(self, action: a.ReportFailure) -> None:
+        """Report an attempt in which a worker failed, in few lines, after a fault in ``failed``."""
+        cause, plan = action.diagnosis.cause, self.plan
+        ranks = name_ranks(plan.first_shown + rank for rank in cause.ranks)
+        what = f"{ranks} failed: {cause.summary}" if cause.ranks else cause.summary
+        if not action.final:
+            self._warn_about_restart(action, f"failed: {what}")
+            return
+        logs = plan.layout.attempt_dir(plan.run_dir, action.attempt)
+        if cause.ranks:
+            logs = plan.layout.log_path(plan.run_dir, action.attempt, cause.ranks[0])
+        self._report_briefly("failure", what, f"{what}\n  log: {printable(logs)}", action)
+
+    def hung_briefly(self, action: a.ReportHang) -> None:
+        """Report an attempt that hung, in few lines, after a fault in ``hung``."""
+        if action.final:
+            text = action.diagnosis.text
+            self._report_briefly("hang", action.diagnosis.headline, text, action)
+
+    def _report_briefly(
+        self, kind: str, what: str, text: str, action: a.ReportFailure | a.ReportHang
+    ) -> None:
+        code = EXIT_HANG
+        if isinstance(action, a.ReportFailure):
+            code = action.diagnosis.exit_code
+        self.summary = printable(what)
+        self._show(text, action)
+        self._keep_data(kind, text, action, {})
+        self._disk_work.do(lambda: self._error_file.write(self.summary, text, code))
 
     def _shown(self, diagnosis: Diagnosis) -> Diagnosis:
         """Return the diagnosis with the rank numbers that the user sees."""

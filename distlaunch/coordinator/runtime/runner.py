@@ -9,29 +9,32 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.policy.advisory import Advisory, AdvisoryFault, AdvisoryPart, loss_of
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.start_messages import Streams, starts
 from distlaunch.coordinator.runtime import signal_pipe as signals
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.keyboard import Keyboard, Terminal
 from distlaunch.coordinator.runtime.main_loop_calls import MainLoopCalls
-from distlaunch.coordinator.runtime.records import DiskWork, EventLog
+from distlaunch.coordinator.runtime.records import DiskWork, EventLog, GuardedDiskWork
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.sink import Sink, StatusView
+from distlaunch.core.agent.workers.log_files import open_to_append
 from distlaunch.core.agent.workers.pseudo_terminal import in_foreground
-from distlaunch.core.errors import ConfigError
+from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.launcher_process import this_process
 from distlaunch.core.model.plan import LaunchPlan
-from distlaunch.core.model.run_files import SERIES, plan_path
-from distlaunch.core.model.text import counted
+from distlaunch.core.model.run_files import FAULTS, SERIES, plan_path
+from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.private_files import make_private_dir, open_private
 from distlaunch.core.protocol import agent_messages as m
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from distlaunch.core.protocol import launcher_messages as p
     from distlaunch.planning.backend import PlannedBackend
 
+P = ParamSpec("P")
+_FAULT = object()
 PAUSE_S = 1.0
 """How long the spawner may take to receive the request to suspend all workers (Ctrl-Z)."""
 _FLUSH_STEP_S = 0.02
@@ -176,6 +181,10 @@ class Runner:
         self._node_logs = node_logs
         self._launchers = launchers
         self._disk_work = disk_work or DiskWork()
+        self._thread = threading.get_ident()
+        """The thread of the main loop."""
+        self.advisory = Advisory(self._on_fault)
+        """Calls what only observes the job. May be used by any thread."""
         self._backend = backend
         self._noted: set[str] = set()
         self._has_said_unread = False
@@ -196,7 +205,7 @@ class Runner:
             run_dir=run_dir,
             sink=sink,
             events=events,
-            disk_work=self._disk_work,
+            disk_work=GuardedDiskWork(self._disk_work, self.advisory, AdvisoryPart.REPORT),
             started_s=self._started_s,
             launchers=launchers,
             error_file=error_file,
@@ -211,14 +220,15 @@ class Runner:
         """Return what the job does now. Called in the main loop."""
         from distlaunch.coordinator.runtime.snapshot import take_snapshot
 
-        return take_snapshot(
-            self._policy,
-            self._plan,
-            run_dir=self._run_dir.path,
-            started=self._started,
-            now=self._clock(),
-            output_bytes=None if self._output_bytes is None else self._output_bytes(),
-        )
+        with self.advisory.watch(AdvisoryPart.SNAPSHOT):
+            return take_snapshot(
+                self._policy,
+                self._plan,
+                run_dir=self._run_dir.path,
+                started=self._started,
+                now=self._clock(),
+                output_bytes=None if self._output_bytes is None else self._output_bytes(),
+            )
 
     def warn_of_no_control_socket(self) -> None:
         """Warn that other commands cannot ask this launcher."""
@@ -232,10 +242,17 @@ class Runner:
         """Return the handlers of the control server, by the kind of the request."""
         return {
             "snapshot": lambda _: self.snapshot(),
-            "stop": self._on_stop_request,
-            "usage": lambda _: self.ask_usage(),
-            "stacks": self._on_stacks_request,
+            "stop": self._watched(self._on_stop_request),
+            "usage": self._watched(lambda _: self.ask_usage()),
+            "stacks": self._watched(self._on_stacks_request),
         }
+
+    def _watched(self, handler: Handler) -> Handler:
+        def handle(fields: Mapping[str, object]) -> object:
+            with self.advisory.watch(AdvisoryPart.CONTROL, expected=(LaunchError,)):
+                return handler(fields)
+
+        return handle
 
     def ask_usage(self) -> Future[Answers]:
         """Ask the nodes what they and their workers use. Called in the main loop.
@@ -277,6 +294,7 @@ class Runner:
 
     def run(self) -> int:
         """Run the job. Return its exit code."""
+        self._thread = threading.get_ident()
         try:
             return self._run()
         finally:
@@ -290,7 +308,7 @@ class Runner:
             self._sink.say(f"job {plan.name}: {_what_where(plan)}; logs: {plan.run_dir}")
         if self._policy.settings.node_setup is None:
             self._say_notes(plan)
-        self._events.write(
+        self._write_event(
             "job_started",
             {
                 "job_id": plan.job_id,
@@ -315,15 +333,13 @@ class Runner:
             if not self._is_over() and deadline is not None and self._clock() >= deadline:
                 self._handle_event(a.Tick())
                 is_busy = True
-            self._write_series()
+            self._of_series(self._write_series)
             if self._questions is not None:
-                self._questions.tick()
+                self.advisory.call(AdvisoryPart.CONTROL, None, self._questions.tick)
             if not self._is_over():
                 self._wait(is_busy=is_busy)
-        if self._series is not None:
-            self._series.write(self._clock())
-            self._series.close()
-        self._reporter.ended(code)
+        self._of_series(self._close_series)
+        self._of_report(self._reporter.ended, code)
         return code
 
     def _receive(self) -> bool:
@@ -339,12 +355,17 @@ class Runner:
         while self._received and not self._is_over():
             event = self._received.popleft()
             if isinstance(event, a.FromNode) and isinstance(event.message, WorkerExit):
-                self._reporter.keep_error(event.message)
-            if self._is_answer(event):
+                self._of_report(self._reporter.keep_error, event.message)
+            if self.advisory.call(
+                AdvisoryPart.CONTROL,
+                False,  # noqa: FBT003 - the result after a fault
+                self._is_answer,
+                event,
+            ):
                 continue
             self._handle_event(event)
             if isinstance(event, a.FromNode) and isinstance(event.message, m.Alive):
-                self._keep_series(event.message)
+                self._of_series(self._keep_series, event.message)
             if time.monotonic() >= until:
                 break
         return found
@@ -358,7 +379,7 @@ class Runner:
 
             self._series = SeriesFile(
                 os.path.join(self._run_dir.path, SERIES),
-                self._disk_work,
+                GuardedDiskWork(self._disk_work, self.advisory, AdvisoryPart.SERIES),
                 first_rank=self._plan.first_shown,
             )
         self._series.add(message.attempt, message.heartbeats, now=self._clock(), time=time.time())
@@ -368,6 +389,11 @@ class Runner:
         series = self._series
         if series is not None and series.due is not None and self._clock() >= series.due:
             series.write(self._clock())
+
+    def _close_series(self) -> None:
+        if self._series is not None:
+            self._series.write(self._clock())
+            self._series.close()
 
     def _is_answer(self, event: a.Event) -> bool:
         """Return whether an event answers a question of another shell, so that the policy must not
@@ -399,7 +425,8 @@ class Runner:
         keys = self._keyboard.fileno()
         if keys >= 0:
             poll.register(keys, select.POLLIN)
-        series_due = None if self._series is None else self._series.due
+        is_off = self.advisory.is_off(AdvisoryPart.SERIES)
+        series_due = None if self._series is None or is_off else self._series.due
         deadlines = [
             time
             for time in (
@@ -455,22 +482,65 @@ class Runner:
                 self._sink.say(action.text, level=action.level)
             case a.JobError():
                 self._sink.say(action.text, level="error")
-                self._reporter.keep_job_error(action)
+                self._of_report(self._reporter.keep_job_error, action)
             case a.RecordEvent():
-                self._events.write(action.type, action.fields)
+                self._write_event(action.type, action.fields)
             case a.ReportFailure():
                 self._say_unread()
-                self._reporter.failed(action, terminal=self._keyboard.has_terminal)
+                terminal = self._keyboard.has_terminal
+                if not self._of_report(self._reporter.failed, action, terminal=terminal):
+                    self._of_report(self._reporter.failed_briefly, action)
             case a.ReportHang():
                 self._say_unread()
-                self._reporter.hung(action)
+                if not self._of_report(self._reporter.hung, action):
+                    self._of_report(self._reporter.hung_briefly, action)
             case a.WriteStacks():
-                self._reporter.keep_stacks(action)
+                self._of_report(self._reporter.keep_stacks, action)
+            case AdvisoryFault():
+                self._report_fault(action)
             case a.Suspend():
                 self._pause()
             case a.EndJob():
                 self._say_unread()
                 self._exit_code = action.exit_code
+
+    # --- faults in code that only observes the job
+
+    def _write_event(self, kind: str, fields: Mapping[str, object]) -> None:
+        self.advisory.call(AdvisoryPart.EVENTS, None, self._events.write, kind, fields)
+
+    def _of_series(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        self.advisory.call(AdvisoryPart.SERIES, None, function, *args, **kwargs)
+
+    def _of_report(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Call the reporter. Return whether that succeeded."""
+        done = self.advisory.call(AdvisoryPart.REPORT, _FAULT, function, *args, **kwargs)
+        return done is not _FAULT
+
+    def _on_fault(self, fault: AdvisoryFault) -> None:
+        """Report a fault. Called in any thread."""
+        if threading.get_ident() == self._thread:
+            self._report_fault(fault)
+        else:
+            self.calls.call(lambda: self._report_fault(fault))
+
+    def _report_fault(self, fault: AdvisoryFault) -> None:
+        path = os.path.join(self._run_dir.path, FAULTS)
+        is_kept = self._disk_work.ask(lambda: _keep_traceback(path, fault))
+        where = (
+            f"the traceback is in {printable(path)}"
+            if is_kept
+            else "its traceback could not be saved"
+        )
+        self._sink.say(f"{loss_of(fault.part)}: {fault.text}; {where}", level="warning")
+        self._write_event(
+            "fault",
+            {
+                "part": fault.part.value,
+                "text": fault.text,
+                "traceback": FAULTS if is_kept else None,
+            },
+        )
 
     def _say_unread(self) -> None:
         """Warn once if rank 0 has not read all of stdin. In a shell loop that reads the same input,
@@ -531,7 +601,8 @@ class Runner:
                 self._handle_event(a.JobRefused(text=exc.message, hint=exc.hint))
                 return
         self._say_notes(plan)
-        self._disk_work.do(lambda: self._write_plan(plan))
+        disk_work = GuardedDiskWork(self._disk_work, self.advisory, AdvisoryPart.FILES)
+        disk_work.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)
         is_remote = attempt_plan is not None and not self._launchers
         streams = Streams(
@@ -637,6 +708,18 @@ class Runner:
                     poll.register(number, wanted)
             poll.poll(min(left_s, _FLUSH_STEP_S) * 1000)
             self._receive()
+
+
+def _keep_traceback(path: str, fault: AdvisoryFault) -> bool:
+    """Append a traceback to a file. Return whether that was possible."""
+    head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: {fault.part.value}: {fault.text}\n"
+    try:
+        descriptor = open_to_append(path)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{head}{fault.traceback}\n")
+    except OSError:
+        return False
+    return True
 
 
 def _what_where(plan: LaunchPlan) -> str:

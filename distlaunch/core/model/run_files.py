@@ -28,6 +28,8 @@ SETUP = "distlaunch-setup"
 """$0 of the shell that runs --setup. The command and its interpreter follow the text of --setup."""
 CONSOLE = "console.log"
 """Console of a launcher that --detach has started."""
+FAULTS = "faults.log"
+"""Tracebacks of faults of distlaunch that did not end the job."""
 PID = "launcher.pid"
 """Process id of the coordinator's launcher while the job runs."""
 STDOUT, STDERR = 1, 2
@@ -134,6 +136,7 @@ _OURS = {
     ON_EVENT_LOG,
     MARKER,
     CONSOLE,
+    FAULTS,
     PID,
     TORCHRUN.stdout,
     TORCHRUN.stderr,

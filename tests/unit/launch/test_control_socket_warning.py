@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.coordinator.policy.advisory import Advisory
 from distlaunch.coordinator.runtime.main_loop_calls import MainLoopCalls
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
 from distlaunch.core.protocol import control_messages
@@ -15,6 +16,7 @@ from distlaunch.launch import process
 class FakeRunner:
     def __init__(self) -> None:
         self.calls = MainLoopCalls()
+        self.advisory = Advisory(lambda _: None)
         self.asked = threading.Event()
 
     def handlers(self):

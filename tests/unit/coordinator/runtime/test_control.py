@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.coordinator.policy.advisory import Advisory, AdvisoryFault
 from distlaunch.coordinator.runtime.control import CONNECTIONS, ControlServer, _Connection
 from distlaunch.coordinator.runtime.main_loop_calls import MainLoopCalls
 from distlaunch.core.errors import ConfigError
@@ -42,6 +43,7 @@ class Loop:
         self.run_dir = str(run_dir)
         self.calls = MainLoopCalls()
         self.later: Future[object] = Future()
+        self.faults: list[AdvisoryFault] = []
         self.waiting = 0
         """How many requests wait for ``later``."""
         self._is_ending = False
@@ -56,7 +58,9 @@ class Loop:
             "later": self._wait_for_later,
             "thread": lambda _: threading.get_ident() == self._thread.ident,
         }
-        self.server = ControlServer(self.run_dir, self.calls, handlers)
+        self.server = ControlServer(
+            self.run_dir, self.calls, handlers, Advisory(self.faults.append)
+        )
         self.server.start()
 
     def _wait_for_later(self, _: object) -> object:
@@ -175,7 +179,7 @@ def test_without_a_thread_there_is_no_socket(loop, tmp_path, monkeypatch):
         raise RuntimeError
 
     run_dir = str(tmp_path / "other")
-    server = ControlServer(run_dir, loop.calls, {"echo": dict})
+    server = ControlServer(run_dir, loop.calls, {"echo": dict}, Advisory(loop.faults.append))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         server.start()
@@ -186,7 +190,7 @@ def test_without_a_thread_there_is_no_socket(loop, tmp_path, monkeypatch):
 
 
 def test_an_event_of_an_earlier_connection_does_not_end_the_next(loop, tmp_path):
-    server = ControlServer(str(tmp_path / "other"), loop.calls, {})
+    server = ControlServer(str(tmp_path / "other"), loop.calls, {}, Advisory(loop.faults.append))
     ours, client = socket.socketpair()
     ours.settimeout(0)
     connection = server._connections[ours.fileno()] = _Connection(ours)
@@ -317,7 +321,7 @@ def test_a_socket_that_a_killed_launcher_has_left_is_replaced_by_the_next(loop):
     os.mkdir(os.path.dirname(path), 0o700)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(path)
-    server = ControlServer(loop.run_dir, loop.calls, {"echo": dict})
+    server = ControlServer(loop.run_dir, loop.calls, {"echo": dict}, Advisory(loop.faults.append))
     server.start()
     try:
         assert ask(loop.run_dir, "echo", timeout_s=STEP_S) == {}
@@ -403,3 +407,16 @@ def test_a_removed_socket_comes_back(loop):
             return False
 
     until(answers, "the socket is there again")
+
+
+def test_a_fault_in_the_thread_closes_one_connection(loop, monkeypatch):
+    def fail(_: bytes) -> None:
+        raise TypeError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("distlaunch.coordinator.runtime.control.read_request", fail)
+        for _ in range(2):
+            with pytest.raises(NoControlError):
+                ask(loop.run_dir, "echo")
+    assert ask(loop.run_dir, "echo", a=1) == {"a": 1}
+    assert [fault.text for fault in loop.faults] == ["TypeError: planted"]
