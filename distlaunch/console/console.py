@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.console.jsonl import JsonOutput, dropped_record
 from distlaunch.console.live_rows import LiveRows
-from distlaunch.console.prefixes import RESET, Prefixes
+from distlaunch.console.prefixes import RESET, Prefixes, is_dumb, may_colour
 from distlaunch.console.screen import Screen
 from distlaunch.console.status_line import next_change, status_text
 from distlaunch.console.terminal_writer import TerminalWriter
@@ -272,7 +272,7 @@ def open_console(
     terminal, else plain. NO_COLOR and TERM apply. If stdout is a pipe (``| tee log``), no status
     line is shown, because its reader may write to the same terminal.
     """
-    dumb = environ.get("TERM") in ("dumb", "unknown")
+    dumb = is_dumb(environ)
     if format is None:
         format = "rich" if os.isatty(stderr_fd) else "plain"  # noqa: A001 - as above
     if format == "jsonl":
@@ -288,14 +288,14 @@ def open_console(
             clock=clock,
         )
 
-    may_colour = format == "rich" and not dumb and not environ.get("NO_COLOR")
+    colour = format == "rich" and may_colour(environ)
     ranks = range(world_size) if show is None else show
 
     def screen(fd: int) -> Screen:
         if not os.isatty(fd):
             return Screen(Writer(fd), ranks=ranks, prefixes=Prefixes(colour=False))
-        prefixes = Prefixes(colour=may_colour)
-        writer = TerminalWriter(fd, skipped=skipped_lines_text, colour=may_colour)
+        prefixes = Prefixes(colour=colour)
+        writer = TerminalWriter(fd, skipped=skipped_lines_text, colour=colour)
         live = LiveRows(writer, ranks=ranks, prefixes=prefixes, draws=not dumb)
         return Screen(writer, ranks=ranks, prefixes=prefixes, live=live)
 
@@ -310,7 +310,7 @@ def open_console(
         err=err,
         shown=show,
         quiet=quiet,
-        colour=may_colour and terminal is not None,
+        colour=colour and terminal is not None,
         status=terminal if has_status else None,
         clock=clock,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import format_ranks, name_ranks, quoted
@@ -10,6 +12,16 @@ RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 """Ranks have these colours in turn. Red is for the launcher's errors."""
 _CACHED = 4096
+
+
+def may_colour(environ: Mapping[str, str]) -> bool:
+    """Return whether a terminal may get colours, by NO_COLOR and TERM."""
+    return not environ.get("NO_COLOR") and not is_dumb(environ)
+
+
+def is_dumb(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal has no control sequences, by TERM."""
+    return environ.get("TERM") in ("dumb", "unknown")
 
 
 def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from distlaunch.console.console import Console, same_file, skipped_lines_text
 from distlaunch.console.lines import PIECE
 from distlaunch.console.live_rows import LiveRows
-from distlaunch.console.prefixes import Prefixes
+from distlaunch.console.prefixes import Prefixes, is_dumb, may_colour
 from distlaunch.console.screen import Screen
 from distlaunch.console.terminal_writer import TerminalWriter
 from distlaunch.console.writer import Writer
@@ -140,8 +140,8 @@ def open_torchrun_console(
     ``modes`` are by rank and stream (default: raw), ``prefixes`` by rank, for ``tee`` streams. If
     ``quiet``, only warnings and errors of the launcher are shown.
     """
-    dumb = environ.get("TERM") in ("dumb", "unknown")
-    colour = not dumb and not environ.get("NO_COLOR") and os.isatty(stderr_fd)
+    dumb = is_dumb(environ)
+    colour = may_colour(environ) and os.isatty(stderr_fd)
     template_prefixes = _TemplatePrefixes(prefixes)
     shared = same_file(stdout_fd, stderr_fd)
 

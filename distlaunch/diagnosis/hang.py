@@ -20,6 +20,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, format_ranks, name_ranks, printable
@@ -133,9 +134,9 @@ def diagnose_hang(
     who = f"any of {counted(world_size - len(gone), 'worker')}" if several else "the only worker"
     who += f" that still {'run' if several else 'runs'}" if gone else ""
     missed, came = ("heartbeat", " (output still came)") if output_came else ("sign of life", "")
-    head = f"hang: no {missed} from {who} for {silent_s:g} s{came}"
+    head = f"hang: no {missed} from {who} for {format_duration(silent_s)}{came}"
     if by_steps:
-        head = f"hang: no new step from {who} for {silent_s:g} s, though there are signs of life"
+        head = f"hang: no new step from {who} for {format_duration(silent_s)}, though there are signs of life"
     computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
     not_output = (
         "output does not count once a worker has sent a heartbeat: send them during evaluation and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.diagnosis.clean_text import shorten_middle
 from distlaunch.diagnosis.model import Cause, Diagnosis
@@ -109,7 +110,7 @@ def job_line(
     """
     return (
         f"  job {job_id}, after "
-        f"{_duration(elapsed_s)}{attempt_and_restarts(attempt, restarts, max_restarts)}"
+        f"{format_duration(elapsed_s)}{attempt_and_restarts(attempt, restarts, max_restarts)}"
     )
 
 
@@ -236,11 +237,3 @@ def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
         first[-1] = first[-1][: _WIDTH - 4].rstrip() + " ..."
         lines = [*first, *lines[len(lines) - limit // 2 :]]
     return lines
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.jobs.job import Job, parse_events, read_job
@@ -18,7 +19,12 @@ _HEAD_BYTES = 64
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a file in order; none if it cannot be opened."""
-    for line in _Tail(path).lines():
+    yield from _parse_each(_Tail(path).lines())
+
+
+def _parse_each(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the events in these lines as they come; see ``parse_events``."""
+    for line in lines:
         yield from parse_events([line])
 
 
@@ -42,16 +48,40 @@ def is_stop_signal(event: Mapping[str, Any]) -> bool:
     return event.get("type") == "signal" and event.get("signal") not in ("SIGUSR1", "SIGUSR2")
 
 
-def follow_events(job: Job) -> Iterator[dict[str, Any]]:
-    """Yield the events of a job, and those to come until the job has ended."""
-    tail = _Tail(job.events)
+def select_events(
+    job: Job,
+    *,
+    kinds: frozenset[str] | None = None,
+    since: float | None = None,
+    tail: int | None = None,
+    follow: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Yield events of a job in order.
+
+    ``kinds``: their types; None is all. ``since``: the earliest time, in seconds since 1970.
+    ``tail``: only the last ones of those that have been written. With ``follow`` also those to
+    come until the job has ended.
+    """
+    lines = _Tail(job.events)
     while True:
-        now = read_job(job.path)
+        now = read_job(job.path) if follow else None
         has_ended = now is None or now.state.has_ended
-        yield from parse_events(tail.lines())
+        written = _matching(_parse_each(lines.lines()), kinds, since)
+        yield from written if tail is None else deque(written, maxlen=tail)
         if has_ended:
             return
+        tail = None
         time.sleep(POLL_S)
+
+
+def _matching(
+    events: Iterable[dict[str, Any]], kinds: frozenset[str] | None, since: float | None
+) -> Iterator[dict[str, Any]]:
+    for event in events:
+        when = event.get("time")
+        is_recent = since is None or (isinstance(when, (int, float)) and when >= since)
+        if is_recent and (kinds is None or event["type"] in kinds):
+            yield event
 
 
 class _Tail:

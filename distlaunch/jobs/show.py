@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from distlaunch.core.model.duration import format_age
 from distlaunch.core.model.run_files import SETUP
 from distlaunch.core.model.text import counted, format_ranks, printable
 from distlaunch.jobs.job import Job, State
@@ -17,7 +16,6 @@ _COLUMNS = ("JOB", "STATE", "AGE", "WORKERS", "STEP", "HOST", "COMMAND")
 _LONGEST_COMMAND = 60
 _SILENT_S = 10.0
 _SHOWN_FAILURES = 5
-_DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
 
 
 def jobs_table(jobs: Sequence[Job], statuses: Mapping[str, JobStatus], now: float) -> list[str]:
@@ -47,7 +45,7 @@ def _job_row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
     return (
         printable(job.name),
         "stopping" if status is not None and describe_stop(status, now) else _state_text(job),
-        "-" if job.started is None else age(now - job.started),
+        "-" if job.started is None else format_age(now - job.started),
         workers,
         step,
         printable(job.host) or "-",
@@ -64,25 +62,15 @@ def _state_text(job: Job) -> str:
 
 def command(job: Job) -> str:
     """Return the script of a job and its arguments, cut to one line."""
-    argv = job.argv
-    if SETUP in argv:
-        argv = argv[argv.index(SETUP) + 2 :] or argv
-    words = [word for word in argv[1:] if word != "-u"] or list(argv)
-    text = printable(shlex.join(words))
+    text = printable(shlex.join(script_words(job.argv)))
     return text if len(text) <= _LONGEST_COMMAND else text[: _LONGEST_COMMAND - 3] + "..."
 
 
-def age(seconds: float) -> str:
-    """Return a time in its two largest units: ``3d 4h``, ``5m 20s``, ``12s``."""
-    if not math.isfinite(seconds):
-        return "?"
-    left = max(0, int(seconds))
-    units = (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S), ("s", 1))
-    for number, (letter, unit_s) in enumerate(units[:-1]):
-        if left >= unit_s:
-            small, small_s = units[number + 1]
-            return f"{left // unit_s}{letter} {left % unit_s // small_s}{small}"
-    return f"{left}s"
+def script_words(argv: Sequence[str]) -> list[str]:
+    """Return the command of a worker without --setup, Python and ``-u``."""
+    if SETUP in argv:
+        argv = argv[argv.index(SETUP) + 2 :] or argv
+    return [word for word in argv[1:] if word != "-u"] or list(argv)
 
 
 def status_lines(status: JobStatus, now: float) -> list[str]:
@@ -135,9 +123,9 @@ def describe_stop(status: JobStatus, now: float) -> str:
         return "stopping" if status.phase == "stopping" else ""
     text = "stopping"
     if status.stop_time is not None:
-        text += f" for {age(now - status.stop_time)}"
+        text += f" for {format_age(now - status.stop_time)}"
     if status.grace_s is not None:
-        text += f", up to {age(status.grace_s)}"
+        text += f", up to {format_age(status.grace_s)}"
     return f"{text} ({printable(status.stop_signal)})"
 
 
@@ -149,7 +137,7 @@ def _long_state_text(status: JobStatus, now: float) -> str:
         case State.STOPPED if status.stop_signal is not None:
             return f"stopped by {printable(status.stop_signal)}, with exit code {job.exit_code}"
         case State.RUNNING if job.started is not None:
-            return f"running for {age(now - job.started)}"
+            return f"running for {format_age(now - job.started)}"
         case State.FAILED | State.STOPPED:
             return f"{job.state.value} with exit code {job.exit_code}"
         case State.KILLED:
@@ -202,10 +190,12 @@ def _last_sign_text(status: JobStatus, now: float) -> str:
     signs = [worker for worker in status.workers if worker.last_sign is not None and worker.runs]
     if status.last_sign is None or not signs:
         return ""
-    text = f"{age(now - status.last_sign)} ago"
+    text = f"{format_age(now - status.last_sign)} ago"
     oldest = min(signs, key=lambda worker: worker.last_sign or 0.0)
     silent_s = now - (oldest.last_sign or now)
-    return text if silent_s < _SILENT_S else f"{text}; rank {oldest.rank}: {age(silent_s)} ago"
+    return (
+        text if silent_s < _SILENT_S else f"{text}; rank {oldest.rank}: {format_age(silent_s)} ago"
+    )
 
 
 def _step_text(status: JobStatus, now: float) -> str:
@@ -218,13 +208,13 @@ def _step_text(status: JobStatus, now: float) -> str:
     if isinstance(rate, (int, float)):
         text += f", {rate:.3g} steps/s"
     when = progress.get("time")
-    return f"{text} ({age(now - when)} ago)" if isinstance(when, (int, float)) else text
+    return f"{text} ({format_age(now - when)} ago)" if isinstance(when, (int, float)) else text
 
 
 def _time_text(seconds: float | None, now: float) -> str:
     if seconds is None:
         return ""
-    return f"{local_time(seconds, '%Y-%m-%d %H:%M:%S')} ({age(now - seconds)} ago)"
+    return f"{local_time(seconds, '%Y-%m-%d %H:%M:%S')} ({format_age(now - seconds)} ago)"
 
 
 def local_time(seconds: float, form: str) -> str:
@@ -233,27 +223,3 @@ def local_time(seconds: float, form: str) -> str:
         return time.strftime(form, time.localtime(seconds))
     except (OverflowError, OSError, ValueError):
         return f"{seconds:g} s after 1970"
-
-
-def event_line(event: Mapping[str, Any]) -> str:
-    """Return an event as one line."""
-    when = event.get("time")
-    text = ""
-    if isinstance(when, (int, float)) and math.isfinite(when):
-        text = f"{local_time(when, '%H:%M:%S')}.{int(when % 1 * 1000):03d}"
-    fields = " ".join(
-        f"{name}={_field_text(value)}"
-        for name, value in event.items()
-        if name not in ("time", "type", "schema")
-    )
-    return printable(f"{text}  {event.get('type')}  {fields}".rstrip())
-
-
-def _field_text(value: object) -> str:
-    import json
-
-    if isinstance(value, str):
-        return (
-            value if value and not any(letter.isspace() for letter in value) else json.dumps(value)
-        )
-    return json.dumps(value, separators=(",", ":"))

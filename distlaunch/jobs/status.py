@@ -337,7 +337,7 @@ class _StatusBuilder:
                 most = more.get("of")
                 self.max_restarts = most if isinstance(most, int) else self.max_restarts
             case {"type": "failure", "diagnosis": {"summary": str(summary), **more}}:
-                self.failures.append(_read_failure(self.attempt, summary, more))
+                self.failures.append(read_failure(self.attempt, summary, more))
                 del self.failures[:-_MOST_FAILURES]
             case {"type": "hang", "summary": str(summary)}:
                 self.hang = summary
@@ -365,7 +365,7 @@ def read_rank(text: object) -> int | None:
     return rank if rank < MOST_RANKS else None
 
 
-def _read_failure(attempt: int | None, summary: str, fields: Mapping[Any, Any]) -> FailureCause:
+def read_failure(attempt: int | None, summary: str, fields: Mapping[Any, Any]) -> FailureCause:
     """Return the cause that an event ``failure`` has."""
     ranks = fields.get("ranks")
     is_known = isinstance(ranks, list) and all(type(each) is int for each in ranks)
@@ -384,10 +384,10 @@ def _read_failure(attempt: int | None, summary: str, fields: Mapping[Any, Any]) 
     )
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, *, most: int = _LONGEST_MESSAGE) -> str:
     """Return a text with its lines joined, and its middle left out if it is long."""
     whole = " ".join(text.split())
-    if len(whole) <= _LONGEST_MESSAGE:
+    if len(whole) <= most:
         return whole
-    half = (_LONGEST_MESSAGE - 5) // 2
+    half = (most - 5) // 2
     return f"{whole[:half]} ... {whole[-half:]}"

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from distlaunch.core.model.duration import format_age, format_duration
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, format_ranks, printable
-from distlaunch.jobs.show import age
 from distlaunch.jobs.top import NodeRow, RankOrder, RankRow, TopView, sorted_ranks
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _heading_lines(view: TopView, now: float) -> list[Text]:
     of = "?" if view.world_size is None else view.world_size
     lines = [
         _text_line(
-            f"job {view.job_id}  {view.phase} for {age(max(0.0, now - view.started))}  "
+            f"job {view.job_id}  {view.phase} for {format_age(now - view.started)}  "
             f"workers {view.workers_up}/{of}  attempt {view.attempt}{restarts}",
             "bold",
         )
@@ -235,9 +235,9 @@ def _columns(view: TopView, width: int) -> list[_Column]:
         ]
     found += [
         _Column("STEP", lambda row: _number_text(row.step, ".10g"), least=6),
-        _Column("STEP-TIME", lambda row: duration(row.step_s)),
+        _Column("STEP-TIME", lambda row: _duration_text(row.step_s)),
         _Column("LOSS", lambda row: _number_text(row.loss, ".4g"), least=6),
-        _Column("SIGN", lambda row: short_age(row.last_sign_age_s), least=5),
+        _Column("SIGN", lambda row: _age_text(row.last_sign_age_s), least=5),
     ]
     if width >= WIDE:
         found += [
@@ -313,20 +313,12 @@ def size(count: float | None) -> str:
     return "-"
 
 
-def duration(seconds: float | None) -> str:
-    """Return a step time, as ``2.31 ms``; ``-`` if it is not known."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+def _duration_text(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)
 
 
-def short_age(seconds: float | None) -> str:
-    """Return the time since the last sign of life; ``-`` if there was none."""
-    if seconds is None:
-        return "-"
-    return f"{seconds:.0f}s" if seconds < 100 else age(seconds)
+def _age_text(seconds: float | None) -> str:
+    return "-" if seconds is None else format_age(seconds)
 
 
 def _number_text(value: float | None, form: str) -> str:

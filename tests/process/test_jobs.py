@@ -145,7 +145,24 @@ def test_events_end_with_the_exit_code(distlaunch, ended):
     assert records == [
         json.loads(line) for line in (ended / "events.jsonl").read_text().splitlines()
     ]
-    assert len(distlaunch.run(["events", "latest"]).stdout.splitlines()) == len(records)
+    shown = distlaunch.run(["events", "latest"]).stdout.splitlines()
+    assert len([line for line in shown if not line.startswith(" ")]) == len(records)
+    assert mentions(shown[-1], "job_ended", "exit code 0")
+
+
+def test_events_are_chosen_by_type_and_number(distlaunch, ended):
+    result = distlaunch.run(["events", "latest", "--type", "job-started,worker_exited", "-n", "2"])
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["worker_exited"] * 2
+    wrong = distlaunch.run(["events", "latest", "--type", "worker"])
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert mentions(wrong.stderr, "--type", "worker_exited", "workers_started")
+
+
+def test_events_have_colours_on_a_terminal_only(distlaunch, ended, terminal):
+    assert "\x1b" not in distlaunch.run(["events", "latest"]).stdout
+    shown = distlaunch.start(["events", "latest"], **terminal.streams())
+    assert terminal.read_until_end(shown).returncode == 0
+    assert b"\x1b[32mjob_ended" in terminal.seen
 
 
 def test_wait_returns_the_exit_code_of_the_job(distlaunch):
@@ -316,7 +333,7 @@ def test_stop_again_waits_and_ctrl_c_leaves_the_stop_going_on(distlaunch):
     signals = [
         event
         for event in distlaunch.run(["events", "exp"]).stdout.splitlines()
-        if "signal=" in event
+        if " signal " in event
     ]
     assert len(signals) == 2
     assert mentions(distlaunch.run(["status", "exp"]).stdout, "stopped by SIGTERM")

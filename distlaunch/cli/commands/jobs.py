@@ -16,17 +16,18 @@ from typing import Any, NoReturn
 
 from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.error_output import EXIT_INTERRUPTED, print_notice
-from distlaunch.cli.option import convert
+from distlaunch.cli.option import convert, near_choices
 from distlaunch.cli.parser import scan
 from distlaunch.console.escapes import clean_text
-from distlaunch.console.prefixes import read_ranks
+from distlaunch.console.prefixes import may_colour, read_ranks
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.jobs.events import follow_events, read_events
+from distlaunch.jobs.event_text import day_of, event_kinds, event_lines
+from distlaunch.jobs.events import select_events
 from distlaunch.jobs.find import find_job, find_jobs, newer_jobs
 from distlaunch.jobs.job import Job, State, remove_job, wait_for_launcher
-from distlaunch.jobs.show import describe_stop, event_line, jobs_table, status_lines
+from distlaunch.jobs.show import describe_stop, jobs_table, status_lines
 from distlaunch.jobs.status import job_record, read_status
 from distlaunch.jobs.stop import find_end, stop_job, wait_for_end
 from distlaunch.jobs.worker_logs import Line, LogFollower, attempts_of, last_lines, read_lines
@@ -166,12 +167,49 @@ def _status(request: _Request) -> int:
 
 
 def _events(request: _Request) -> int:
-    job = request.job()
-    events = follow_events(job) if request.values["follow"] else read_events(job.events)
+    values = request.values
+    kinds = _event_kinds(values["type"])
+    job, follow = request.job(), values["follow"]
+    events = select_events(
+        job, kinds=kinds, since=_since(job, values["since"]), tail=values["tail"], follow=follow
+    )
+    if request.is_json:
+        for event in events:
+            _write(json.dumps(event).encode(), flush=follow)
+        return 0
+    colour = sys.stdout.isatty() and may_colour(request.environ)
+    today = day_of(time.time())
+    is_of_today = day_of(job.started) == today
     for event in events:
-        line = json.dumps(event) if request.is_json else event_line(event)
-        _write(line.encode(errors="backslashreplace"), flush=request.values["follow"])
+        with_date = not is_of_today or day_of(event.get("time")) != today
+        lines = event_lines(event, with_date=with_date, colour=colour)
+        _write("\n".join(lines).encode(errors="backslashreplace"), flush=follow)
     return 0
+
+
+def _event_kinds(text: str | None) -> frozenset[str] | None:
+    """Return the types of events that --type names. Raises UsageError if there is no such type."""
+    if text is None:
+        return None
+    kinds = [part.strip().lower().replace("-", "_") for part in text.split(",")]
+    known = event_kinds()
+    for kind in kinds:
+        if kind not in known:
+            near = near_choices(kind, known, most=3)
+            raise UsageError(
+                f"--type {quoted(text)}: events have no type {quoted(kind)}",
+                hint=f"near: {', '.join(near)}"
+                if near
+                else "distlaunch help event-log lists the types",
+            )
+    return frozenset(kinds)
+
+
+def _since(job: Job, since_s: float | None) -> float | None:
+    """Return the time in seconds since 1970 that --since means."""
+    if since_s is None:
+        return None
+    return (job.changed if job.state.has_ended else time.time()) - since_s
 
 
 def _logs(request: _Request) -> int:
@@ -248,10 +286,7 @@ def _written(
         return ()
     if tail is not None and since_s is None and values["grep"] is None:
         return last_lines(job, attempt, ranks, tail, ends=ends)
-    since = None
-    if since_s is not None:
-        since = (job.changed if job.state.has_ended else time.time()) - since_s
-    written = read_lines(job, attempt, ranks, since=since, ends=ends)
+    written = read_lines(job, attempt, ranks, since=_since(job, since_s), ends=ends)
     lines = (line for line in written if keep(line.text))
     return lines if tail is None else deque(lines, maxlen=tail)
 

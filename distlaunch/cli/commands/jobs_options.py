@@ -46,6 +46,7 @@ _FORMAT = _row(
     default="text",
     choices=("text", "json"),
 )
+_SINCE = "It counts back from now for a job that runs, and from the end of a job that has ended."
 _FOLLOW = _row("-f --follow", "flag", "Continue until the job has ended.", default=False)
 
 JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
@@ -75,8 +76,7 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
         _row(
             "--since",
             "seconds",
-            "Print only output of this last time. It counts back from now for a job that runs, and "
-            "from the end of a job that has ended.",
+            f"Print only output of this last time. {_SINCE}",
             metavar="TIME",
         ),
         _row(
@@ -89,7 +89,31 @@ JOB_OPTIONS: dict[str, tuple[Option, ...]] = {
         _LOG_DIR,
         _FORMAT,
     ),
-    "events": (_FOLLOW, _LOG_DIR, _FORMAT),
+    "events": (
+        _row(
+            "--type",
+            "text",
+            "Print only events of these types. distlaunch help event-log lists them.",
+            metavar="TYPE,...",
+            unset="all types",
+        ),
+        _FOLLOW,
+        _row(
+            "-n --tail",
+            "whole",
+            "Print only the last events.",
+            metavar="N",
+            unset="all events",
+        ),
+        _row(
+            "--since",
+            "seconds",
+            f"Print only events of this last time. {_SINCE}",
+            metavar="TIME",
+        ),
+        _LOG_DIR,
+        _FORMAT,
+    ),
     "report": (
         _row(
             "--format",

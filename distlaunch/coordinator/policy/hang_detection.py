@@ -18,6 +18,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
 )
 from distlaunch.coordinator.policy.job_progress import STEP, Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.text import counted, name_ranks
 from distlaunch.core.protocol import agent_messages as m
@@ -287,7 +288,7 @@ class HangDetector:
             self._alone_notice_at, self._alone_notice_shown = None, True
             running = self._run.up - self._run.ended
             text = (
-                f"{name_ranks(self.ended)} ended with 0 {ALONE_S:g} s ago; "
+                f"{name_ranks(self.ended)} ended with 0 {format_duration(ALONE_S)} ago; "
                 f"{counted(running, 'worker')} still running"
             )
             actions.append(ShowMessage(text=text))
@@ -502,7 +503,7 @@ class HangDetector:
             return "The job goes on"
         return (
             "The job goes on. The attempt ends if no worker shows a sign of life for "
-            f"{timeout_s:g} s ({Opt.HANG_TIMEOUT})"
+            f"{format_duration(timeout_s)} ({Opt.HANG_TIMEOUT})"
         )
 
     def _end_notice(self, hang: HangDiagnosis) -> list[Action]:
@@ -541,8 +542,8 @@ class HangDetector:
         if not self._postponed_notice_shown:
             self._postponed_notice_shown = True
             text = (
-                f"no worker has shown a sign of life for {_format_seconds(self.silent_s)} s, but "
-                f"{activity.words}. The job goes on. It ends if the silence lasts {most_s:g} s "
+                f"no worker has shown a sign of life for {format_duration(self.silent_s)}, but "
+                f"{activity.words}. The job goes on. It ends if the silence lasts {format_duration(most_s)} "
                 f"({Opt.HANG_TIMEOUT})"
             )
             actions.append(ShowMessage(text=text, level="warning"))
@@ -565,8 +566,7 @@ class HangDetector:
             else "no worker has written or reported anything"
         )
         text = (
-            f"{what} for {_format_seconds(self.silent_s)} s: "
-            f"{hang.summary}{working}. {self._outlook}"
+            f"{what} for {format_duration(self.silent_s)}: {hang.summary}{working}. {self._outlook}"
         )
         return [
             self._record(hang, activity, "notice"),
@@ -590,7 +590,7 @@ class HangDetector:
     def _report_places(self, progress: Progress) -> list[Action]:
         hang = self.diagnose(progress)
         text = (
-            f"where the workers stood, {_format_seconds(self.silent_s)} s after the last sign of "
+            f"where the workers stood, {format_duration(self.silent_s)} after the last sign of "
             f"life:\n{hang.places.rstrip()}"
         )
         return [
@@ -619,7 +619,3 @@ class HangDetector:
             hosts=nodes.host_of,
             script_dir=settings.script_dir,
         )
-
-
-def _format_seconds(span_s: float) -> str:
-    return f"{span_s:.0f}" if span_s >= 10 else f"{span_s:.1f}"

@@ -14,6 +14,7 @@ _LONGEST = 80
 _BYTE = "\udc80", "\udcff"
 _BYTE_BASE = 0xDC00
 _LONGEST_RANKS = 160
+_KIB = 1024.0
 
 
 def quoted(text: str) -> str:
@@ -56,6 +57,15 @@ def _escape(char: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 worker``, ``2 workers``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes with four digits: ``1.5 GiB``."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < _KIB:
+            return f"{count:.4g} {unit}"
+        count /= _KIB
+    return f"{count:.4g} TiB"
 
 
 def ended_how(returncode: int) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from xml.etree.ElementTree import Element, SubElement
 
+from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.jobs.report.job_report import (
@@ -69,27 +70,6 @@ class ChartLine(Record):
     """Is subtracted from x."""
 
 
-def duration(seconds: float) -> str:
-    """Return a length of time for people: ``350 ms``, ``12.5 s``, ``4 min 10 s``, ``2 h 5 min``."""
-    if not math.isfinite(seconds):
-        return "?"
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < _MINUTE_S:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    for unit_s, name, small_s, small in (
-        (_DAY_S, "d", _HOUR_S, "h"),
-        (_HOUR_S, "h", _MINUTE_S, "min"),
-        (_MINUTE_S, "min", 1.0, "s"),
-    ):
-        if whole >= unit_s:
-            rest = int(whole % unit_s // small_s)
-            return f"{int(whole // unit_s)} {name}" + (f" {rest} {small}" if rest else "")
-    return f"{whole} s"
-
-
 def draw_time_bar(spans: Sequence[Span]) -> Element:
     """Return a bar that shows the shares of each use of time."""
     whole = sum(span.seconds for span in spans) or 1.0
@@ -99,7 +79,7 @@ def draw_time_bar(spans: Sequence[Span]) -> Element:
         seconds = sum(span.seconds for span in spans if span.use is use)
         width = WIDTH * seconds / whole
         if width > 0:
-            share = f"{USE_NAMES[use]}: {duration(seconds)}, {seconds / whole:.1%}"
+            share = f"{USE_NAMES[use]}: {format_duration(seconds)}, {seconds / whole:.1%}"
             _add_rect(svg, at, 0, width, 28, f"use-{use.value}", share)
         at += width
     return svg
@@ -110,7 +90,7 @@ def draw_timeline(report: JobReport) -> Element:
     chart = _Timeline(report.begin, report.end)
     chart.row("time")
     for span in report.division.spans:
-        title = f"{USE_NAMES[span.use]}: {duration(span.seconds)}"
+        title = f"{USE_NAMES[span.use]}: {format_duration(span.seconds)}"
         chart.bar(span.begin, span.end, f"use-{span.use.value}", title)
     chart.row("attempts")
     shown = report.attempts[-_MOST_ATTEMPTS:]
@@ -130,7 +110,7 @@ def draw_timeline(report: JobReport) -> Element:
 
 def _attempt_title(attempt: AttemptReport) -> str:
     how = OUTCOME_NAMES[attempt.outcome]
-    return f"attempt {attempt.number}: {how} after {duration(attempt.end - attempt.begin)}"
+    return f"attempt {attempt.number}: {how} after {format_duration(attempt.end - attempt.begin)}"
 
 
 def _draw_nodes(chart: _Timeline, nodes: Sequence[NodeTime]) -> None:
@@ -227,7 +207,7 @@ class _Timeline:
         for tick in _time_ticks(self._seconds):
             x = self.x(self._begin + tick)
             _add_path(self._grid, f"M{x} 0V{bottom + 4:g}", "grid")
-            _add_label(self._svg, x, bottom + 18, duration(tick) if tick else "0", "middle")
+            _add_label(self._svg, x, bottom + 18, format_duration(tick) if tick else "0", "middle")
         height = math.ceil(bottom + _AXIS)
         self._svg.set("viewBox", f"0 0 {WIDTH} {height}")
         return self._svg

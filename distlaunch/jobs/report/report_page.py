@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.text import printable
 from distlaunch.jobs.report.job_report import JobReport
 from distlaunch.jobs.report.report_charts import (
@@ -16,7 +17,6 @@ from distlaunch.jobs.report.report_charts import (
     draw_lines,
     draw_time_bar,
     draw_timeline,
-    duration,
     number,
 )
 from distlaunch.jobs.report.report_tables import (
@@ -153,7 +153,7 @@ def _draw_curves(page: _Page, styled: Sequence[tuple[JobReport, str]]) -> None:
 
 
 def _elapsed(seconds: float) -> str:
-    return duration(seconds) if seconds else "0"
+    return format_duration(seconds) if seconds else "0"
 
 
 class _Page:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import counted, name_ranks
+from distlaunch.core.model.text import counted, format_size, name_ranks
 from distlaunch.jobs.job import State
 from distlaunch.jobs.report.job_report import AttemptOutcome, JobReport, Missing
 from distlaunch.jobs.report.job_time import TimeUse
-from distlaunch.jobs.report.report_charts import OUTCOME_NAMES, USE_NAMES, duration, number
+from distlaunch.jobs.report.report_charts import OUTCOME_NAMES, USE_NAMES, number
 
 _MOST_ROWS = 50
 _LONGEST_TEXT = 600
-_KIB = 1024.0
 _LEAST_AFTER_S = 0.1
 _USES_OF_STEPS = (TimeUse.STEPS, TimeUse.LOST, TimeUse.RECOVERY, TimeUse.END)
 
@@ -63,7 +63,7 @@ def headline(report: JobReport) -> str:
     size = report.world_size
     workers = "" if size is None else f", {counted(size, 'worker')}"
     backend = f", {job.backend}" if job.backend else ""
-    return f"The job {how} after {duration(report.end - report.begin)}{workers}{backend}."
+    return f"The job {how} after {format_duration(report.end - report.begin)}{workers}{backend}."
 
 
 def figures(report: JobReport) -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ def figures(report: JobReport) -> list[tuple[str, str]]:
     division = report.division
     return [
         ("goodput", _percent_text(division.goodput)),
-        ("total time", duration(report.end - report.begin)),
+        ("total time", format_duration(report.end - report.begin)),
         ("restarts", str(report.restarts)),
         ("last step", _number_text(report.last_step)),
         ("step time", _duration_text(report.step_s)),
@@ -91,7 +91,7 @@ def time_table(report: JobReport) -> Table:
     for use in TimeUse:
         seconds = report.division.total(use)
         if seconds:
-            rows.append((USE_NAMES[use], duration(seconds), _percent_text(seconds / whole)))
+            rows.append((USE_NAMES[use], format_duration(seconds), _percent_text(seconds / whole)))
     return Table(heads=("Use", "Time", "Share"), rows=tuple(rows), right=frozenset({1, 2}))
 
 
@@ -107,7 +107,7 @@ def attempts_table(report: JobReport) -> Table:
             str(each.number),
             OUTCOME_NAMES[each.outcome],
             _after(each.begin - report.begin),
-            duration(each.end - each.begin),
+            format_duration(each.end - each.begin),
             _number_text(each.first_step),
             _number_text(each.last_step),
             str(len(each.workers)),
@@ -175,9 +175,9 @@ def checkpoints_table(report: JobReport) -> Table | None:
     row = (
         str(saved.count),
         _number_text(saved.last_step),
-        _size_text(saved.bytes),
-        duration(saved.median_s),
-        duration(saved.seconds),
+        format_size(saved.bytes),
+        format_duration(saved.median_s),
+        format_duration(saved.seconds),
     )
     heads = ("Number", "Steps in the newest", "Its size", "Median time", "Time of all")
     return Table(heads=heads, rows=(row,), right=frozenset(range(5)))
@@ -201,7 +201,9 @@ def comparison_table(first: JobReport, second: JobReport) -> Table:
     """Return the figures of two jobs and how they differ."""
     rows = [
         _compared("Goodput", first.division.goodput, second.division.goodput, _percent_text),
-        _compared("Total time", first.end - first.begin, second.end - second.begin, duration),
+        _compared(
+            "Total time", first.end - first.begin, second.end - second.begin, format_duration
+        ),
         _compared("Step time", first.step_s, second.step_s, _duration_text),
         _compared_counts("Workers", first.world_size, second.world_size),
         _compared_counts("Restarts", first.restarts, second.restarts),
@@ -249,9 +251,9 @@ def _compared_times(use: TimeUse, first: JobReport, second: JobReport) -> tuple[
     seconds = [report.division.total(use) for report in (first, second)]
     silent = [Missing.PROGRESS in report.missing for report in (first, second)]
     if use is TimeUse.WAITING or silent[0] == silent[1]:
-        return _compared(name, seconds[0], seconds[1], duration)
+        return _compared(name, seconds[0], seconds[1], format_duration)
     texts = [
-        "not known" if is_silent and use in _USES_OF_STEPS and not found else duration(found)
+        "not known" if is_silent and use in _USES_OF_STEPS and not found else format_duration(found)
         for found, is_silent in zip(seconds, silent, strict=True)
     ]
     return (name, *texts, "")
@@ -279,7 +281,7 @@ def _shortened(text: str) -> str:
 
 def _after(seconds: float) -> str:
     """Return a time since the start. A report needs no fractions of a second at the very start."""
-    return "0 s" if seconds < _LEAST_AFTER_S else duration(seconds)
+    return "0 s" if seconds < _LEAST_AFTER_S else format_duration(seconds)
 
 
 def _percent_text(share: float | None) -> str:
@@ -287,16 +289,8 @@ def _percent_text(share: float | None) -> str:
 
 
 def _duration_text(seconds: float | None) -> str:
-    return "not known" if seconds is None else duration(seconds)
+    return "not known" if seconds is None else format_duration(seconds)
 
 
 def _number_text(value: float | None) -> str:
     return "not known" if value is None else number(round(value))
-
-
-def _size_text(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < _KIB:
-            return f"{count:.4g} {unit}"
-        count /= _KIB
-    return f"{count:.4g} TiB"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.duration import read_duration
+from distlaunch.core.model.duration import format_age, format_duration, read_duration
 from distlaunch.render.request import duration_s
 
 
@@ -74,3 +74,42 @@ def test_a_time_limit_is_read_as_sbatch_reads_it(text, seconds):
 def test_a_time_limit_that_is_unclear_or_out_of_range_is_refused(text):
     with pytest.raises(ConfigError, match="--time"):
         duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0 s"),
+        (0.0, "0 s"),
+        (0.25, "250 ms"),
+        (12.34, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.99, "1 min"),
+        (60, "1 min"),
+        (250, "4 min 10 s"),
+        (3600, "1 h"),
+        (7530, "2 h 5 min"),
+        (90_000, "1 d 1 h"),
+        (float("inf"), "?"),
+        (float("nan"), "?"),
+    ],
+)
+def test_a_duration_is_written_with_its_two_largest_units(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0s"),
+        (0.9, "0s"),
+        (59, "59s"),
+        (60, "1m 0s"),
+        (3661, "1h 1m"),
+        (90_000, "1d 1h"),
+        (float("inf"), "?"),
+        (float("nan"), "?"),
+    ],
+)
+def test_an_age_is_short(seconds, text):
+    assert format_age(seconds) == text

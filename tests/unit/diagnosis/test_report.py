@@ -83,7 +83,7 @@ def test_host_and_attempt_are_reported_where_there_are_several(end_of):
     )
     assert text.startswith("rank 2 of 4 on node1 failed: exit code 1\n")
     assert text.endswith(
-        "  logs: /jobs/ab12 (rank 2 wrote none)\n  job ab12, after 1 h 02 min, attempt 2 (restart 1 of 3)\n"
+        "  logs: /jobs/ab12 (rank 2 wrote none)\n  job ab12, after 1 h 2 min, attempt 2 (restart 1 of 3)\n"
     )
 
 

@@ -13,7 +13,7 @@ from distlaunch.coordinator.runtime.series_file import SeriesFile
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.jobs.job import read_job
 from distlaunch.jobs.report.job_report import JobReport, Missing, build_report, report_record
-from distlaunch.jobs.report.report_charts import duration, number
+from distlaunch.jobs.report.report_charts import number
 from distlaunch.jobs.report.report_page import comparison_page, page_of
 from distlaunch.jobs.report.report_tables import comparison_table
 from distlaunch.jobs.report.report_text import comparison_markdown, markdown_of
@@ -344,17 +344,6 @@ def test_markdown_shows_what_workers_wrote_as_text(run_dir):
     assert "<script" not in text.replace("\\<script", "")
     assert "\x1b" not in text
     assert all(line.count(" | ") < 8 for line in text.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 ms"), (0.25, "250 ms"), (12.34, "12.3 s"), (59.99, "60 s"), (60, "1 min"), (250, "4 min 10 s"),
-        (3600, "1 h"), (7530, "2 h 5 min"), (90_000, "1 d 1 h"), (float("inf"), "?"),
-    ],
-)  # fmt: skip
-def test_durations_are_written_in_two_units(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_numbers_are_short():

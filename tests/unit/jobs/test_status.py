@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.model.launcher_process import process_from, this_process
+from distlaunch.jobs.event_text import event_lines
 from distlaunch.jobs.events import read_events, read_events_but_old_progress
 from distlaunch.jobs.find import find_jobs
 from distlaunch.jobs.job import State, read_job
 from distlaunch.jobs.report.job_report import build_report, report_record
 from distlaunch.jobs.report.report_page import page_of
 from distlaunch.jobs.report.report_text import markdown_of
-from distlaunch.jobs.show import age, event_line, jobs_table, status_lines
+from distlaunch.jobs.show import jobs_table, status_lines
 from distlaunch.jobs.status import fold_events, read_status, with_snapshot
 
 JUNK = st.recursive(
@@ -92,7 +93,7 @@ def test_events_of_any_content_are_read(run_dir):
         assert json.dumps(status.record()) == json.dumps(whole.record())
         status_lines(status, 0.0)
         jobs_table([job], {job.path: status}, 0.0)
-        assert len([event_line(event) for event in read_events(job.events)]) == len(events)
+        assert len(list(read_events(job.events))) == len(events)
 
     reads()
 
@@ -105,12 +106,6 @@ def test_of_progress_events_in_a_row_only_the_last_is_read(run_dir):
     write(run_dir, events)
     read = list(read_events_but_old_progress(str(run_dir / "events.jsonl")))
     assert [event["step_min"] for event in read] == [0, 5, 6, 7]
-
-
-@pytest.mark.parametrize("when", [1e305, -1e305, float("inf"), float("nan"), 2**63, "now", None])
-def test_an_event_with_an_odd_time_is_one_line(when):
-    line = event_line({"type": "signal", "time": when, "signal": "SIGTERM"})
-    assert line.endswith("signal  signal=SIGTERM")
 
 
 @pytest.mark.parametrize(
@@ -194,22 +189,6 @@ def test_a_process_is_known_only_with_all_its_fields():
     assert own.is_alive()
     for name in own.fields():
         assert process_from({**own.fields(), name: None}) is None
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-5, "0s"),
-        (0.9, "0s"),
-        (59, "59s"),
-        (60, "1m 0s"),
-        (3661, "1h 1m"),
-        (float("inf"), "?"),
-        (90_000, "1d 1h"),
-    ],
-)
-def test_ages_have_two_units(seconds, text):
-    assert age(seconds) == text
 
 
 NOW = 1000.0
@@ -306,7 +285,7 @@ def test_a_job_with_odd_numbers_is_shown_and_hides_no_other(tmp_path, run_dir, n
     events = list(read_events(job.events))
     assert len(events) == len(lines)
     json.dumps(events, allow_nan=False)
-    assert all(map(event_line, events))
+    assert all(map(event_lines, events))
     report = build_report(job, now=NOW)
     assert page_of(report)
     assert markdown_of(report)

@@ -32,7 +32,7 @@ def test_the_report_of_a_lost_node(make_nodes):
         "    without a lost node, --max-restarts waits for it, --lost-after S gives a network more time than",
         "    10 s",
         "  logs: /runs/j (rank 2 wrote none)",
-        "  job j, after 12.0 s",
+        "  job j, after 12 s",
     ]
     assert mentions(one_line(failed.diagnosis, many_hosts=True), "ranks 2-3", "n1", "10 s")
 

@@ -152,7 +152,7 @@ def test_a_silent_job_whose_workers_go_on_is_left_alone_until_ten_times_the_time
     assert 10 * TIMEOUT_S <= hang["silent_s"] <= 10 * TIMEOUT_S + 2 * GAP_S
     assert (
         len(
-            [line for line in job.notices.splitlines() if mentions(line, "300 s", "--hang-timeout")]
+            [line for line in job.notices.splitlines() if mentions(line, "5 min", "--hang-timeout")]
         )
         == 1
     )
@@ -204,7 +204,7 @@ def test_a_silent_job_is_reported_once_and_goes_on(unwatched):
     assert watch.pass_time(NOTICE_S - 1) == []
     watch.pass_time(1)
     watch.stand_still(odd=1)
-    assert mentions(job.notices, "310 s", "rank 1", "train.py:7", "--hang-timeout")
+    assert mentions(job.notices, "5 min 10 s", "rank 1", "train.py:7", "--hang-timeout")
     [event] = job.entries("silence")
     assert (event["when"], event["behind"], event["frame"]) == ("notice", [1], "train.py:7 in step")
     [keep] = job.of(a.WriteStacks)
@@ -263,7 +263,7 @@ def test_ctrl_c_on_a_silent_job_shows_the_stack_of_each_rank_before_the_workers_
     assert watch.stacks(0, odd=1) == []
     actions = watch.stacks(1, odd=1)
     [message] = job.of(a.ShowMessage, actions)
-    assert mentions(message.text.splitlines()[0], "365 s")
+    assert mentions(message.text.splitlines()[0], "6 min 5 s")
     assert "rank 0 on node0:\n      train.py:5 in step" in message.text
     assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGINT] * 2
     assert [event["when"] for event in job.entries("silence")] == ["notice", "stop"]
@@ -554,7 +554,7 @@ def test_a_rank_that_has_left_the_others_alone_is_mentioned_once(make_job):
     assert watch.pass_time(hang_detection.ALONE_S - 1) == []
     watch.job.exited(3)
     [message] = watch.pass_time(1.0)
-    assert message.text == "ranks 2-3 ended with 0 60 s ago; 2 workers still running"
+    assert message.text == "ranks 2-3 ended with 0 1 min ago; 2 workers still running"
     watch.job.exited(1)
     assert watch.pass_time(1000.0) == []
 
