@@ -125,6 +125,8 @@ def uses_processor(before: Sequence[m.Stack], after: Sequence[m.Stack]) -> bool:
 
 
 def _why(first: _Sample, second: _Sample) -> Why | None:
+    """Return the evidence that a worker has made progress between two samples; None if there is
+    none."""
     if first.main is None or second.main is None or second.view is None:
         return None
     busy = _is_busy(first.stack, second.stack)
@@ -179,6 +181,7 @@ def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
 
 
 def _path(thread: ThreadStack, view: StackView) -> _Path:
+    """Return the calls of a thread, without the call that waits and the calls inside it."""
     call = call_that_waits(view)
     frames = list(thread.frames)
     if call is not None:

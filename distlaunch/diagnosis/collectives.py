@@ -57,6 +57,7 @@ def group_orders(groups: Mapping[int, Sequence[m.ProcessGroup]]) -> list[GroupOr
 
 
 def _order(number: str, members: Mapping[int, m.ProcessGroup]) -> GroupOrder:
+    """Return the order in the process group with this number."""
     lowest = min(group.enqueued for group in members.values())
     highest = max(group.enqueued for group in members.values())
     behind = [rank for rank, group in members.items() if group.enqueued == lowest < highest]

@@ -48,6 +48,7 @@ def text_of(raised: Raised) -> str:
 
 
 def _joined(lines: Sequence[str]) -> str:
+    """Return lines in one line: the first, and as many of the others as there is room for."""
     text = ""
     for number, line in enumerate(lines):
         if number and len(text) + len(line) > _MORE_CHARS:
@@ -64,6 +65,7 @@ def lines_below(raised: Raised) -> list[str]:
 
 
 def _further(raised: Raised) -> Iterator[str]:
+    """Yield the lines of the message after the first, without lines that say nothing."""
     for line in raised.detail:
         if line.startswith(_OF_NATIVE_CODE):
             return

@@ -127,6 +127,7 @@ def start_of_note(detail: Sequence[str]) -> int | None:
 
 
 def _noted(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines that a note of an exception quotes from a command's output."""
     return tuple(line[2:] for line in lines if line.startswith("| "))
 
 

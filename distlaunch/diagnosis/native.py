@@ -157,6 +157,8 @@ def _with_frame(message: NativeMessage, dump: NativeMessage) -> NativeMessage:
 
 
 def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessage:
+    """Return the message of an uncaught C++ exception, whose ``what()`` may follow the line at
+    ``at``."""
     what = ""
     end = at + 1
     if end < len(lines) and (text := lines[end].strip()).startswith("what():"):

@@ -457,6 +457,7 @@ def _module_of(evidence: FailureEvidence) -> str | None:
 
 
 def _missing(name: str, python: str | None, *, folder: str) -> str:
+    """Return the hint for a module that is neither installed nor in ``folder``."""
     start = f"{python or _ANY_PYTHON} has no module {name}, nor has {folder}: is the name right?"
     package, dot, _ = name.rpartition(".")
     if dot and folder == _OF_SCRIPT:

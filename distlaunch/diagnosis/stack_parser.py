@@ -286,6 +286,8 @@ def _plain(word: str, limit: int) -> str:
 
 
 def _character(match: re.Match[str]) -> str:
+    """Return the character of an escape sequence; the sequence itself if the character is not
+    printable."""
     code = int(match[1] or match[2] or match[3], 16)
     char = chr(code) if code <= sys.maxunicode else ""
     return char if char.isprintable() and char else match[0]

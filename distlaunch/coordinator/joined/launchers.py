@@ -672,6 +672,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
 
 
 def _opened(connection: Connection) -> Connection:
+    """Return the connection that is open already. ``SendThread`` expects a function that opens
+    it."""
     return connection
 
 

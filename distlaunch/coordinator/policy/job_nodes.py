@@ -226,6 +226,7 @@ class JobNodes:
 
 
 def _doubled(first_s: float, times: int, most_s: float) -> float:
+    """Return ``first_s``, doubled ``times`` times, but at most ``most_s``."""
     return min(first_s * 2.0 ** min(max(times, 0), 30), most_s)
 
 

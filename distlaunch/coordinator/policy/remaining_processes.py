@@ -59,6 +59,7 @@ def record_of(ended: ByHost, killed: ByHost) -> dict[str, object]:
 
 
 def _named(found: ByHost, *, many_hosts: bool, how: str = "") -> str:
+    """Return the number of left processes, by whom they were left, and the first ones by name."""
     number = count_of(found)
     hosts = [host for host, leftovers in found.items() if leftovers.count]
     shown = [process for leftovers in found.values() for process in leftovers.shown]
