@@ -117,7 +117,7 @@ class RemoteNodes:
         """
         options = self._options
         planner = self._planner = self._planner.set_job(job_id, run_dir)
-        targets = [self._target(node) for node in planner.hosts]
+        targets = [self._connect_target(node) for node in planner.hosts]
         connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
         raise_limit_for_job(connections=len(targets), logs=2 * self.most_workers)
 
@@ -180,7 +180,7 @@ class RemoteNodes:
         agents.silence_s = options.lost_after
         return agents
 
-    def _target(self, node: Node) -> Target:
+    def _connect_target(self, node: Node) -> Target:
         return Target(
             host=node.host, user=node.user, port=node.port, here=self._planner.is_here(node.host)
         )
@@ -190,4 +190,4 @@ class RemoteNodes:
         return run_discover(options.discover or "", self._environ, who=options.named("discover"))
 
     def _targets_of_output(self, output: str) -> list[Target]:
-        return [self._target(node) for node in self._planner.update_hosts(output)]
+        return [self._connect_target(node) for node in self._planner.update_hosts(output)]

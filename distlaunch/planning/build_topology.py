@@ -360,7 +360,7 @@ class _Slots:
         key = _hardware_key(facts), host.devices
         if key not in self._counts:
             try:
-                self._counts[key] = len(self._selection(facts, host).ids)
+                self._counts[key] = len(self._select_devices(facts, host).ids)
             except ConfigError:
                 if not self._surveyed:
                     raise
@@ -369,7 +369,7 @@ class _Slots:
                 return None
         return self._counts[key]
 
-    def _selection(self, facts: Facts, host: Host) -> DeviceSelection:
+    def _select_devices(self, facts: Facts, host: Host) -> DeviceSelection:
         several = len(self._request.allocation.hosts) > 1
         return selection_here(
             self._request.options, facts, granted=host.devices or (), several=several

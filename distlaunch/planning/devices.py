@@ -175,13 +175,13 @@ def _mask_in_effect(inventory: GpuInventory, environ: Mapping[str, str]) -> tupl
             return CUDA, environ[CUDA].strip()
         if environ.get(HIP) is None and environ.get(ROCR) is not None:
             return ROCR, environ[ROCR].strip()
-        return HIP, _stripped(environ.get(HIP))
+        return HIP, _strip_value(environ.get(HIP))
     if not inventory.gpus and environ.get(CUDA) is None and environ.get(ZE):
         return ZE, environ[ZE].strip()
-    return CUDA, _stripped(environ.get(CUDA))
+    return CUDA, _strip_value(environ.get(CUDA))
 
 
-def _stripped(value: str | None) -> str | None:
+def _strip_value(value: str | None) -> str | None:
     return None if value is None else value.strip()
 
 

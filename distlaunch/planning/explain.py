@@ -99,38 +99,42 @@ def _all_origins(
     allocation = None if location is None else location.allocation
     yield _source_origin(options, location)
     if location is None or allocation is None:
-        yield _origin("hosts", facts.hostname, "this machine")
+        yield _printable_origin("hosts", facts.hostname, "this machine")
     else:
         yield from (origin for origin in allocation.origins if origin.value not in _BELOW)
         shown = (
             "none of the hosts" if location.here is None else allocation.hosts[location.here].name
         )
-        yield _origin("this machine", shown, location.by)
+        yield _printable_origin("this machine", shown, location.by)
         if all(origin.value != "part" for origin in allocation.origins):
-            yield _origin("part", _PARTS[allocation.part], allocation.source)
+            yield _printable_origin("part", _PARTS[allocation.part], allocation.source)
     for field in _OPTIONS:
         if (source := options.who_set(field)) is not None:
-            yield _origin(field.replace("_", "-"), _option_text(getattr(options, field)), source)
-    yield _origin("in the plan", _describe_nodes(topology), _source_of_nodes(options, allocation))
+            yield _printable_origin(
+                field.replace("_", "-"), _option_text(getattr(options, field)), source
+            )
+    yield _printable_origin(
+        "in the plan", _describe_nodes(topology), _source_of_nodes(options, allocation)
+    )
     yield _workers_origin(options, topology, allocation)
     yield from _device_origins(options, topology)
     yield _master_origin(options, topology, allocation)
     yield _port_origin(options, topology, allocation)
     if options.job_id is None:
         told = allocation is not None and plan.job_id == allocation.job_id
-        yield _origin(
+        yield _printable_origin(
             "job-id", plan.job_id, allocation.source if told and allocation else "made for this job"
         )
 
 
 def _outer_origins(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
     started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
-    yield _origin("source", outer.launcher, started)
-    yield _origin("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
+    yield _printable_origin("source", outer.launcher, started)
+    yield _printable_origin("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
     for value, name in (("master", "MASTER_ADDR"), ("master port", "MASTER_PORT")):
         if name in facts.environ:
-            yield _origin(value, facts.environ[name], name)
-    yield _origin("job-id", plan.job_id, "made for this launcher's files")
+            yield _printable_origin(value, facts.environ[name], name)
+    yield _printable_origin("job-id", plan.job_id, "made for this launcher's files")
 
 
 _BELOW: tuple[ValueName, ...] = ("master address", "master port")
@@ -138,7 +142,7 @@ _BELOW: tuple[ValueName, ...] = ("master address", "master port")
 _SLOTS: tuple[ValueName, ...] = ("slots", "slots of this node")
 
 
-def _origin(value: str, shown: str, source: str, *instead_of: str) -> Origin:
+def _printable_origin(value: str, shown: str, source: str, *instead_of: str) -> Origin:
     return Origin(
         value=value, shown=printable(shown), source=printable(source), instead_of=instead_of
     )
@@ -158,9 +162,9 @@ def _source_origin(options: TrainOptions, location: Location | None) -> Origin:
             if chosen
             else "no option and no system names other nodes"
         )
-        return _origin("source", "local", why)
+        return _printable_origin("source", "local", why)
     by = location.who if location.allocation.by_user else chosen or "found in the environment"
-    return _origin("source", location.allocation.source, by)
+    return _printable_origin("source", location.allocation.source, by)
 
 
 def _describe_nodes(topology: Topology) -> str:
@@ -203,14 +207,16 @@ def _workers_origin(
     )
     if by is not None:
         lost = tuple(f"{each.shown} from {each.source}: {by} comes first" for each in told)
-        return _origin("workers", shown, by, *lost)
+        return _printable_origin("workers", shown, by, *lost)
     if told:
-        return _origin("workers", shown, ", ".join(dict.fromkeys(each.source for each in told)))
+        return _printable_origin(
+            "workers", shown, ", ".join(dict.fromkeys(each.source for each in told))
+        )
     if allocation is not None and any(host.slots for host in allocation.hosts):
-        return _origin("workers", shown, allocation.source)
+        return _printable_origin("workers", shown, allocation.source)
     if world is None:
-        return _origin("workers", shown, "only the nodes know")
-    return _origin(
+        return _printable_origin("workers", shown, "only the nodes know")
+    return _printable_origin(
         "workers",
         shown,
         "the GPUs here" if topology.device == "cuda" else "no GPU here: one on the CPU",
@@ -223,7 +229,7 @@ def _device_origins(options: TrainOptions, topology: Topology) -> Iterator[Origi
         return
     node = topology.nodes[topology.here]
     by = node.devices_from or options.who_set(*_TOTALS, *_EACH, "device") or "CPU workers"
-    yield _origin("devices here", ",".join(node.devices or ()) or "none", by)
+    yield _printable_origin("devices here", ",".join(node.devices or ()) or "none", by)
 
 
 def _master_origin(
@@ -235,13 +241,13 @@ def _master_origin(
     match master.address_origin:
         case MasterOrigin.OPTION:
             by = options.named("master_addr")
-            return _origin("master", address, by, *_overridden_origins(system, by))
+            return _printable_origin("master", address, by, *_overridden_origins(system, by))
         case MasterOrigin.ONE_NODE:
-            return _origin("master", address, "all workers are on one node")
+            return _printable_origin("master", address, "all workers are on one node")
         case MasterOrigin.SYSTEM if system is not None:
-            return _origin("master", address, system.source, *system.instead_of)
+            return _printable_origin("master", address, system.source, *system.instead_of)
         case _:
-            return _origin(
+            return _printable_origin(
                 "master", address, f"the first of {counted(len(topology.nodes), 'node')}"
             )
 
@@ -251,11 +257,11 @@ def _port_origin(
 ) -> Origin:
     master, system = planned_master(options, topology), _origin_in_source(allocation, "master port")
     if (by := options.who_set("master_port")) is not None:
-        return _origin(
+        return _printable_origin(
             "master port", str(options.master_port), by, *_overridden_origins(system, by)
         )
     if master.port is None:
-        return _origin("master port", "not known yet", "a free one, held at the start")
+        return _printable_origin("master port", "not known yet", "a free one, held at the start")
     by = (
         system.source
         if system is not None
@@ -263,7 +269,7 @@ def _port_origin(
         if allocation is not None
         else "free"
     )
-    return _origin(
+    return _printable_origin(
         "master port", str(master.port), by, *(system.instead_of if system is not None else ())
     )
 

@@ -212,10 +212,10 @@ class AddressChooser:
         ``surveyed`` is the survey of rank 0's node, ``host`` its name in the list of hosts. Raises
         ConfigError if there is none, or the backend can use none.
         """
-        found = self._candidates(surveyed, host, of_scheduler)
+        found = self._candidate_addresses(surveyed, host, of_scheduler)
         return usable_by(self._backend, found, host)
 
-    def _candidates(
+    def _candidate_addresses(
         self, surveyed: Surveyed, host: str, of_scheduler: AddressesOf
     ) -> tuple[str, ...]:
         from distlaunch.planning import interfaces

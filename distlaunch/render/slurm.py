@@ -135,7 +135,7 @@ def _signal_and_requeue_options(request: RenderRequest, shape: Shape) -> list[_L
             ),
         ),
     ]
-    if _requeues(request):
+    if _wants_requeue(request):
         found.append(
             (
                 "--requeue",
@@ -178,12 +178,12 @@ def _clock_text(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _requeues(request: RenderRequest) -> bool:
+def _wants_requeue(request: RenderRequest) -> bool:
     return request.train.requeue or "requeue" not in request.train.given
 
 
 def _launch_command(request: RenderRequest) -> str:
-    added = ("--requeue",) if _requeues(request) and not request.has("requeue") else ()
+    added = ("--requeue",) if _wants_requeue(request) and not request.has("requeue") else ()
     program, verb, *words = _check_arguments(request.command(*added))
     options = len([argument for _, given in request.words for argument in given]) + len(added)
     lines = [f"exec {program} {verb}", *map(shlex.quote, words[:options])]

@@ -106,9 +106,9 @@ class ProcessConnection:
     def receive(self) -> bytes | None:
         """Return the bytes that have arrived, perhaps none; None after the end."""
         with self._lock:
-            return None if self._closed else self._received()
+            return None if self._closed else self._receive_bytes()
 
-    def _received(self) -> bytes | None:
+    def _receive_bytes(self) -> bytes | None:
         self._child.read_stderr()
         if self._pending:
             data, self._pending = self._pending, b""

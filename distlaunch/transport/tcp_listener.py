@@ -183,7 +183,7 @@ class Listener:
             self._allowed -= 1
             if len(self._pending) >= self._most:
                 self._refuse(
-                    self._idlest(),
+                    self._longest_pending(),
                     RefusalReason.TOO_MANY_CONNECTIONS,
                     "too many are open whose callers are not known yet",
                 )
@@ -210,7 +210,7 @@ class Listener:
             return True
         if self._pending:
             self._refuse(
-                self._idlest(),
+                self._longest_pending(),
                 RefusalReason.TOO_MANY_FILES,
                 f"no more files can be open here ({os.strerror(number or 0)})",
             )
@@ -281,7 +281,7 @@ class Listener:
                 pending.stage = _SPEAKING if side.call is None else _CALLED
                 self._stages[pending.stage][pending.number] = pending
 
-    def _idlest(self) -> _Pending:
+    def _longest_pending(self) -> _Pending:
         return next(iter(max(self._stages, key=len).values()))
 
     def _refuse(self, pending: _Pending, reason: RefusalReason, text: str) -> None:

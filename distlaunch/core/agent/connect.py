@@ -339,7 +339,7 @@ class _Connector:
             )
         return NodesError(
             f"{self._who} has not answered at {self._address_text()} within {given_s:.0f} s: "
-            f"{self._why}",
+            f"{self._describe_problem}",
             hint=hint,
         )
 
@@ -377,7 +377,7 @@ class _Connector:
                 return
 
     @property
-    def _why(self) -> str:
+    def _describe_problem(self) -> str:
         return (
             describe_failures([*self._endpoints.values()])
             if self._endpoints
@@ -387,7 +387,7 @@ class _Connector:
     def _report_progress(self) -> None:
         self._reported_at = time.monotonic()
         if self._progress is not None:
-            self._progress(self._reported_at - self._started_at, self._why)
+            self._progress(self._reported_at - self._started_at, self._describe_problem)
 
     def _report_if_due(self) -> None:
         if time.monotonic() - self._reported_at >= TICK_S:

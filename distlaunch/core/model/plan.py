@@ -158,7 +158,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         variable is in ``env_starts``, ``env`` contains only the part after that beginning. Secrets
         are masked.
         """
-        return {**self._head(), "nodes": list(self._node_records(expand=expand))}
+        return {**self._record_head(), "nodes": list(self._node_records(expand=expand))}
 
     def json_chunks(
         self, *, expand: bool = False, more: Mapping[str, object] | None = None
@@ -172,7 +172,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
         write = json.JSONEncoder(check_circular=False).encode
         yield "{\n"
-        for key, value in {**self._head(), **(more or {})}.items():
+        for key, value in {**self._record_head(), **(more or {})}.items():
             text = (
                 json.dumps(value, indent=1).replace("\n", "\n ")
                 if isinstance(value, dict)
@@ -189,7 +189,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             end = ",\n"
         yield "\n ]\n}\n"
 
-    def _head(self) -> dict[str, object]:
+    def _record_head(self) -> dict[str, object]:
         fewest, most = self.bounds or (len(self.nodes), len(self.nodes))
         return {
             "schema": PLAN_SCHEMA,

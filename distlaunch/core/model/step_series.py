@@ -66,7 +66,7 @@ def split_blocks(data: bytes) -> Iterator[bytes]:
 
 def unpack_block(block: bytes) -> tuple[int, Iterable[Row]]:
     """Return the attempt of a block and its reports."""
-    return _attempt(block), _unpack_rows(block)
+    return _attempt_of(block), _unpack_rows(block)
 
 
 def merge_blocks(blocks: Sequence[bytes]) -> list[bytes]:
@@ -79,9 +79,9 @@ def merge_blocks(blocks: Sequence[bytes]) -> list[bytes]:
     pending: bytes | None = None
     attempt: int | None = None
     for block in blocks:
-        if _attempt(block) != attempt:
+        if _attempt_of(block) != attempt:
             merged += [block] if pending is None else [pending, block]
-            pending, attempt = None, _attempt(block)
+            pending, attempt = None, _attempt_of(block)
         elif pending is None:
             pending = block
         else:
@@ -94,10 +94,10 @@ def _merge(earlier: bytes, later: bytes) -> bytes:
     if _packed_ranks(earlier) == _packed_ranks(later):
         return later
     rows = {row[0]: row for row in (*_unpack_rows(earlier), *_unpack_rows(later))}
-    return pack_block(_attempt(later), [rows[rank] for rank in sorted(rows)])
+    return pack_block(_attempt_of(later), [rows[rank] for rank in sorted(rows)])
 
 
-def _attempt(block: bytes) -> int:
+def _attempt_of(block: bytes) -> int:
     attempt: int = _HEAD.unpack_from(block)[2]
     return attempt
 

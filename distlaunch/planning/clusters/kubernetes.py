@@ -61,7 +61,7 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
     """Return the paths that are needed: MPIJob's host file, or /etc/hosts for the pod's full
     name."""
     if text(environ, "K_MPI_JOB_ROLE") is not None:
-        return (_hostfile(environ)[1],)
+        return (_mpi_hostfile(environ)[1],)
     return (_HOSTS_FILE,) if _has_pod_number(environ) else ()
 
 
@@ -92,7 +92,7 @@ def _has_pod_number(environ: Environ) -> bool:
     )
 
 
-def _hostfile(environ: Environ) -> tuple[str, str]:
+def _mpi_hostfile(environ: Environ) -> tuple[str, str]:
     for variable in _HOSTFILE_VARIABLES:
         if (path := text(environ, variable)) is not None:
             return variable, path
@@ -112,7 +112,7 @@ def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
         )
     from distlaunch.planning.hosts.hostfile import read_hostfile
 
-    variable, path = _hostfile(environ)
+    variable, path = _mpi_hostfile(environ)
     content = texts.get(path)
     if content is None:
         raise ConfigError(

@@ -101,7 +101,7 @@ def files(environ: Mapping[str, str], *, wanted: str = "auto") -> tuple[str, ...
     ``wanted`` is the value of --source. Raises ConfigError if it is not one of ``NAMES``.
     """
     paths: dict[str, None] = {}
-    for name, module in _candidates(environ, wanted):
+    for name, module in _systems_with_markers(environ, wanted):
         paths.update(dict.fromkeys(_import_system(module).files(environ, name)))
     return tuple(paths)
 
@@ -129,7 +129,7 @@ def select(
     lost: list[str] = []
     incomplete: list[tuple[str, IncompleteError]] = []
     winner: Allocation | None = None
-    for name, module in _candidates(environ, wanted):
+    for name, module in _systems_with_markers(environ, wanted):
         if winner is not None and module != "mpi":
             lost.append(f"{_marker_of(environ, name)}: {name} comes after {winner.source}")
             continue
@@ -169,7 +169,9 @@ def has_markers(environ: Mapping[str, str]) -> bool:
 def unused_systems(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
     """Return the variables that are not used because the user named the hosts, each with
     ``why``."""
-    there = [f"{_marker_of(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
+    there = [
+        f"{_marker_of(environ, name)}: {why}" for name, _ in _systems_with_markers(environ, "auto")
+    ]
     return (*there, *_unused_variables(environ, None))
 
 
@@ -184,7 +186,7 @@ def _with_options(
     return {**environ, **cast("dict[str, str]", given)} if given else environ
 
 
-def _candidates(environ: Mapping[str, str], wanted: str) -> list[tuple[str, str]]:
+def _systems_with_markers(environ: Mapping[str, str], wanted: str) -> list[tuple[str, str]]:
     if wanted not in NAMES:
         raise ConfigError(
             f"{Opt.SOURCE(quoted(wanted))}: no such source", hint=f"there is: {', '.join(NAMES)}"
@@ -263,7 +265,7 @@ def _why_not(environ: Mapping[str, str], wanted: str) -> str:
 
 
 def _variables_hint(environ: Mapping[str, str]) -> str:
-    present = [name for name, _ in _candidates(environ, "auto")]
+    present = [name for name, _ in _systems_with_markers(environ, "auto")]
     return (
         f"the environment has variables of {', '.join(present)}"
         if present

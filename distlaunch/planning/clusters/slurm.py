@@ -237,13 +237,13 @@ def _components(environ: Environ) -> list[_Component]:
             several = is_several(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
             why = f"{shown(environ, 'SLURM_JOB_ID')}, but SLURM_JOB_NODELIST is not set"
             raise IncompleteError(why, of_several=several)
-        return [_component(environ, "", "SLURM_JOB_NUM_NODES")]
+        return [_read_component(environ, "", "SLURM_JOB_NUM_NODES")]
     suffixes = [f"_HET_GROUP_{group}" for group in range(size)]
     for suffix in suffixes:
         if text(environ, f"SLURM_JOB_NODELIST{suffix}") is None:
             why = f"{shown(environ, 'SLURM_HET_SIZE')}, but SLURM_JOB_NODELIST{suffix} is not set"
             raise IncompleteError(why, of_several=size > 1)
-    return [_component(environ, suffix, f"SLURM_JOB_NUM_NODES{suffix}") for suffix in suffixes]
+    return [_read_component(environ, suffix, f"SLURM_JOB_NUM_NODES{suffix}") for suffix in suffixes]
 
 
 class _Component(Record):
@@ -254,7 +254,7 @@ class _Component(Record):
     tasks: list[int] | None
 
 
-def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
+def _read_component(environ: Environ, suffix: str, size_name: str) -> _Component:
     list_name, tasks_name = f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}"
     nodes = _nodes_of(environ, list_name)
     declared = number(environ, size_name, least=1)

@@ -37,7 +37,7 @@ def is_this_machine(name: str, identity: Identity) -> bool:
     machines, unless one domain is the beginning of the other (``n1.cluster`` and
     ``n1.cluster.example.org``).
     """
-    name = _normalized(name)
+    name = _normalize_name(name)
     address = _canonical_address(name)
     if address is not None:
         return _is_loopback(address) or address in _own_addresses(identity.addresses)
@@ -49,7 +49,7 @@ def is_this_machine(name: str, identity: Identity) -> bool:
 
 def is_loopback(name: str) -> bool:
     """Return whether a host name or address means, on every machine, that machine itself."""
-    name = _normalized(name)
+    name = _normalize_name(name)
     address = _canonical_address(name)
     return _is_localhost(name) if address is None else _is_loopback(address)
 
@@ -66,11 +66,11 @@ def names_in(hosts_file: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
         address = _canonical_address(words[0]) if words else None
         if address is not None:
             for word in words[1:]:
-                ours.setdefault(_normalized(word), _is_loopback(address) or address in own)
+                ours.setdefault(_normalize_name(word), _is_loopback(address) or address in own)
     return tuple(name for name, is_ours in ours.items() if is_ours and not _is_localhost(name))
 
 
-def _normalized(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
@@ -112,8 +112,8 @@ def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
     The domain is only taken from a name that begins with the hostname: a resolver may return the
     name of loopback, an address, or a name from a reverse zone.
     """
-    hostname, fqdn = _normalized(identity.hostname), _normalized(identity.fqdn or "")
-    names = [hostname, fqdn, *map(_normalized, identity.aliases)]
+    hostname, fqdn = _normalize_name(identity.hostname), _normalize_name(identity.fqdn or "")
+    names = [hostname, fqdn, *map(_normalize_name, identity.aliases)]
     kept = frozenset(
         name
         for name in names

@@ -166,13 +166,15 @@ class RayDriver:
         self._reply(call=request["call"], connected=True)
         ray.cloudpickle.register_pickle_by_value(actor)  # nodes need not have distlaunch
         self._bundles = request["bundles"] or bundle_for_each_gpu(
-            list(self._nodes().values()), request["each"]
+            list(self._live_nodes().values()), request["each"]
         )
         raise_limit(_FILES + _FILES_EACH * len(self._bundles))
         if request["address"] == "local" and bundles_without_room(
-            self._bundles, request["strategy"], list(self._nodes().values())
+            self._bundles, request["strategy"], list(self._live_nodes().values())
         ):
-            raise RayError(self._shortage(request["strategy"]))  # a local cluster never grows
+            raise RayError(
+                self._describe_shortage(request["strategy"])
+            )  # a local cluster never grows
         self._code = ray.put(base64.b64decode(request["code"]))
         self._group = placement_group(self._bundles, strategy=request["strategy"])
         until = time.monotonic() + request["within_s"]
@@ -183,12 +185,14 @@ class RayDriver:
                 raise RayError("the job is over")
             if now > until:
                 raise RayError(
-                    f"within {request['within_s']:g} s {self._shortage(request['strategy'])}"
+                    f"within {request['within_s']:g} s {self._describe_shortage(request['strategy'])}"
                 )
             if notice_at is not None and now > notice_at:
                 notice_at = None
-                self._reply(call=request["call"], waiting=self._shortage(request["strategy"]))
-        nodes = self._nodes()
+                self._reply(
+                    call=request["call"], waiting=self._describe_shortage(request["strategy"])
+                )
+        nodes = self._live_nodes()
         by_node: dict[str, list[int]] = {}
         for bundle, node in sorted(self._nodes_of_bundles().items()):
             by_node.setdefault(node, []).append(bundle)
@@ -238,14 +242,14 @@ class RayDriver:
         except (RuntimeError, ValueError) as exc:
             raise RayError(error_line(exc), passing=False) from exc
 
-    def _shortage(self, strategy: str) -> str:
+    def _describe_shortage(self, strategy: str) -> str:
         import ray
 
         return describe_shortage(
-            self._bundles, strategy, list(self._nodes().values()), ray.available_resources()
+            self._bundles, strategy, list(self._live_nodes().values()), ray.available_resources()
         )
 
-    def _nodes(self) -> dict[str, dict[str, Any]]:
+    def _live_nodes(self) -> dict[str, dict[str, Any]]:
         import ray
 
         return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -300,7 +304,7 @@ class RayDriver:
         Raises RayError.
         """
         while True:
-            alive, placed = self._nodes(), self._nodes_of_bundles()
+            alive, placed = self._live_nodes(), self._nodes_of_bundles()
             nodes = {placed.get(bundle, "") for bundle in bundles}
             if nodes <= alive.keys():
                 break

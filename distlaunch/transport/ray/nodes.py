@@ -77,7 +77,7 @@ class RayCluster:
         self._lock = threading.Lock()
         self._calls = itertools.count()
         self._pending_calls: dict[int, _Call] = {}
-        self.note: Callable[[str], None] = _nothing
+        self.note: Callable[[str], None] = _ignore_line
 
         self._places: dict[str, int] = {}
         self._nodes: dict[str, str] = {}
@@ -202,7 +202,7 @@ class RayCluster:
                 "hint": None,
                 "passing": True,
             }
-        raise ConnectError(_failure(reply, target.host))
+        raise ConnectError(_failure_from_reply(reply, target.host))
 
     def driver_end(self) -> ConnectionEnd | None:
         """Return how the driver ended, and with it the job's share of the cluster; None while it
@@ -323,7 +323,7 @@ class RayCluster:
             pending.set_reply(reply)
 
 
-def _failure(reply: Mapping[str, Any], host: str) -> ConnectFailure:
+def _failure_from_reply(reply: Mapping[str, Any], host: str) -> ConnectFailure:
     return ConnectStepError(
         "ray", printable(reply["problem"]), hint=reply["hint"], passing=reply["passing"]
     ).failure(host)
@@ -339,7 +339,7 @@ class _Call:
     def __init__(self, connection: socket.socket | None) -> None:
         self._connection = connection
         self._ending = threading.Lock()
-        self.say: Callable[[str], None] = _nothing
+        self.say: Callable[[str], None] = _ignore_line
         self.connected = threading.Event()
 
         self.reached = False
@@ -394,4 +394,4 @@ def _driver_sys_path() -> list[str]:
     return sorted(sys.path, key=lambda each: each in {"", here})
 
 
-def _nothing(_: str) -> None: ...
+def _ignore_line(_: str) -> None: ...

@@ -88,7 +88,7 @@ class SrunConnector:
         self._hosts = tuple(hosts)
         self._start_step = start_step
         self._settings, self._code, self._pythons = settings, code, tuple(pythons)
-        self.say: Callable[[str], None] = _nothing
+        self.say: Callable[[str], None] = _ignore_line
 
         self._key = environ.get("SLURM_JOB_ID", "")
         token = os.urandom(16).hex()  # not the user's, which is for launchers started by hand
@@ -169,7 +169,7 @@ class SrunConnector:
         """Fail all calls of ``open``, now and later."""
         with self._lock:
             self._closing = True
-        for pending in self._unsettled():
+        for pending in self._unsettled_agents():
             self._fail(pending, ConnectStepError("srun", "the job is over", passing=False))
         self._wake_thread()
 
@@ -198,7 +198,7 @@ class SrunConnector:
             try:
                 self._run_once()
             except Exception as exc:  # noqa: BLE001 - threads in ``open`` must get it, and the next turn may work
-                for pending in self._unsettled():
+                for pending in self._unsettled_agents():
                     self._fail(
                         pending,
                         ConnectStepError("srun", f"{type(exc).__name__}: {exc}", passing=False),
@@ -216,7 +216,7 @@ class SrunConnector:
             for descriptor, events in step.descriptors().items():
                 poll.register(descriptor, events)
         now = time.monotonic()
-        waiting = self._unsettled()
+        waiting = self._unsettled_agents()
         dues = [self._listener.deadline(), self._begin_at, *(pending.until for pending in waiting)]
         if any(pending.step is not None for pending in waiting):
             dues.append(now + _LOOK_S)  # nothing wakes us when srun has ended
@@ -234,7 +234,7 @@ class SrunConnector:
     def _log(self, line: str) -> None:
         self.say(line)
 
-    def _unsettled(self) -> list[_PendingAgent]:
+    def _unsettled_agents(self) -> list[_PendingAgent]:
         with self._lock:
             return [pending for pending in self._pending.values() if not pending.settled.is_set()]
 
@@ -266,7 +266,7 @@ class SrunConnector:
         """Send more of the zip to a step, and show lines that srun has printed."""
         step.send()
         lines = step.read()
-        starting = any(pending.step is step for pending in self._unsettled())
+        starting = any(pending.step is step for pending in self._unsettled_agents())
         for line in lines:
             if not starting or _WAITING.search(line):
                 self.say(line)
@@ -276,7 +276,7 @@ class SrunConnector:
     def _start_steps(self) -> None:
         """Start steps for the waiting nodes, ``_GATHER_S`` after the first of them or when all
         nodes wait."""
-        waiting = [pending for pending in self._unsettled() if pending.step is None]
+        waiting = [pending for pending in self._unsettled_agents() if pending.step is None]
         if not waiting:
             self._begin_at = None
             return
@@ -326,7 +326,7 @@ class SrunConnector:
         ended = [
             step for step in self._steps if step.returncode is not None
         ]  # a snapshot, so that all waiting nodes see the same
-        for pending in self._unsettled():
+        for pending in self._unsettled_agents():
             step = pending.step
             if step is None:
                 continue
@@ -355,7 +355,7 @@ class SrunConnector:
                 pending.settled.set()
 
 
-def _nothing(_: str) -> None: ...
+def _ignore_line(_: str) -> None: ...
 
 
 def _srun_failure(step: Step, host: str) -> ConnectStepError:

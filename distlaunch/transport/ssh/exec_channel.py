@@ -75,10 +75,10 @@ class ChannelConnection:
         """
         if self._buffer.needs_window():
             size = self._buffer.take_window()
-            if not self._send_now(self._message(_ADJUST, size)):
+            if not self._send_now(self._channel_message(_ADJUST, size)):
                 self._buffer.take_window(back=size)
 
-    def _message(self, kind: int, *numbers: int) -> Any:
+    def _channel_message(self, kind: int, *numbers: int) -> Any:
         from paramiko.message import Message
 
         message = Message()
@@ -112,7 +112,7 @@ class ChannelConnection:
 
         A refusal closes the channel. Raises OSError.
         """
-        message = self._message(_REQUEST)
+        message = self._channel_message(_REQUEST)
         message.add_string("exec")
         message.add_boolean(True)  # noqa: FBT003 - paramiko's
         message.add_string(command)
@@ -153,7 +153,7 @@ class ChannelConnection:
             self._closed = True
         self._end = self._end or self._find_end(lambda _: None)
         if not self._channel.closed:
-            self._send_now(self._message(_EOF), self._message(_CLOSE))
+            self._send_now(self._channel_message(_EOF), self._channel_message(_CLOSE))
         self._close_connection()
         self._buffer.release()
 

@@ -63,13 +63,13 @@ class UsageReader:
             return
 
         def work() -> None:
-            self._post(self._usage(request, pids, start))
+            self._post(self._read_usage(request, pids, start))
 
         self._thread = threading.Thread(target=work, name="usage", daemon=True)
         with suppress(RuntimeError):  # no thread can be started: the coordinator gets no answer
             self._thread.start()
 
-    def _usage(self, request: m.ReadUsage, pids: Mapping[int, int], start: m.Start) -> m.Usage:
+    def _read_usage(self, request: m.ReadUsage, pids: Mapping[int, int], start: m.Start) -> m.Usage:
         trees = self._find_trees(pids)
         gpus = self._read_gpus() if start.uses_gpus else None
         received = node_usage(self._root)

@@ -138,7 +138,7 @@ def _run_watcher(
         spawner.terminal = saved
         if pid := _fork_watched():
             watcher.watch(pid)
-        rename_process(NAME, _title(job_id))
+        rename_process(NAME, _process_title(job_id))
         spawner.run()
         code = 0
     except Exception:  # noqa: BLE001 - no caller could report it
@@ -182,7 +182,7 @@ def _save_terminal(descriptor: int) -> SavedTerminal | None:
         return None
 
 
-def _title(job_id: str) -> str:
+def _process_title(job_id: str) -> str:
     return f"{NAME}: parent of the workers of job {job_id}" if job_id else NAME
 
 
@@ -397,7 +397,7 @@ class Spawner:
             self._orphan_grace_s = setup.orphan_grace_s
         if setup.job_id != self._job_id:
             self._job_id = setup.job_id
-            rename_process(NAME, _title(setup.job_id))
+            rename_process(NAME, _process_title(setup.job_id))
 
     def _lock_temporary_dir(self, path: str) -> None:
         """Lock the agent's temporary directory until this process ends, even if the agent is
@@ -585,13 +585,13 @@ class Spawner:
             waits_for_cleaners = time.monotonic() < began + watcher.CLEANERS_S
             to_kill = [
                 pid
-                for pid in self._children(spared)
+                for pid in self._children_but(spared)
                 if not (waits_for_cleaners and process_tree.is_cleaner(pid))
             ]
             self._trees.count_killed(to_kill)
             process_tree.kill_each_tree(to_kill)
             self._reap()
-            left = self._children(spared)
+            left = self._children_but(spared)
             if not left or time.monotonic() > deadline:
                 self._shared_memory.remove()
                 return tuple(
@@ -601,7 +601,7 @@ class Spawner:
             self._drain_wake()
 
     @staticmethod
-    def _children(spared: int) -> list[int]:
+    def _children_but(spared: int) -> list[int]:
         return [pid for pid in process_tree.children_of(os.getpid()) if pid != spared]
 
     def _on_agent_lost(self) -> None:

@@ -69,7 +69,7 @@ class TemporaryDirectory:
             return self.path
         self._unlock()
         problem = OSError("there is no place for temporary files")
-        for base in self._bases():
+        for base in self._base_directories():
             path = os.path.join(base, f"{_name_of_boot()}{os.urandom(6).hex()}")
             new = os.path.join(base, f".distlaunch-{os.urandom(6).hex()}")
             lock = -1
@@ -92,7 +92,7 @@ class TemporaryDirectory:
             return path
         raise problem
 
-    def _bases(self) -> Iterator[str]:
+    def _base_directories(self) -> Iterator[str]:
         for base in (self._environ.get("TMPDIR", ""), *self._elsewhere):
             if os.path.isabs(base) and os.path.isdir(base):
                 yield base

@@ -529,12 +529,12 @@ class ServerPhase:
 
     def deadline(self, *, has_orders: bool) -> float | None:
         """Return when ``timeout_reason`` or ``slow_import`` may return a value."""
-        due = self._due(has_orders=has_orders)
+        due = self._answer_due(has_orders=has_orders)
         if self.name in ("checking", "ready"):
             return due
         return self._report_at if due is None else min(due, self._report_at)
 
-    def _due(self, *, has_orders: bool) -> float | None:
+    def _answer_due(self, *, has_orders: bool) -> float | None:
         match self.name:
             case "starting":
                 return self._since + START_S
@@ -548,7 +548,7 @@ class ServerPhase:
 
     def timeout_reason(self, now: float, *, has_orders: bool) -> str | None:
         """Return why the server has timed out, if it has."""
-        due = self._due(has_orders=has_orders)
+        due = self._answer_due(has_orders=has_orders)
         if due is None or now < due:
             return None
         match self.name:

@@ -408,7 +408,7 @@ class WorkerTable:
                     rank=rank, pid=self.workers[rank].pid, returncode=-signal.SIGKILL
                 )
                 actions += self._on_exit(wedged, now)
-        for ended in self._overdue(now):
+        for ended in self._overdue_exits(now):
             actions += self._report_exit(ended, now)
         if self.names_at is not None and now >= self.names_at:
             self.names_at = None
@@ -425,7 +425,7 @@ class WorkerTable:
             actions += self._finish()
         return actions
 
-    def _overdue(self, now: float) -> list[WorkerExit]:
+    def _overdue_exits(self, now: float) -> list[WorkerExit]:
         return [
             ended
             for rank, since in self._draining.items()
