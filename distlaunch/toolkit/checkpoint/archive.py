@@ -355,7 +355,7 @@ _TENSOR_NAMES = {
     "torch._utils._rebuild_tensor_v3": _TENSOR_V3,
     "torch._utils._rebuild_parameter": _PARAMETER,
     "torch._utils._rebuild_parameter_with_state": Name(_construct_parameter_with_state),
-    "torch._read_tensor._rebuild_from_type_v2": Name(_construct_from_type),
+    "torch._tensor._rebuild_from_type_v2": Name(_construct_from_type),
     "torch.storage.UntypedStorage": _StorageType(None),
     **{f"torch.{name}": _StorageType(dtype) for name, dtype in _STORAGES.items()},
 }
