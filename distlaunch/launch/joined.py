@@ -521,7 +521,7 @@ def _run_as_coordinator(
         observers.observe(runner, events, job_id=job_id, run_dir=run_dir.path)
         observers.serve(runner, events)
         run_dir.link_latest()
-        process.report_log_directory(run_dir, job_id, sink)
+        process.warn_about_log_directory(run_dir, job_id, sink)
         if rendezvous_port.is_open_to_all:
             sink.say(
                 "the job has no token, so anybody who can connect to port "

@@ -222,7 +222,7 @@ def run_alone_hint(options: TrainOptions) -> str | None:
     return f"{name} flags runs on this machine alone" if name.startswith("--") else None
 
 
-def report_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
+def warn_about_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
     """Warn the user if the logs are not where they belong: in a temporary directory, or in one
     whose name is not the job's id, because that name was taken."""
     if run_dir.temporary:

@@ -34,7 +34,7 @@ from distlaunch.launch.process import (
     closed_console,
     new_spawner,
     policy_settings,
-    report_log_directory,
+    warn_about_log_directory,
 )
 from distlaunch.planning.clusters.select import has_markers
 from distlaunch.planning.train_options import TrainOptions
@@ -276,7 +276,7 @@ def _run_plan(
         observers.observe(runner, events, job_id=plan.job_id, run_dir=plan.run_dir)
         observers.serve(runner, events)
         run_dir.link_latest()
-        report_log_directory(run_dir, plan.job_id, sink)
+        warn_about_log_directory(run_dir, plan.job_id, sink)
         for note in (
             slurm_job.notes() if slurm_job is not None else _notices_about_slurm_options(options)
         ):

@@ -28,8 +28,9 @@ class StatefulBatchSampler(Sampler[list[int]]):
     ``Checkpoint.step`` advances the position, so batches that a DataLoader has only prefetched do
     not count. Iterating yields the remaining batches of the epoch. The order depends only on seed
     and epoch, so each sample is used once even if the training resumes with another number of
-    workers. If the samples at the end of an epoch do not fill a batch on all workers, they are
-    dropped (``drop_last``), or the batch is filled with samples that are used twice.
+    workers. If the last samples of an epoch do not fill a batch on all workers, they are dropped
+    (``drop_last``). Otherwise the last batch is smaller, and its first sample is repeated until all
+    workers have equally many.
 
     The length is the number of batches of a whole epoch. During an iteration it is the length of
     this iteration, which is shorter after a resume within an epoch. A DataLoader with

@@ -214,12 +214,12 @@ def _skip_to_greeting(stream: BootstrapConnection, nonce: str, until: float, whe
             raise ConnectStepError(
                 "agent",
                 f"{where} prints over {_MOST_BEFORE_GREETING >> 20} MiB before the agent starts"
-                f"{quoted_lines(noise)}",
+                f"{clause_of_last_lines(noise)}",
                 passing=False,
             )
         left_s = until - time.monotonic()
         if left_s <= 0:
-            said = quoted_lines(stream.stderr_tail() or noise)
+            said = clause_of_last_lines(stream.stderr_tail() or noise)
             raise ConnectStepError(
                 "agent",
                 f"the agent did not start in time{said}",
@@ -240,11 +240,11 @@ def _login_error(stream: BootstrapConnection, noise: bytes, where: str) -> Conne
     how = describe_end(end)
     if b"Traceback (most recent call last)" in words:
         return ConnectStepError(
-            "agent", f"the agent failed to start: {how}{quoted_lines(last)}", passing=False
+            "agent", f"the agent failed to start: {how}{clause_of_last_lines(last)}", passing=False
         )
     return ConnectStepError(
         "agent",
-        f"the login ended before the agent could start: {how}{quoted_lines(last)}",
+        f"the login ended before the agent could start: {how}{clause_of_last_lines(last)}",
         passing=_was_interrupted(end),
     )
 
@@ -284,7 +284,7 @@ def _join_words(found: list[str]) -> str:
     return found[0] if len(found) == 1 else ", ".join(found[:-1]) + " and " + found[-1]
 
 
-def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
+def clause_of_last_lines(said: bytes, most: int = _LAST_LINES) -> str:
     """Return the last ``most`` lines of a program's output for the end of a message: ``: one /
     two``; "" if there are none.
 

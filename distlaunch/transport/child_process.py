@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.model.text import printable
-from distlaunch.transport.bootstrap import FLAGS, STUB, quoted_lines, start_agent
+from distlaunch.transport.bootstrap import FLAGS, STUB, clause_of_last_lines, start_agent
 from distlaunch.transport.cleanup import run_in_background, wait_budget
 from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.connection import (
@@ -188,7 +188,7 @@ class ProcessConnection:
         return end_of_program(code, self._last_line())
 
     def _last_line(self) -> str:
-        return quoted_lines(self.stderr_tail(), 1)
+        return clause_of_last_lines(self.stderr_tail(), 1)
 
 
 class KillSwitch:

@@ -47,7 +47,7 @@ class ConnectionEnd(Record):
     text: str = ""
     """Details for other kinds; printable."""
     last_words: str = ""
-    """The last line of the program's stderr after a colon (``quoted_lines``); may be empty."""
+    """The last line of the program's stderr after a colon (``clause_of_last_lines``); may be empty."""
 
 
 _FIRST_OF_SIGNALS = 128

@@ -89,7 +89,7 @@ def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> 
     return _smi_holders(path, environ, until_s)
 
 
-def await_release(
+def await_memory_release(
     pids: Collection[int], *, bound_s: float, environ: Mapping[str, str], root: str = "/"
 ) -> tuple[int, ...]:
     """Wait until the driver has released the GPU memory of these ended processes, for at most

@@ -20,7 +20,7 @@ from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import ended_how, printable
 from distlaunch.core.protocol.agent_messages import GREETING
-from distlaunch.transport.bootstrap import FLAGS, STUB, agent_zip, quoted_lines
+from distlaunch.transport.bootstrap import FLAGS, STUB, agent_zip, clause_of_last_lines
 from distlaunch.transport.child_process import Child
 from distlaunch.transport.connect_errors import ConnectFailure, ConnectStepError
 from distlaunch.transport.connection import (
@@ -270,7 +270,7 @@ class RayCluster:
             code = self._child.returncode(_TERM_S)
             how = "has closed its output" if code is None else ended_how(code)
             with self._lock:
-                words = quoted_lines(strip_log_prefixes(self._child.read_stderr()))
+                words = clause_of_last_lines(strip_log_prefixes(self._child.read_stderr()))
                 self._end = ConnectionEnd(kind=EndKind.RAY_DRIVER, text=how, last_words=words)
                 calls = list(self._pending_calls.values())
             self._ended.set()

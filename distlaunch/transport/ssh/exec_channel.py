@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
-from distlaunch.transport.bootstrap import quoted_lines
+from distlaunch.transport.bootstrap import clause_of_last_lines
 from distlaunch.transport.cleanup import wait_budget
 from distlaunch.transport.connection import ConnectionEnd, EndKind
 
@@ -164,7 +164,7 @@ class ChannelConnection:
     def end(self) -> ConnectionEnd:
         """Return how the connection ended, with the last line of stderr. Called after its end."""
         self._end = self._end or self._find_end(self._channel.status_event.wait)
-        return replace(self._end, last_words=quoted_lines(self.stderr_tail(), 1))
+        return replace(self._end, last_words=clause_of_last_lines(self.stderr_tail(), 1))
 
     def _find_end(self, wait: Callable[[float], object]) -> ConnectionEnd:
         if not self._buffer.ended:

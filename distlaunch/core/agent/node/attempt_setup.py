@@ -71,12 +71,12 @@ class AttemptSetup:
         if not pids:
             self._reserve_ports(message, owner, warning=None)
             return
-        from distlaunch.core.probe.nvidia import await_release
+        from distlaunch.core.probe.nvidia import await_memory_release
 
         ended = frozenset(pids)
 
         def wait() -> None:
-            holders = await_release(ended, bound_s=GPU_RELEASE_S, environ=os.environ)
+            holders = await_memory_release(ended, bound_s=GPU_RELEASE_S, environ=os.environ)
             self._post(GpusReleased(prepare=message, holders=holders))
 
         try:

@@ -20,7 +20,7 @@ from distlaunch.core.probe.isolated_call import run_in_child
 from distlaunch.core.probe.nvidia import (
     NVML_NAME,
     NvmlError,
-    await_release,
+    await_memory_release,
     memory_holders,
     read_gpus,
 )
@@ -310,7 +310,7 @@ def test_library_is_found_by_name_where_the_linker_looks(nvml_library):
 
 HOLDERS = """
 import os, sys, threading, time
-from distlaunch.core.probe.nvidia import await_release, memory_holders
+from distlaunch.core.probe.nvidia import await_memory_release, memory_holders
 if sys.argv[2] == "threads":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 holders = memory_holders(sys.argv[1], {"PATH": ""}, until_s=time.monotonic() + float(sys.argv[3]))
@@ -354,7 +354,9 @@ def test_without_the_library_the_tool_names_the_holders(machine):
     machine.smi('[ "$1" = --query-compute-apps=pid ] && echo 41 && echo 42\n')
     until_s = time.monotonic() + 60
     assert memory_holders(str(machine.root), machine.environ, until_s=until_s) == {41, 42}
-    left = await_release([42, 43], bound_s=3.0, environ=machine.environ, root=str(machine.root))
+    left = await_memory_release(
+        [42, 43], bound_s=3.0, environ=machine.environ, root=str(machine.root)
+    )
     assert left == (42,)
 
 
@@ -362,12 +364,15 @@ def test_the_wait_is_limited_if_nvidia_smi_hangs_and_earlier_answers_count(machi
     machine.smi(
         f'[ -e "{machine.root}/asked" ] && exec /bin/sleep 1000\n: > "{machine.root}/asked"; echo 42\n'
     )
-    left = await_release([42], bound_s=1.5, environ=machine.environ, root=str(machine.root))
+    left = await_memory_release([42], bound_s=1.5, environ=machine.environ, root=str(machine.root))
     assert left == (42,)
 
 
 def test_the_wait_ends_at_once_if_the_holders_are_unknown(machine):
-    assert await_release([42], bound_s=600.0, environ=machine.environ, root=str(machine.root)) == ()
+    assert (
+        await_memory_release([42], bound_s=600.0, environ=machine.environ, root=str(machine.root))
+        == ()
+    )
 
 
 class FakeNvml:
