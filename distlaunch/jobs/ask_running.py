@@ -61,6 +61,12 @@ def ask_running(job: Job, command: str, kind: str, *, timeout_s: float, **fields
     except ControlError as exc:
         if exc.refusal is ControlRefusal.ENDING:
             raise ended_error(job) from exc
+        if exc.refusal is ControlRefusal.UNKNOWN:
+            raise NotNowError(
+                f"job {printable(job.name)}: its launcher is of another release, which does not"
+                " answer this",
+                hint="use the release of distlaunch that has started the job",
+            ) from exc
         raise NotNowError(f"job {printable(job.name)}: {exc.message}") from exc
 
 

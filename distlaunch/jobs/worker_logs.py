@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
 from distlaunch.core.model import log_limit, log_times
 from distlaunch.core.model.record import Record
@@ -14,9 +16,33 @@ from distlaunch.jobs.events import POLL_S
 from distlaunch.jobs.job import Job, read_job
 
 _BLOCK = 1 << 18
+_LAST_BLOCK = 1 << 14
+"""Read first at the end of a file."""
 _LONGEST_LINE = 1 << 20
 """A longer line is shown in parts."""
 _MOST_INDEX_BYTES = 1 << 30
+
+
+class LogSource(Protocol):
+    """Reads log files that are not on this host."""
+
+    def size(self, file: LogFile) -> int:
+        """Return the size of a file in bytes."""
+
+    def blocks(self, file: LogFile, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of a part of a file, as far as they can be read."""
+
+    def gap(self, file: LogFile) -> log_limit.Gap | None:
+        """Return where a file has left out bytes; None if it has not."""
+
+    def marks(
+        self, files: Sequence[LogFile], starts: Mapping[str, int] | None, since: float | None
+    ) -> tuple[list[log_times.Mark], bool]:
+        """Return the marks of these files, and whether those before them are left out.
+
+        With ``starts`` (by path), marks before these offsets may be left out; with ``since``, marks
+        before this time.
+        """
 
 
 class LogFile(Record):
@@ -26,6 +52,12 @@ class LogFile(Record):
     rank: int
     stream: int
     """STDOUT or STDERR; 0 for a file with both."""
+    source: LogSource | None = None
+    """What reads the file if it is not on this host. ``path`` is only a name then."""
+
+
+FindFiles = Callable[[int, Collection[int] | None], list[LogFile]]
+"""Returns the log files of ranks in an attempt, ordered by rank and stream."""
 
 
 class Line(Record):
@@ -80,6 +112,15 @@ def log_files(job: Job, attempt: int, ranks: Collection[int] | None = None) -> l
 _STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "stdout": STDOUT, "stderr": STDERR}
 
 
+def written_bytes(file: LogFile, log_bytes: int) -> int:
+    """Return how many bytes were written to a file, with those that it has left out.
+
+    ``log_bytes`` is the limit of ``--log-max-size``.
+    """
+    gap = _gap_of(file, log_bytes)
+    return _size_of(file) + (0 if gap is None else gap.shift)
+
+
 def read_lines(
     job: Job,
     attempt: int,
@@ -87,15 +128,16 @@ def read_lines(
     *,
     since: float | None = None,
     ends: Mapping[str, int] | None = None,
+    find: FindFiles | None = None,
 ) -> Iterator[Line]:
     """Yield the lines of an attempt in the order in which they came, to the second, then by rank.
 
     ``since`` is in seconds since 1970. ``ends``: the offset at which to stop in each file, by path;
-    files that it lacks are left out.
+    files that it lacks are left out. ``find`` finds the files; without it, those on this host.
     """
-    files = log_files(job, attempt, ranks)
+    files = log_files(job, attempt, ranks) if find is None else find(attempt, ranks)
     begun: dict[str, bytes] = {}
-    for segment in _split_by_time(job, attempt, files, since, ends):
+    for segment in _split_by_time(job, attempt, files, since=since, ends=ends):
         yield from _lines_of(segment, begun)
     yield from _pop_unfinished_lines(files, begun)
 
@@ -107,17 +149,19 @@ def last_lines(
     count: int,
     *,
     ends: Mapping[str, int] | None = None,
+    find: FindFiles | None = None,
 ) -> list[Line]:
-    """Return the last ``count`` lines of an attempt. Only the end of each file is read."""
+    """Return the last ``count`` lines of an attempt. Only the end of each file is read.
+
+    ``find`` is as for ``read_lines``.
+    """
     if count == 0:
         return []
-    files = log_files(job, attempt, ranks)
-    starts = {
-        file.path: _start_of_last(file.path, count, _stop_offset(file, ends)) for file in files
-    }
+    files = log_files(job, attempt, ranks) if find is None else find(attempt, ranks)
+    starts = {file.path: _start_of_last(file, count, _stop_offset(file, ends)) for file in files}
     begun: dict[str, bytes] = {}
     lines: list[Line] = []
-    for segment in _split_by_time(job, attempt, files, None, ends):
+    for segment in _split_by_time(job, attempt, files, ends=ends, starts=starts):
         start = max(segment.start, starts[segment.file.path])
         if start < segment.end:
             whole = _Segment(time=segment.time, file=segment.file, start=start, end=segment.end)
@@ -130,20 +174,29 @@ class LogFollower:
     """Reads what is written to the log files of a job from now on."""
 
     def __init__(
-        self, job: Job, ranks: Collection[int] | None, *, attempt: int | None = None
+        self,
+        job: Job,
+        ranks: Collection[int] | None,
+        *,
+        attempt: int | None = None,
+        find: FindFiles | None = None,
     ) -> None:
-        """Follow ``attempt`` only, or by default the newest one and those after it."""
+        """Follow ``attempt`` only, or by default the newest one and those after it.
+
+        ``find`` is as for ``read_lines``.
+        """
         self._job = job
+        self._find: FindFiles = find or partial(log_files, job)
         self._ranks = ranks
         self._attempt = attempt
         self._oldest = attempt if attempt is not None else max(attempts_of(job), default=0)
         """Attempts before this one are not read."""
         self._begun: dict[str, bytes] = {}
-        files = log_files(job, self._oldest, ranks)
-        self.ends = {file.path: _end_of_lines(file.path) for file in files}
+        files = self._find(self._oldest, ranks)
+        self.ends = {file.path: _end_of_lines(file) for file in files}
         """Where the next line of each file begins now. An incomplete line will be read whole."""
         self._offsets = {
-            path: end + self._shift_and_gap(path)[0] for path, end in self.ends.items()
+            file.path: self.ends[file.path] + self._shift_and_gap(file)[0] for file in files
         }
         """The same, as if no file had left out bytes."""
 
@@ -155,7 +208,7 @@ class LogFollower:
             has_ended = job is None or job.state.has_ended
             attempts = self._attempts()
             for attempt in attempts:
-                files = log_files(self._job, attempt, self._ranks)
+                files = self._find(attempt, self._ranks)
                 yield from self._new_lines(files)
                 if has_ended or attempt != attempts[-1]:
                     yield from _pop_unfinished_lines(files, self._begun)
@@ -166,20 +219,21 @@ class LogFollower:
 
     def _new_lines(self, files: Iterable[LogFile]) -> Iterator[Line]:
         for file in files:
-            size = _size_of(file.path)
-            shift, gap = self._shift_and_gap(file.path)
+            size = _size_of(file)
+            shift, gap = self._shift_and_gap(file)
             start = self._offsets.get(file.path, 0)
             if start < size + shift:
-                self._offsets[file.path] = size + shift
                 if gap is not None and start > gap.begin:
                     start = max(start - shift, gap.begin)
                     if start < gap.end:  # what was to be read next has been left out
                         start = gap.begin
                 segment = _Segment(time=0.0, file=file, start=start, end=size)
-                yield from _lines_of(segment, self._begun)
+                end = start + (yield from _lines_of(segment, self._begun))
+                is_last_part = end >= size or gap is None or end >= gap.end
+                self._offsets[file.path] = end + (shift if is_last_part else 0)
 
-    def _shift_and_gap(self, path: str) -> tuple[int, log_limit.Gap | None]:
-        gap = _gap_of(path, self._job.log_bytes)
+    def _shift_and_gap(self, file: LogFile) -> tuple[int, log_limit.Gap | None]:
+        gap = _gap_of(file, self._job.log_bytes)
         return (0, None) if gap is None else (gap.shift, gap)
 
     def _attempts(self) -> list[int]:
@@ -195,35 +249,52 @@ def _pop_unfinished_lines(files: Iterable[LogFile], begun: dict[str, bytes]) -> 
 
 
 def _stop_offset(file: LogFile, ends: Mapping[str, int] | None) -> int:
-    return _size_of(file.path) if ends is None else ends.get(file.path, 0)
+    return _size_of(file) if ends is None else ends.get(file.path, 0)
 
 
 def _split_by_time(
     job: Job,
     attempt: int,
     files: Sequence[LogFile],
-    since: float | None,
-    ends: Mapping[str, int] | None,
+    *,
+    since: float | None = None,
+    ends: Mapping[str, int] | None = None,
+    starts: Mapping[str, int] | None = None,
 ) -> list[_Segment]:
     """Return the parts of the files, in order of time, then of rank. A file without marks, of an
-    older version, is one part."""
-    marks: dict[tuple[int, int], list[log_times.Mark]] = {}
-    wanted = {(file.rank, file.stream) for file in files}
-    for mark in _read_marks(times_path(job.path, attempt)):
-        if (mark.rank, mark.stream) in wanted:
-            known = marks.setdefault((mark.rank, mark.stream), [])
-            if not known or mark.offset > known[-1].offset:
-                known.append(mark)
+    older version, is one part.
+
+    ``starts`` has the offset by path from which a part is needed.
+    """
+    marks: dict[str, list[log_times.Mark]] = {}
+    without_oldest: set[str] = set()
+    """Files whose marks before ``since`` are not known."""
+    for source, own_files in _by_source(files):
+        by_stream = {(file.rank, file.stream): file.path for file in own_files}
+        if source is None:
+            found: Iterable[log_times.Mark] = _read_marks(times_path(job.path, attempt))
+        else:
+            found, is_partial = source.marks(own_files, starts, since)
+            without_oldest.update(by_stream.values() if is_partial and since is not None else ())
+        for mark in found:
+            path = by_stream.get((mark.rank, mark.stream))
+            if path is not None:
+                known = marks.setdefault(path, [])
+                if not known or mark.offset > known[-1].offset:
+                    known.append(mark)
     segments: list[_Segment] = []
     for file in files:
         size = _stop_offset(file, ends)
-        own = sorted(marks.get((file.rank, file.stream), ()), key=lambda mark: mark.offset)
-        gap = _gap_of(file.path, job.log_bytes)
+        own = marks.get(file.path, [])
+        gap = _gap_of(file, job.log_bytes)
         places = [(mark.offset, mark.time) for mark in own]
         if gap is not None:
             places = _places_with_gap(places, gap)
         bounds = [(offset, when) for offset, when in places if offset < size]
-        if not bounds or bounds[0][0] > 0:
+        if file.path in without_oldest:
+            if not bounds:
+                continue
+        elif not bounds or bounds[0][0] > 0:
             bounds.insert(0, (0, bounds[0][1] if bounds else 0.0))
         stops = [*(offset for offset, _ in bounds[1:]), size]
         segments.extend(
@@ -234,6 +305,16 @@ def _split_by_time(
     return sorted(
         segments, key=lambda each: (each.time, each.file.rank, each.file.stream, each.start)
     )
+
+
+def _by_source(
+    files: Iterable[LogFile],
+) -> Iterator[tuple[LogSource | None, list[LogFile]]]:
+    grouped: dict[int, list[LogFile]] = {}
+    for file in files:
+        grouped.setdefault(id(file.source), []).append(file)
+    for group in grouped.values():
+        yield group[0].source, group
 
 
 def _places_with_gap(
@@ -247,12 +328,14 @@ def _places_with_gap(
     return [*before, *([(gap.begin, times[-1])] if times else []), *after]
 
 
-def _gap_of(path: str, most_bytes: int) -> log_limit.Gap | None:
+def _gap_of(file: LogFile, most_bytes: int) -> log_limit.Gap | None:
     """Return where a file has left out bytes; None if it has not."""
+    if file.source is not None:
+        return file.source.gap(file)
     if not most_bytes:
         return None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -265,18 +348,20 @@ def _gap_of(path: str, most_bytes: int) -> log_limit.Gap | None:
 
 def _read_marks(path: str) -> Iterator[log_times.Mark]:
     rest = b""
-    for block in _read_blocks(path, 0, min(_size_of(path), _MOST_INDEX_BYTES)):
+    for block in _read_local_blocks(path, 0, min(_size_of_path(path), _MOST_INDEX_BYTES)):
         data = rest + block
         whole = len(data) - len(data) % log_times.MARK_BYTES
         yield from log_times.unpack_marks(data[:whole])
         rest = data[whole:]
 
 
-def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Iterator[Line]:
-    """Yield the whole lines of a part. ``begun`` has, by path, the beginning of the next line; it
-    is updated."""
+def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Generator[Line, None, int]:
+    """Yield the whole lines of a part, and return how many bytes were read. ``begun`` has, by path,
+    the beginning of the next line; it is updated."""
+    read = 0
     rest = begun.pop(segment.file.path, b"")
-    for block in _read_blocks(segment.file.path, segment.start, segment.end):
+    for block in _read_blocks(segment.file, segment.start, segment.end):
+        read += len(block)
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
             yield Line(rank=segment.file.rank, text=line)
@@ -285,9 +370,18 @@ def _lines_of(segment: _Segment, begun: dict[str, bytes]) -> Iterator[Line]:
             rest = b""
     if rest:
         begun[segment.file.path] = rest
+    return read
 
 
-def _read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
+def _read_blocks(file: LogFile, start: int, end: int) -> Iterator[bytes]:
+    return (
+        _read_local_blocks(file.path, start, end)
+        if file.source is None
+        else file.source.blocks(file, start, end)
+    )
+
+
+def _read_local_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -304,19 +398,25 @@ def _read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
         os.close(descriptor)
 
 
-def _end_of_lines(path: str) -> int:
-    size = _size_of(path)
-    start = max(0, size - _BLOCK)
-    block = b"".join(_read_blocks(path, start, size))
+def _end_of_lines(file: LogFile) -> int:
+    size = _size_of(file)
+    start = max(0, size - _LAST_BLOCK)
+    block = b"".join(_read_blocks(file, start, size))
+    if b"\n" not in block and start:
+        start = max(0, size - _BLOCK)
+        block = b"".join(_read_blocks(file, start, size))
     return start + block.rfind(b"\n") + 1 if b"\n" in block else start
 
 
-def _start_of_last(path: str, count: int, size: int) -> int:
+def _start_of_last(file: LogFile, count: int, size: int) -> int:
+    """Return where the last ``count`` lines begin. Longer lines than ``_LONGEST_LINE`` are several."""
     end = size
     found = 0
-    while end > 0:
-        start = max(0, end - _BLOCK)
-        block = b"".join(_read_blocks(path, start, end))
+    step = _LAST_BLOCK
+    while end > 0 and size - end < count * _LONGEST_LINE:
+        start = max(0, end - step)
+        step = min(2 * step, _BLOCK)
+        block = b"".join(_read_blocks(file, start, end))
         if not block:
             return end
         at = len(block) - 1 if end == size and block.endswith(b"\n") else len(block)
@@ -325,10 +425,14 @@ def _start_of_last(path: str, count: int, size: int) -> int:
             if found == count:
                 return start + at + 1
         end = start
-    return 0
+    return end
 
 
-def _size_of(path: str) -> int:
+def _size_of(file: LogFile) -> int:
+    return _size_of_path(file.path) if file.source is None else file.source.size(file)
+
+
+def _size_of_path(path: str) -> int:
     try:
         return os.stat(path, follow_symlinks=False).st_size
     except OSError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 
 import pytest
@@ -97,7 +98,7 @@ def test_a_job_by_ssh_is_seen_from_its_own_host_and_from_another_one(hosts):
     assert not run_dir.exists()
 
 
-def test_launchers_of_each_node_have_their_own_logs_and_say_where_the_others_are(hosts):
+def test_logs_of_launchers_of_each_node_are_read_through_the_coordinator(hosts):
     launchers = HostLaunchers(hosts)
     for rank in (1, 0, 2):
         state = {"XDG_STATE_HOME": str(hosts.work / f"state-{rank}")}
@@ -107,19 +108,41 @@ def test_launchers_of_each_node_have_their_own_logs_and_say_where_the_others_are
 
     [listed] = ask(hosts, "ps", host="n1", env=own)
     assert (listed["state"], listed["world_size"]) == ("running", 3)
-    until(
-        lambda: "is here" in run(hosts, "logs", "exp", host="n1", env=own).stdout, "rank 0's line"
-    )
-    shown = run(hosts, "logs", "exp", host="n1", env=own)
-    assert shown.stdout.splitlines() == ["[0] rank 0 is here"]
-    assert mentions(shown.stderr, "rank 1", "n2")
-    assert mentions(shown.stderr, "rank 2", "n3")
-    assert not mentions(run(hosts, "logs", "exp", "--rank", "0", host="n1", env=own).stderr, "n2")
+    lines = [f"[{rank}] rank {rank} is here" for rank in range(3)]
+
+    def shown(*options: str):
+        return run(hosts, "logs", "exp", *options, host="n1", env=own)
+
+    until(lambda: sorted(shown().stdout.splitlines()) == lines, "the lines of all ranks")
+    for options, expected in (
+        (["--tail", "1", "--rank", "2"], ["rank 2 is here"]),
+        (["--since", "1h", "--rank", "1-2"], lines[1:]),
+        (["--grep", "rank [02]"], [lines[0], lines[2]]),
+        (["--attempt", "0", "--tail", "9"], lines),
+    ):
+        result = shown(*options)
+        assert (sorted(result.stdout.splitlines()), result.stderr) == (expected, ""), options
+    following = hosts.start(["logs", "exp", "--follow", "--tail", "5"], host="n1", env=own)
+    following.wait_stdout(lines[2])
     joined = run(hosts, "logs", "latest", host="n2", env=other)
     assert (joined.stdout.splitlines(), joined.stderr) == (["[1] rank 1 is here"], "")
     assert run(hosts, "stop", "latest", host="n2", env=other).returncode == 2
 
+    # The launcher of rank 2 does not answer, and the others are shown.
+    launchers.by_rank[2].send_signal(signal.SIGSTOP)
+    result = shown()
+    assert sorted(result.stdout.splitlines()) == lines[:2]
+    assert mentions(result.stderr, "rank 2", "n3")
+    assert not mentions(result.stderr, "n2")
+    launchers.by_rank[2].send_signal(signal.SIGCONT)
+    until(lambda: sorted(shown().stdout.splitlines()) == lines, "the lines of all ranks")
+
     assert run(hosts, "stop", "exp", host="n1", env=own).returncode == 0
+    assert sorted(following.wait().stdout.splitlines()) == lines
     assert launchers.exit_codes() == dict.fromkeys((0, 1, 2), STOPPED)
     assert [each["event"]["type"] for each in taken(hosts)] == ["job_started", "job_ended"]
     assert ask(hosts, "status", "exp", host="n1", env=own)["state"] == "stopped"
+    ended = shown()
+    assert ended.stdout.splitlines() == lines[:1]
+    assert mentions(ended.stderr, "rank 1", "n2")
+    assert mentions(ended.stderr, "rank 2", "n3")

@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.error_output import EXIT_INTERRUPTED, print_notice
@@ -30,7 +31,17 @@ from distlaunch.jobs.job import Job, State, remove_job, wait_for_launcher
 from distlaunch.jobs.show import describe_stop, jobs_table, status_lines
 from distlaunch.jobs.status import job_record, read_status
 from distlaunch.jobs.stop import find_end, stop_job, wait_for_end
-from distlaunch.jobs.worker_logs import Line, LogFollower, attempts_of, last_lines, read_lines
+from distlaunch.jobs.worker_logs import (
+    FindFiles,
+    Line,
+    LogFollower,
+    attempts_of,
+    last_lines,
+    read_lines,
+)
+
+if TYPE_CHECKING:
+    from distlaunch.jobs.remote_logs import RemoteLogs, UnreadLogs
 
 EXIT_KILLED = 137
 _LAUNCHER_S = 2.0
@@ -219,19 +230,39 @@ def _logs(request: _Request) -> int:
     has_prefix = ranks is None or len(ranks) > 1
     follow = values["follow"]
     for_terminal = sys.stdout.isatty()
-    if follow:
+    unread: list[UnreadLogs] = []
+    remote = _remote_logs(job, partial(_print_unread, job) if follow else unread.append)
+    if remote is None and follow:
         _print_other_logs(job, values["attempt"], ranks)
-    for line in _selected_lines(job, ranks, values, keep):
+    for line in _selected_lines(job, ranks, values, keep, remote):
         if request.is_json:
             record = {"rank": line.rank, "text": line.text.decode(errors="replace")}
             _write(json.dumps(record).encode(), flush=follow)
         else:
             prefix = f"[{line.rank}] ".encode() if has_prefix else b""
             _write(prefix + (clean_text(line.text) if for_terminal else line.text), flush=follow)
-    if not follow:
-        sys.stdout.flush()
+    sys.stdout.flush()
+    for each in unread:
+        _print_unread(job, each)
+    if remote is None and not follow:
         _print_other_logs(job, values["attempt"], ranks)
     return 0
+
+
+def _remote_logs(job: Job, on_unread: Callable[[UnreadLogs], None]) -> RemoteLogs | None:
+    """Return the logs of a running job on its nodes; None if its launcher cannot be asked here."""
+    if not (job.launchers or job.node_logs) or job.state is not State.RUNNING or not job.is_here:
+        return None
+    from distlaunch.jobs.remote_logs import RemoteLogs
+
+    return RemoteLogs(job, on_unread)
+
+
+def _print_unread(job: Job, unread: UnreadLogs) -> None:
+    from distlaunch.jobs.other_logs import other_logs_line
+    from distlaunch.jobs.remote_logs import unread_line
+
+    print_notice(unread_line(unread, other_logs_line(unread.logs, job)))
 
 
 def _ranks(job: Job, text: str | None) -> frozenset[int] | None:
@@ -255,6 +286,7 @@ def _selected_lines(
     ranks: frozenset[int] | None,
     values: Mapping[str, Any],
     keep: Callable[[bytes], bool],
+    remote: RemoteLogs | None,
 ) -> Iterator[Line]:
     attempt, follow = values["attempt"], values["follow"]
     known = attempts_of(job)
@@ -263,11 +295,12 @@ def _selected_lines(
             f"job {printable(job.name)} has no output of attempt {attempt}",
             hint=f"attempts with output: {', '.join(map(str, known))}" if known else None,
         )
-    follower = LogFollower(job, ranks, attempt=attempt) if follow else None
+    find = None if remote is None else remote.find
+    follower = LogFollower(job, ranks, attempt=attempt, find=find) if follow else None
     ends = None if follower is None else follower.ends
     shown = attempt if attempt is not None else (known[-1] if known else None)
     if shown is not None:
-        yield from _written(job, shown, ranks, values, keep, ends)
+        yield from _written(job, shown, ranks, values, keep, ends, find)
     if follower is not None:
         yield from (line for line in follower.lines() if keep(line.text))
 
@@ -279,14 +312,16 @@ def _written(
     values: Mapping[str, Any],
     keep: Callable[[bytes], bool],
     ends: Mapping[str, int] | None,
+    find: FindFiles | None,
 ) -> Iterable[Line]:
     """Return the selected lines up to ``ends``, where a follower begins to read each file."""
     tail, since_s = values["tail"], values["since"]
     if tail is None and since_s is None and values["follow"]:
         return ()
     if tail is not None and since_s is None and values["grep"] is None:
-        return last_lines(job, attempt, ranks, tail, ends=ends)
-    written = read_lines(job, attempt, ranks, since=_since(job, since_s), ends=ends)
+        return last_lines(job, attempt, ranks, tail, ends=ends, find=find)
+    since = _since(job, since_s)
+    written = read_lines(job, attempt, ranks, since=since, ends=ends, find=find)
     lines = (line for line in written if keep(line.text))
     return lines if tail is None else deque(lines, maxlen=tail)
 

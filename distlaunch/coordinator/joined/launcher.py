@@ -389,6 +389,8 @@ class JoinedRunner:
                 | m.Prepare()
                 | m.CollectStacks()
                 | m.ReadUsage()
+                | m.ListLogs()
+                | m.ReadLog()
                 | m.Reach()
             ):
                 own.handle(message)

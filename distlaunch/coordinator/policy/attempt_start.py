@@ -223,6 +223,11 @@ class AttemptStart:
         """Return the name of a node's host."""
         return self._node_setup.nodes[node].host
 
+    def is_ready(self, node: int) -> bool:
+        """Return whether a node is connected and has been surveyed."""
+        known = self._node_setup.nodes[node]
+        return known.state == "joined" and known.surveyed is not None
+
     def why_lost(self, node: int) -> str:
         """Return the reason for the loss of a node, as a clause."""
         return self._node_setup.nodes[node].why_lost or ""

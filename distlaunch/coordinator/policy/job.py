@@ -174,6 +174,10 @@ class JobPolicy:
         """The current attempt, or the last one."""
         return self._run
 
+    def is_ready(self, node: int) -> bool:
+        """Return whether a node is connected and has been surveyed."""
+        return self._attempt_start is None or self._attempt_start.is_ready(node)
+
     @property
     def node_losses(self) -> int:
         """How many nodes with workers were lost, in all attempts."""
@@ -301,7 +305,7 @@ class JobPolicy:
             case m.Stacks():
                 self._of_hangs(None, self._hang_detector.on_stacks, node, message)
                 return self._stop_if_hung(now)
-            case m.Usage():
+            case m.Usage() | m.LogList() | m.LogPart():
                 return []  # an answer for another shell
             case m.AgentNotice():
                 return self._on_agent_notice(node, message.text, warning=message.warning)

@@ -39,6 +39,8 @@ _STACK_BYTES = _ESCAPED * (64 << 10) + 16384
 _HEARTBEAT_BYTES = 16 << 10
 _PID_BYTES = 40
 _USAGE_BYTES = 1024
+_LOG_INFO_BYTES = 2 * 160
+"""Two files of a rank."""
 _PORT_BYTES = 8
 _TEXT_BYTES = 512 << 10
 """Size of ``AgentFailed``, ``AgentEnding`` and ``PreloadEnded``, which quote a traceback."""
@@ -55,6 +57,8 @@ NODE_SIZES: dict[type, FrameSize] = {
     m.Alive: _USUAL,
     m.Stacks: _USUAL,
     m.Usage: _USUAL,
+    m.LogList: _USUAL,
+    m.LogPart: FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=m.LOG_PART_BYTES),
     m.AgentNotice: _USUAL,
     m.PreloadEnded: _TEXT,
     m.LeftoversRunning: _USUAL,
@@ -85,6 +89,8 @@ COORDINATOR_SIZES: dict[type, FrameSize] = {
     m.Pause: _USUAL,
     m.CollectStacks: _USUAL,
     m.ReadUsage: _USUAL,
+    m.ListLogs: FrameSize(object_bytes=4 << 20, raw_bytes=0),
+    m.ReadLog: _USUAL,
     m.Reach: _USUAL,
     m.Ping: _USUAL,
     p.Challenge: _USUAL,
@@ -150,6 +156,10 @@ class NodeBudget(Budget):
         """The largest number of workers that any attempt has had on this node."""
         self._ports = 0
         self._stacks = 0
+        self._listed = 0
+        """The largest number of ranks whose logs the node was asked to list."""
+        self._parts = 0
+        """Parts of logs that the node was asked for and has not sent."""
         self._stdin_unread = 0
         """Bytes of stdin that were sent and that the node has not reported as read."""
 
@@ -175,6 +185,10 @@ class NodeBudget(Budget):
                 self._allow_workers(len(message.local_ranks))
             case m.CollectStacks():
                 self._stacks += 1
+            case m.ListLogs():
+                self._listed = max(self._listed, len(message.ranks))
+            case m.ReadLog():
+                self._parts += 1
             case m.StdinData():
                 self._stdin_unread += len(message.data)
             case _:
@@ -204,6 +218,8 @@ class NodeBudget(Budget):
                 self._surveys = max(0, self._surveys - 1)
             case m.Stacks():
                 self._stacks = max(0, self._stacks - 1)
+            case m.LogPart():
+                self._parts = max(0, self._parts - 1)
             case _:
                 pass
         super().charge(message, now)
@@ -226,6 +242,10 @@ class NodeBudget(Budget):
                 if not self._stacks:
                     return _NONE
                 size += min(_STACK_BYTES * self._workers, _STACKS_BYTES)
+            case m.LogPart.__name__ if not self._parts:
+                return _NONE
+            case m.LogList.__name__:
+                size += _LOG_INFO_BYTES * self._listed
             case WorkerExit.__name__ if not self._workers:
                 return _NONE
             case m.Output.__name__ if not self._workers:

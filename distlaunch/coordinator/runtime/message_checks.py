@@ -69,6 +69,9 @@ class NodeMessageCheck:
         """How many bytes of output the node may have sent in all, apart from ``_LEFT_BYTES``."""
         self._sent = 0
         """How many bytes of output the node has sent in all."""
+        self._log_requests: dict[int, int | None] = {}
+        """The requests for logs without an answer: the most bytes of the answer by serial number;
+        None for a list."""
         self._lowest_credit = -_CHUNK_BYTES
         """The lowest allowed value of ``_granted - _sent``, in bytes. It is negative."""
 
@@ -78,6 +81,10 @@ class NodeMessageCheck:
             self._prepared_attempt = max(self._prepared_attempt, message.attempt)
             if isinstance(message, m.Prepare):
                 self._ports = message.ports
+        elif isinstance(message, m.ListLogs):
+            self._log_requests[message.serial] = None
+        elif isinstance(message, m.ReadLog):
+            self._log_requests[message.serial] = message.size
         elif isinstance(message, m.Start):
             self._begin_attempt(message.attempt, (spec.rank for spec in message.workers))
         elif isinstance(message, p.StartWorkers):
@@ -153,6 +160,10 @@ class NodeMessageCheck:
                 self._check_signal(message.signum, self._signals)
             case m.Stacks():
                 self._is_current(message.attempt, (each.rank for each in message.stacks))
+            case m.LogList():
+                self._check_log_answer(message.serial, None)
+            case m.LogPart():
+                self._check_log_answer(message.serial, len(message.data))
             case m.Usage():
                 self._is_current(message.attempt, (each.rank for each in message.workers))
         return getattr(message, "attempt", self._attempt) >= self._attempt
@@ -193,6 +204,13 @@ class NodeMessageCheck:
     def _check_known(self, rank: int) -> None:
         if rank not in self._ranks_ever:
             raise ProtocolError(f"it sends output of rank {rank}, which it does not run")
+
+    def _check_log_answer(self, serial: int, size: int | None) -> None:
+        """Raise ProtocolError unless the answer, a part with ``size`` bytes or a list, was asked
+        for."""
+        most = self._log_requests.pop(serial, -1)
+        if (most is None) != (size is None) or (size is not None and size > (most or 0)):
+            raise ProtocolError("it sends a log that it was not asked for")
 
     def _check_output(self, message: m.Output) -> None:
         self._check_known(message.rank)
@@ -277,6 +295,9 @@ class CoordinatorMessageCheck:
             case m.ForwardSignal():
                 if message.signum not in PASSED_ON:
                     raise ProtocolError(f"it passes signal {message.signum} on")
+            case m.ListLogs() | m.ReadLog():
+                if message.directory:
+                    raise ProtocolError("it names a directory of logs, which are its own node's")
             case p.ExitLauncher():
                 if not 0 <= message.exit_code <= 255:
                     raise ProtocolError(

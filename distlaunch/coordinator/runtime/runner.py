@@ -33,6 +33,7 @@ from distlaunch.core.agent.workers.pseudo_terminal import in_foreground
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.launcher_process import this_process
 from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import FAULTS, SERIES, plan_path
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.worker_exit import WorkerExit
@@ -44,7 +45,9 @@ from distlaunch.planning.build_plan import bind
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from distlaunch.coordinator.policy.attempt import AttemptNodes
     from distlaunch.coordinator.runtime.control import Handler
+    from distlaunch.coordinator.runtime.node_logs import NodeLogs
     from distlaunch.coordinator.runtime.node_questions import Answers, AskedNodes, NodeQuestions
     from distlaunch.coordinator.runtime.remote_agents import Feeder
     from distlaunch.coordinator.runtime.series_file import SeriesFile
@@ -57,6 +60,8 @@ _FAULT = object()
 PAUSE_S = 1.0
 """How long the spawner may take to receive the request to suspend all workers (Ctrl-Z)."""
 _FLUSH_STEP_S = 0.02
+_MOST_LOG_NODES = 256
+"""The nodes of older attempts are forgotten."""
 _EVENTS_S = 0.05
 """After this time the loop handles signals and deadlines, before it processes further events."""
 _TSTP = bytes([signal.SIGTSTP])
@@ -197,6 +202,10 @@ class Runner:
         self._started = time.time()
         self._questions: NodeQuestions | None = None
         """Questions of other shells to the nodes; None until there is one."""
+        self._logs: NodeLogs | None = None
+        """Requests of other shells for logs on the nodes; None until there is one."""
+        self._log_nodes: dict[int, AttemptNodes] = {}
+        """By attempt: the nodes whose logs other shells may read from them."""
         self.calls = MainLoopCalls()
         """Functions that other threads pass to the main loop."""
         self._reporter = Reporter(
@@ -245,6 +254,8 @@ class Runner:
             "stop": self._watched(self._on_stop_request),
             "usage": self._watched(lambda _: self.ask_usage()),
             "stacks": self._watched(self._on_stacks_request),
+            "logs": self._watched(self._on_logs_request),
+            "log_part": self._watched(self._on_log_part_request),
         }
 
     def _watched(self, handler: Handler) -> Handler:
@@ -266,6 +277,57 @@ class Runner:
         return self._node_questions().ask_stacks(
             self._asked_nodes(), native=fields.get("native") is True
         )
+
+    def _on_logs_request(self, fields: Mapping[str, object]) -> object:
+        """Return a future of the log files that nodes have of ``ranks`` in ``attempt``.
+
+        ``ranks`` has the first and the last rank of each range.
+        """
+        match fields:
+            case {"attempt": int(attempt), "ranks": list(ranks)}:
+                pairs = [(int(first), int(last)) for first, last in ranks]
+                return self._read_node_logs().list(attempt, pairs)
+        raise ConfigError("the request needs the fields attempt and ranks")
+
+    def _on_log_part_request(self, fields: Mapping[str, object]) -> object:
+        """Return a future of a part of a rank's log on its node."""
+        match fields:
+            case {
+                "attempt": int(attempt),
+                "rank": int(rank),
+                "stream": int() | None as stream,
+                "offset": int(offset),
+                "size": int(size),
+            }:
+                return self._read_node_logs().read(attempt, rank, stream, offset, size)
+        raise ConfigError("the request needs the fields attempt, rank, stream, offset and size")
+
+    def _read_node_logs(self) -> NodeLogs:
+        if self._logs is None:
+            from distlaunch.coordinator.runtime.node_logs import LogPlace, NodeLogs
+
+            plan = self._plan
+            place = os.path.join(plan.workdir, self._node_logs, plan.job_id)
+            self._logs = NodeLogs(
+                send=self._transport.send,
+                clock=self._clock,
+                place=LogPlace(
+                    directory=place if self._node_logs else "", log_bytes=plan.layout.log_bytes
+                ),
+                attempts=self._log_nodes,
+                is_ready=self._policy.is_ready,
+            )
+        return self._logs
+
+    def _keep_nodes(self, attempt: int) -> None:
+        """Keep the nodes of an attempt if their logs may be read from them."""
+        if not (self._launchers or self._node_logs):
+            return
+        nodes = replace(self._policy.newest_attempt.nodes, attempt_plan=None)
+        before = next(reversed(self._log_nodes.values()), None)
+        self._log_nodes[attempt] = before if before == nodes else nodes
+        while len(self._log_nodes) > _MOST_LOG_NODES:
+            del self._log_nodes[next(iter(self._log_nodes))]
 
     def _node_questions(self) -> NodeQuestions:
         if self._questions is None:
@@ -299,8 +361,8 @@ class Runner:
             return self._run()
         finally:
             self.calls.close()
-            if self._questions is not None:
-                self._questions.close()
+            for asking in self._asking():
+                asking.close()
 
     def _run(self) -> int:
         plan = self._plan
@@ -334,8 +396,8 @@ class Runner:
                 self._handle_event(a.Tick())
                 is_busy = True
             self._of_series(self._write_series)
-            if self._questions is not None:
-                self.advisory.call(AdvisoryPart.CONTROL, None, self._questions.tick)
+            for asking in self._asking():
+                self.advisory.call(AdvisoryPart.CONTROL, None, asking.tick)
             if not self._is_over():
                 self._wait(is_busy=is_busy)
         self._of_series(self._close_series)
@@ -401,13 +463,16 @@ class Runner:
 
         A lost node also ends what it owed to such questions.
         """
-        if self._questions is None:
-            return False
-        if isinstance(event, a.Lost):
-            self._questions.on_lost(event.node)
-        return isinstance(event, a.FromNode) and self._questions.on_message(
-            event.node, event.message
-        )
+        for asking in self._asking():
+            if isinstance(event, a.Lost):
+                asking.on_lost(event.node)
+            elif isinstance(event, a.FromNode) and asking.on_message(event.node, event.message):
+                return True
+        return False
+
+    def _asking(self) -> list[NodeQuestions | NodeLogs]:
+        """Return what asks the nodes for other shells."""
+        return [each for each in (self._questions, self._logs) if each is not None]
 
     def _is_over(self) -> bool:
         return self._exit_code is not None
@@ -433,7 +498,7 @@ class Runner:
                 self._policy.deadline(),
                 self._transport.deadline(),
                 series_due,
-                None if self._questions is None else self._questions.deadline(),
+                *(asking.deadline() for asking in self._asking()),
             )
             if time is not None
         ]
@@ -604,6 +669,7 @@ class Runner:
         disk_work = GuardedDiskWork(self._disk_work, self.advisory, AdvisoryPart.FILES)
         disk_work.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)
+        self._keep_nodes(attempt)
         is_remote = attempt_plan is not None and not self._launchers
         streams = Streams(
             terminal=self._keyboard.size(),

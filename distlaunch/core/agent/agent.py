@@ -46,6 +46,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
 if TYPE_CHECKING:
+    from distlaunch.core.agent.node.log_reader import LogReader
     from distlaunch.core.agent.node.usage import UsageReader
 
 _PUMP_S = 2.0
@@ -54,6 +55,8 @@ _WATCHER_S = CLEANERS_S + 1.0
 them."""
 _POLL_S, _HURRIED_S = 0.1, 0.5
 _TYPED_AHEAD_BYTES = 1 << 20
+_Answer = m.Stacks | m.Usage | m.LogList | m.LogPart
+"""Answers that threads have prepared."""
 
 
 class Agent:
@@ -91,7 +94,7 @@ class Agent:
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
-        self._posted: deque[Posted | GpusReleased | m.Stacks | m.Usage | m.AgentFailed] = deque()
+        self._posted: deque[Posted | GpusReleased | _Answer | m.AgentFailed] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -99,6 +102,7 @@ class Agent:
         self._pump = Pump(sink, self._post)
         self._stacks = StackCollector(self._post, cookie)
         self._usage: UsageReader | None = None
+        self._log_reader: LogReader | None = None
         self._is_spawner_lost = False
         self._started: dict[int, int] = {}
         self._spawner_error: str | None = None
@@ -169,7 +173,9 @@ class Agent:
                 self._attempt_setup.on_gpus_released(event, owner=self.job_id)
             elif isinstance(event, PumpFailed):
                 self._send(m.AgentFailed(text=f"the output thread failed\n{event.text}"))
-            elif isinstance(event, (m.Alive, m.Stacks, m.Usage, m.AgentFailed)):
+            elif isinstance(
+                event, (m.Alive, m.Stacks, m.Usage, m.LogList, m.LogPart, m.AgentFailed)
+            ):
                 self._send(event)
             else:
                 self._step(self._with_facts(event) if isinstance(event, t.Drained) else event)
@@ -296,6 +302,8 @@ class Agent:
                 self._collect_stacks(message)
             case m.ReadUsage():
                 self._read_usage(message)
+            case m.ListLogs() | m.ReadLog():
+                self._read_logs(message)
             case _:
                 assert_never(message)
 
@@ -448,7 +456,7 @@ class Agent:
         for pid in filter(None, (self._watcher, self._spawner)):
             process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
-    def _post(self, event: Posted | GpusReleased | m.Stacks | m.Usage | m.AgentFailed) -> None:
+    def _post(self, event: Posted | GpusReleased | _Answer | m.AgentFailed) -> None:
         self._posted.append(event)
         with self._wake_lock, suppress(BlockingIOError):
             if self._wake_end >= 0:
@@ -478,6 +486,13 @@ class Agent:
         pids = {rank: self._table.workers[rank].pid for rank in self._table.running}
         running = {rank: pid for rank, pid in pids.items() if pid}
         self._usage.read(request, running, self._start)
+
+    def _read_logs(self, request: m.ListLogs | m.ReadLog) -> None:
+        if self._log_reader is None:
+            from distlaunch.core.agent.node.log_reader import LogReader
+
+            self._log_reader = LogReader(self._post)
+        self._log_reader.read(request, self._resources.logs_to_read(request, self._start))
 
     def _on_spawner_lost(self) -> None:
         """Kill all workers: without their parent they cannot be supervised."""

@@ -433,6 +433,15 @@ class RemoteNodeResources(NodeResources):
         )
         return folder, _node_layout(start)
 
+    def logs_to_read(
+        self, request: m.ListLogs | m.ReadLog, start: m.Start | None
+    ) -> tuple[str, Layout] | None:
+        """Return directory and layout of ``--node-logs``, of this agent or of an earlier one."""
+        log_bytes = request.log_bytes if isinstance(request, m.ListLogs) else 0
+        return (
+            (request.directory, replace(TRAIN, log_bytes=log_bytes)) if request.directory else None
+        )
+
     def run_dir_logs(self, start: m.Start) -> LogFiles | None:
         """Return the ranks' logs in the job's run directory, which the agent continues if the
         launcher vanishes; None if this node lacks it."""

@@ -25,6 +25,8 @@ GREETING = b"\ndistlaunch-agent "
 bytes (banners, output of a shell's start-up files) are ignored."""
 PING_S = 2.0
 """How often the coordinator sends ``Ping``."""
+LOG_PART_BYTES = 240_000
+"""Most bytes of a ``LogPart``: a whole number of records of the index of times."""
 SILENCE_S = 10.0
 """After this long without a message, each side considers the other lost."""
 
@@ -130,6 +132,19 @@ class WorkerUsage(Record):
     gpu_bytes: int | None = None
     """Memory of these GPUs that the processes hold, or all that is in use if the driver does not
     say by process."""
+
+
+class LogInfo(Record):
+    """A log file of a rank on a node."""
+
+    rank: int
+    stream: int
+    """STDOUT or STDERR; 0 for a file with both."""
+    size: int
+    gap_begin: int
+    """Where the file has left out bytes (``--log-max-size``); -1 if it has not."""
+    left_out: int
+    """How many bytes it has left out there."""
 
 
 class InterfaceUsage(Record):
@@ -298,6 +313,34 @@ class ReadUsage(Record):
     """Number repeated in the answer."""
 
 
+class ListLogs(Record):
+    """Answer with the ``LogList`` of these ranks' log files on the node."""
+
+    serial: int
+    attempt: int
+    ranks: tuple[int, ...]
+    directory: str = ""
+    """The job's directory below that of ``--node-logs``. Empty for a launcher, which reads its own
+    run directory."""
+    log_bytes: int = 0
+    """Size of a log from which its middle is left out; 0: there is no limit."""
+
+
+class ReadLog(Record):
+    """Answer with a ``LogPart``: these bytes of a log file, at most ``LOG_PART_BYTES``."""
+
+    serial: int
+    attempt: int
+    rank: int | None
+    """None: the index of times of the node's log files."""
+    stream: int
+    """As in ``LogInfo``."""
+    offset: int
+    size: int
+    directory: str = ""
+    """As in ``ListLogs``."""
+
+
 class Input(Record):
     """Keystrokes for the worker's pseudo-terminal."""
 
@@ -445,6 +488,26 @@ class Usage(Record):
     """Bytes that the node's disks have read."""
     written_bytes: int
     workers: tuple[WorkerUsage, ...]
+
+
+class LogList(Record):
+    """Answer to ``ListLogs``. It may lack ranks that have no file."""
+
+    serial: int
+    files: tuple[LogInfo, ...]
+    index_bytes: int
+    """Size of the index of times; 0 if there is none."""
+    problem: str | None = None
+    """Why the files cannot be listed, as a clause."""
+
+
+class LogPart(Record):
+    """Answer to ``ReadLog``. Fewer bytes than were asked for mean the end of the file."""
+
+    serial: int
+    data: bytes
+    problem: str | None = None
+    """Why the file cannot be read, as a clause."""
 
 
 class AgentNotice(Record):
@@ -618,6 +681,8 @@ ToAgent = (
     | Pause
     | CollectStacks
     | ReadUsage
+    | ListLogs
+    | ReadLog
     | Input
     | Resize
 )
@@ -631,6 +696,8 @@ FromAgent = (
     | Alive
     | Stacks
     | Usage
+    | LogList
+    | LogPart
     | AgentNotice
     | PreloadEnded
     | LeftoversRunning
@@ -666,6 +733,8 @@ TO_AGENT: tuple[type, ...] = (
     Pause,
     CollectStacks,
     ReadUsage,
+    ListLogs,
+    ReadLog,
     Input,
     Resize,
 )
@@ -679,6 +748,8 @@ FROM_AGENT: tuple[type, ...] = (
     Alive,
     Stacks,
     Usage,
+    LogList,
+    LogPart,
     AgentNotice,
     PreloadEnded,
     LeftoversRunning,
@@ -713,6 +784,7 @@ NESTED_TYPES: tuple[type, ...] = (
     Stack,
     WorkerUsage,
     InterfaceUsage,
+    LogInfo,
     Layout,
     LeftoverProcess,
     Leftovers,

@@ -14,7 +14,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MOST_ATTEMPTS = 1 << 20
 """Largest number of attempts: twelve days of one attempt per second."""
 
@@ -182,6 +182,8 @@ ToLauncher = (
     | m.Pause
     | m.CollectStacks
     | m.ReadUsage
+    | m.ListLogs
+    | m.ReadLog
     | m.Reach
     | m.Ping
     | Challenge
@@ -199,6 +201,8 @@ FromLauncher = (
     | m.Alive
     | m.Stacks
     | m.Usage
+    | m.LogList
+    | m.LogPart
     | m.AgentNotice
     | m.PreloadEnded
     | m.LeftoversRunning
@@ -221,6 +225,8 @@ TO_LAUNCHER: tuple[type, ...] = (
     m.Pause,
     m.CollectStacks,
     m.ReadUsage,
+    m.ListLogs,
+    m.ReadLog,
     m.Reach,
     m.Ping,
     Challenge,
@@ -238,6 +244,8 @@ FROM_LAUNCHER: tuple[type, ...] = (
     m.Alive,
     m.Stacks,
     m.Usage,
+    m.LogList,
+    m.LogPart,
     m.AgentNotice,
     m.PreloadEnded,
     m.LeftoversRunning,

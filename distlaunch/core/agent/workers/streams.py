@@ -47,6 +47,13 @@ class NodeResources:
         an empty directory for none."""
         return start.run_dir, start.layout
 
+    def logs_to_read(
+        self, request: m.ListLogs | m.ReadLog, start: m.Start | None
+    ) -> tuple[str, Layout] | None:
+        """Return directory and layout of the logs that a user in another shell asks for; None if
+        there are none. ``start`` is that of the last attempt."""
+        return None if start is None else (start.run_dir, start.layout)
+
 
 def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> dict[str, str]:
     """Return variables that name a worker's descriptors and load our code into its interpreter."""

@@ -181,6 +181,8 @@ class WorkerTable:
                 m.Prepare()
                 | m.CollectStacks()
                 | m.ReadUsage()
+                | m.ListLogs()
+                | m.ReadLog()
                 | m.Input()
                 | m.Resize()
                 | w.Running()

@@ -64,6 +64,16 @@ LIKELY = st.one_of(
     st.builds(m.ForwardSignal, signum=st.sampled_from([10, 12]) | NUMBERS),
     st.builds(m.CollectStacks, attempt=ATTEMPTS, serial=NUMBERS),
     st.builds(m.ReadUsage, attempt=ATTEMPTS, serial=NUMBERS),
+    st.builds(m.ListLogs, serial=NUMBERS, attempt=ATTEMPTS, ranks=st.just((0, 1))),
+    st.builds(
+        m.ReadLog,
+        serial=NUMBERS,
+        attempt=ATTEMPTS,
+        rank=st.none() | NUMBERS,
+        stream=NUMBERS,
+        offset=NUMBERS,
+        size=NUMBERS,
+    ),
     st.builds(p.Notice, text=TEXTS, level=TEXTS),
 )
 ANYTHING = st.sampled_from(p.TO_LAUNCHER).flatmap(messages_of)
@@ -91,6 +101,8 @@ HARMLESS = (
     m.Pause,
     m.CollectStacks,
     m.ReadUsage,
+    m.ListLogs,
+    m.ReadLog,
     m.Reach,
     m.Survey,
 )
