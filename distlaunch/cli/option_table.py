@@ -633,8 +633,8 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--min-uptime",
         "seconds",
         "failure",
-        "If the same failure occurs twice, each time earlier than this after the "
-        "start, the job ends. 0 always restarts.",
+        "The job ends if the same failure occurs twice without progress: a higher step, or "
+        "without heartbeats this much time. 0 always restarts.",
         metavar="SECONDS",
     ),
     _row(

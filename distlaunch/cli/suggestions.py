@@ -37,6 +37,32 @@ _SBATCH_OPTIONS = {
     "--ntasks-per-node": "--gpus-per-node, or --procs-per-node for CPU workers",
 }
 """Options of ``render`` with the same effect, by option of sbatch."""
+_SBATCH_ONLY = {
+    *("-C", "-d", "-q", "-w", "-x", "-L", "-a", "-D"),
+    *("--array", "--begin", "--chdir", "--cluster-constraint", "--clusters", "--comment"),
+    *("--constraint", "--container", "--core-spec", "--cpus-per-gpu", "--deadline", "--dependency"),
+    *(
+        "--distribution",
+        "--export",
+        "--gpu-bind",
+        "--gpu-freq",
+        "--gpus-per-task",
+        "--hint",
+        "--hold",
+    ),
+    *("--licenses", "--mail-type", "--mail-user", "--mem-per-cpu", "--mem-per-gpu", "--nice"),
+    *(
+        "--no-requeue",
+        "--nodefile",
+        "--nodelist",
+        "--ntasks-per-gpu",
+        "--oversubscribe",
+        "--prefer",
+    ),
+    *("--priority", "--propagate", "--qos", "--reservation", "--switches", "--threads-per-core"),
+    *("--time-min", "--tmp", "--wait", "--wait-all-nodes", "--wckey"),
+}
+"""Options of sbatch that the user can give to it besides the file."""
 _OTHER_COMMANDS = {
     ("kill", "cancel", "down"): "distlaunch stop JOB stops a job; distlaunch ps lists them",
     ("list", "ls", "jobs"): "distlaunch ps --all lists the jobs",
@@ -136,6 +162,11 @@ def replace_similar_option(flag: str) -> str | None:
 def replace_sbatch_option(flag: str) -> str | None:
     """Return the option of ``render`` that replaces an option of sbatch."""
     return _SBATCH_OPTIONS.get(flag)
+
+
+def is_sbatch_option(flag: str) -> bool:
+    """Return whether sbatch has the option, and ``render`` none with the same effect."""
+    return flag in _SBATCH_ONLY
 
 
 def drop_in_note(flag: str) -> str:

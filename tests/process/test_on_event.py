@@ -32,13 +32,20 @@ def test_the_command_gets_the_important_events_in_order(distlaunch):
     types = [each["event"]["type"] for each in got]
     assert types == ["job_started", "failure", "restarting", "job_ended"]
     run_dir = str(result.run_dir)
-    for each, kind in zip(got, types, strict=True):
+    of_fields = [
+        {},
+        {"DISTLAUNCH_ATTEMPT": "0", "DISTLAUNCH_FINAL": "0"},
+        {"DISTLAUNCH_ATTEMPT": "1"},
+        {"DISTLAUNCH_EXIT_CODE": "0"},
+    ]
+    for each, kind, more in zip(got, types, of_fields, strict=True):
         in_log = result.of_type(kind)[0]
         assert each["event"] == {"job_id": "exp", "run_dir": run_dir, **in_log}
         assert each["variables"] == {
             "DISTLAUNCH_JOB_ID": "exp",
             "DISTLAUNCH_RUN_DIR": run_dir,
             "DISTLAUNCH_EVENT": kind,
+            **more,
         }
 
 

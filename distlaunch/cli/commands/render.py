@@ -13,6 +13,7 @@ from distlaunch.cli import parser
 from distlaunch.cli.option import Absence, Kind, Option, Spelling
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import defaults_of, fields_of
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import TrainOptions
@@ -222,8 +223,13 @@ def parse_render(
 def _refuse_option_of_sbatch(
     flag: str, word: str, by_flag: Mapping[str, Spelling], given: parser.Given, rest: Sequence[str]
 ) -> NoReturn:
-    from distlaunch.cli.suggestions import replace_sbatch_option
+    from distlaunch.cli.suggestions import is_sbatch_option, replace_sbatch_option
 
+    if is_sbatch_option(flag):
+        raise UsageError(
+            f"unknown option {quoted(flag)}",
+            hint=f"give it to sbatch: sbatch {flag} ... FILE; options of sbatch win over the file",
+        )
     if (instead := replace_sbatch_option(flag)) is None:
         parser.refuse_unknown(flag, word, by_flag, given, rest)
     raise UsageError(
@@ -300,7 +306,8 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
     """
     from distlaunch.render.targets import render
 
-    text = render(RenderRequest(target=target, train=options, more=more, words=spell(options)))
+    request = RenderRequest(target=target, train=options, more=more, words=spell(options))
+    text = render(request)
     data = text.encode(errors="surrogateescape")
     if more.out is None:
         sys.stdout.flush()
@@ -309,9 +316,34 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
     else:
         _write(more.out, data, replace=more.force)
         sys.stderr.write(f"distlaunch: {printable(os.path.abspath(more.out))} is written\n")
+    if (divided := _divided_total(request)) is not None:
+        sys.stderr.write(f"distlaunch: {divided}\n")
     if target == "slurm" and (missing := _missing_script(options)) is not None:
         sys.stderr.write(f"distlaunch: {missing}\n")
     return 0
+
+
+def _divided_total(request: RenderRequest) -> str | None:
+    """Return a notice if a total was divided among nodes: launchers that start on each node take
+    the number of one node."""
+    from distlaunch.render.shape import job_shape
+
+    options = request.train
+    if options.gpus_per_node is not None or options.procs_per_node is not None:
+        return None
+    shape = job_shape(request)
+    if shape.max_nodes == 1 or shape.workers == 1:
+        return None
+    total, each, workers = (
+        (Opt.NUM_GPUS, Opt.GPUS_PER_NODE, "GPUs")
+        if shape.gpus
+        else (Opt.NUM_PROCS, Opt.PROCS_PER_NODE, "workers")
+    )
+    number = shape.workers * shape.max_nodes
+    return (
+        f"{total(number)} is the number of the whole job: {shape.workers} {workers} on each of "
+        f"{shape.max_nodes} nodes. For {number} on each node, give {each(number)}."
+    )
 
 
 def _write(path: str, data: bytes, *, replace: bool) -> None:

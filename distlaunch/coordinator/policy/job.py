@@ -1132,7 +1132,8 @@ class JobPolicy:
         exit_code = (
             exit_code if 0 <= exit_code <= 255 else 255
         )  # a node's invalid exit code must not become 0
-        return [
-            RecordEvent(type="job_ended", fields={"exit_code": exit_code}),
-            EndJob(exit_code=exit_code),
-        ]
+        fields: dict[str, object] = {"exit_code": exit_code}
+        stop_signal = self.stop_signal or self._late_stop_signal
+        if stop_signal is not None and exit_code == 128 + stop_signal:
+            fields["signal"] = signal.Signals(stop_signal).name
+        return [RecordEvent(type="job_ended", fields=fields), EndJob(exit_code=exit_code)]

@@ -47,6 +47,12 @@ _SWITCH_IS_STDIN = "exec 3<&0 <&1 1>&2"
 _LAST_BYTES = 4096
 _KILL_S = 5.0
 _OUR_VARIABLES = "DISTLAUNCH_"
+_FIELD_VARIABLES = {
+    "final": "DISTLAUNCH_FINAL",
+    "exit_code": "DISTLAUNCH_EXIT_CODE",
+    "attempt": "DISTLAUNCH_ATTEMPT",
+}
+"""Variables of the command, by the number or flag of the event that each one has."""
 
 
 def read_command(
@@ -230,6 +236,11 @@ class EventCommand:
             os.lseek(event, 0, os.SEEK_SET)
             log, began = self._open_log()
             environ = {**self._environ, "DISTLAUNCH_EVENT": str(record["type"])}
+            environ |= {
+                variable: str(int(value))
+                for field, variable in _FIELD_VARIABLES.items()
+                if isinstance(value := record.get(field), int)
+            }
             process = subprocess.Popen(
                 guarded(self._words, _SWITCH_IS_STDIN),
                 stdin=switch,

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from distlaunch.__main__ import run
 from distlaunch.cli import parser
 from distlaunch.cli.app import run_app
-from distlaunch.cli.commands.render import ALL_OPTIONS, TARGETS, options_of, parse_render, spell
+from distlaunch.cli.commands.render import (
+    ALL_OPTIONS,
+    TARGETS,
+    options_of,
+    parse_render,
+    render_file,
+    spell,
+)
 from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import fields_of, replace
@@ -110,6 +117,27 @@ def test_an_option_of_sbatch_is_answered_with_the_one_of_render(word, hint):
         parse_render("slurm", [word, "12h", "t.py"], {})
     assert caught.value.hint.startswith(hint)
     assert "sbatch -" in caught.value.hint
+
+
+@pytest.mark.parametrize("word", ["--qos", "--constraint", "-C", "--mail-type"])
+def test_an_option_that_only_sbatch_has_is_to_be_given_to_it(word):
+    with pytest.raises(UsageError) as caught:
+        parse_render("slurm", [word, "x", "--num-nodes", "2", "a.py"], {})
+    assert f"sbatch {word}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "has_notice"),
+    [
+        (("--num-nodes", "4", "--num-gpus", "8"), True),
+        (("--num-nodes", "4", "--gpus-per-node", "8"), False),
+        (("--num-nodes", "4", "--num-procs", "4"), False),
+        (("--num-nodes", "1", "--num-gpus", "8"), False),
+    ],
+)
+def test_a_total_that_is_divided_among_nodes_is_pointed_out(words, has_notice, capsys):
+    render_file("slurm", *parse_render("slurm", [*words, "a.py"], {}))
+    assert ("--gpus-per-node 8" in capsys.readouterr().err) == has_notice
 
 
 def test_an_unknown_option_that_sbatch_lacks_too_has_the_usual_hint():

@@ -28,6 +28,7 @@ def test_a_signal_before_the_beginning_ends_the_job(make_job):
     job = make_job()
     job.signal(signal.SIGTERM)
     assert job.exit_code == 143
+    assert job.entries("job_ended") == [{"exit_code": 143, "signal": "SIGTERM"}]
 
 
 @pytest.mark.parametrize("signum", ENDING)
