@@ -59,16 +59,20 @@ def event_lines(event: _Event, *, with_date: bool = False, colour: bool = False)
     known = _KINDS.get(kind)
     severity = Severity.NORMAL
     try:
-        texts = list(_fields_line(event) if known is None else known.lines(event))
+        texts = _safe_lines(_fields_line(event) if known is None else known.lines(event))
         severity = Severity.NORMAL if known is None else known.severity(event)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        texts = list(_fields_line(event))
-    first, *more = (printable(one_line(text, most=_LONGEST_LINE)) for text in texts)
+        texts = _safe_lines(_fields_line(event))
+    first, *more = texts
     when, kind = _time(event, with_date=with_date), printable(kind).ljust(_KIND_WIDTH)
     if colour:
         when = f"\x1b[2m{when}\x1b[0m"
         kind = f"\x1b[{severity.value}m{kind}\x1b[0m" if severity.value else kind
     return [f"{when}  {kind}  {first}".rstrip(), *(f"{_INDENT}{line}" for line in more if line)]
+
+
+def _safe_lines(texts: _Lines) -> list[str]:
+    return [printable(one_line(text, most=_LONGEST_LINE)) for text in texts]
 
 
 def day_of(seconds: object) -> tuple[int, ...] | None:

@@ -47,24 +47,26 @@ def read_stacks(
             raise NotNowError(
                 f"job {printable(job.name)}: a restart has begun meanwhile", hint="ask again"
             )
-        return report_of(job.job_id, snapshot, answers, ranks, native=native)
+        return report_of(job.name, snapshot, answers, ranks, native=native)
 
 
 def report_of(
-    job_id: str,
+    name: str,
     snapshot: Mapping[str, Any],
     answers: Mapping[str, Any],
     ranks: Collection[int] | None,
     *,
     native: bool = False,
 ) -> StackReport:
-    """Return the report of the launcher's answers, which may come from another release. Raises
-    UsageError for a rank that does not run."""
+    """Return the report of the launcher's answers, which may come from another release.
+
+    ``name`` is the job's name in ``ps``. Raises UsageError for a rank that does not run.
+    """
     workers = {worker["rank"]: worker for worker in snapshot["workers"]}
     running = [rank for rank, worker in workers.items() if worker["state"] == "running"]
     if ranks is not None and (missing := sorted(set(ranks) - set(running))):
         raise UsageError(
-            f"{name_ranks(missing)} of job {printable(job_id)}: not running",
+            f"{name_ranks(missing)} of job {printable(name)}: not running",
             hint=f"{name_ranks(running)} of attempt {snapshot['attempt']} run" if running else None,
         )
     stacks = [
@@ -105,7 +107,8 @@ def report_of(
     return StackReport(
         text=text,
         record={
-            "job_id": job_id,
+            "name": name,
+            "job_id": snapshot["job_id"],
             "attempt": answers["attempt"],
             "groups": groups,
             "process_groups": [plain(order) for order in orders],

@@ -15,6 +15,7 @@ from distlaunch.core.protocol.control_messages import ControlError
 from distlaunch.jobs.control import ANSWER_S, NoControlError, ask
 from distlaunch.jobs.events import is_stop_signal, read_events_but_old_progress
 from distlaunch.jobs.job import Job, State
+from distlaunch.jobs.reported_steps import read_last_steps
 
 _MOST_FAILURES = 100
 """The newest failures of a job that are kept."""
@@ -34,10 +35,11 @@ class WorkerStatus(Record):
     """-N for signal N; None while it runs."""
     told_to_stop: bool
     host: str | None = None
-    """None if the launcher was not asked, as the fields below."""
+    """None if the launcher was not asked, as the fields below except ``step``."""
     state: str | None = None
     """See ``WorkerSnapshot``."""
     step: float | None = None
+    """The last that the worker has reported."""
     step_s: float | None = None
     """Seconds per step, over the last steps."""
     last_sign: float | None = None
@@ -209,16 +211,36 @@ def read_status(job: Job, *, timeout_s: float = ANSWER_S) -> JobStatus:
     """
     status = fold_events(job, read_events_but_old_progress(job.events))
     if job.state is not State.RUNNING or not job.is_here:
-        return status
+        return _with_steps(status)
     if job.launcher is not None and job.launcher.is_suspended():
-        return replace(status, is_suspended=True)
+        return _with_steps(replace(status, is_suspended=True))
     try:
         snapshot = ask(job.path, "snapshot", timeout_s=timeout_s)
         return with_snapshot(status, snapshot, time.time())
     except (NoControlError, ControlError):
-        return status
+        return _with_steps(status)
     except (KeyError, TypeError):  # the launcher is of another version
+        return _with_steps(status)
+
+
+def _with_steps(status: JobStatus) -> JobStatus:
+    """Return a status with the last step that each worker has reported, from the run directory."""
+    if status.attempt is None or not status.workers:
         return status
+    steps = read_last_steps(status.job, status.attempt) or _steps_of(status.progress or {})
+    return replace(
+        status,
+        workers=tuple(replace(worker, step=steps.get(worker.rank)) for worker in status.workers),
+    )
+
+
+def _steps_of(progress: Mapping[str, Any]) -> dict[int, float]:
+    """Return the step of the only rank that an event ``progress`` names."""
+    match progress:
+        case {"rank": int(rank), "values": {"step": float(step) | int(step)}}:
+            return {rank: step}
+        case _:
+            return {}
 
 
 def with_snapshot(status: JobStatus, snapshot: Mapping[str, Any], now: float) -> JobStatus:

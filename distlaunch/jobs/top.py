@@ -59,6 +59,8 @@ class NodeRow(Record):
 class TopView(Record):
     """A job at one moment."""
 
+    name: str
+    """The name of the run directory, as in ``ps``."""
     job_id: str
     phase: str
     attempt: int
@@ -92,11 +94,14 @@ def view_of(
     snapshot: Mapping[str, Any],
     usage: Mapping[str, Any] | None,
     before: Mapping[str, Any] | None = None,
+    *,
+    name: str = "",
 ) -> TopView:
     """Return the figures from the launcher's answers to ``snapshot`` and ``usage``.
 
     ``before`` is an earlier answer to ``usage``. Without one of the same attempt, rates are None,
-    and the CPU share of a worker is the mean since its start.
+    and the CPU share of a worker is the mean since its start. ``name``: that of the run directory,
+    by default the job id.
     """
     by_node, earlier = _usage_by_node(usage), _usage_by_node(before)
     if before is not None and usage is not None and before.get("attempt") != usage.get("attempt"):
@@ -122,6 +127,7 @@ def view_of(
     )
     unanswered = tuple(() if usage is None else usage["unanswered"])
     return TopView(
+        name=name or snapshot["job_id"],
         job_id=snapshot["job_id"],
         phase=snapshot["phase"],
         attempt=snapshot["attempt"],

@@ -102,7 +102,7 @@ def _heading_lines(view: TopView, now: float) -> list[Text]:
     of = "?" if view.world_size is None else view.world_size
     lines = [
         _text_line(
-            f"job {view.job_id}  {view.phase} for {format_age(now - view.started)}  "
+            f"job {view.name}  {view.phase} for {format_age(now - view.started)}  "
             f"workers {view.workers_up}/{of}  attempt {view.attempt}{restarts}",
             "bold",
         )

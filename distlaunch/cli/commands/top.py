@@ -98,7 +98,7 @@ class _Readings:
             usage = self._ask("usage", _ANSWER_S)
         if usage != self._usage:  # the launcher answers several shells with one reading
             self._before, self._usage = self._usage, usage
-        self.view = view_of(snapshot, self._usage, self._before)
+        self.view = view_of(snapshot, self._usage, self._before, name=self._job.name)
         return self.view
 
     def _ask(self, kind: str, timeout_s: float) -> Any:

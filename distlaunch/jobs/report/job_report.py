@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -12,10 +11,9 @@ from statistics import median
 from typing import Any
 
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.run_files import SERIES, plan_path
-from distlaunch.core.model.step_series import split_blocks, unpack_block
+from distlaunch.core.model.run_files import plan_path
 from distlaunch.diagnosis.stragglers import are_equal
-from distlaunch.jobs.events import read_events
+from distlaunch.jobs.events import is_stop_signal, read_events
 from distlaunch.jobs.job import Job, State
 from distlaunch.jobs.report.job_time import (
     AttemptTime,
@@ -26,23 +24,19 @@ from distlaunch.jobs.report.job_time import (
 )
 from distlaunch.jobs.report.step_times import (
     Curve,
-    RankSeries,
-    Sample,
     SlowRank,
     loss_curves,
     mean_step_times,
     slow_ranks,
     step_time_curves,
 )
+from distlaunch.jobs.reported_steps import LATEST, RankSeries, read_series, read_start
 from distlaunch.jobs.status import MOST_RANKS, job_record, read_rank
 
 SCHEMA = 1
 """Of ``--format json``. Increased when a field changes its meaning or is removed."""
-_MOST_SERIES_BYTES = 1 << 28
 _MOST_PLAN_BYTES = 1 << 28
 _MOST_PLANS = 50
-_LATEST = 1e11
-"""Later times are damage."""
 
 
 class Missing(Enum):
@@ -156,6 +150,8 @@ class JobReport(Record):
     has_equal_steps: bool
     """Whether the ranks of that attempt have equal mean step times."""
     missing: tuple[Missing, ...]
+    stop_signal: str | None = None
+    """The first signal that ended the job, or ends it."""
 
     @property
     def restarts(self) -> int:
@@ -230,31 +226,10 @@ def build_report(job: Job, now: float | None = None) -> JobReport:
         slow=() if newest is None else tuple(slow_ranks(series, newest)),
         has_equal_steps=are_equal({rank: step_s for rank, (step_s, _) in times.items()}),
         missing=tuple(missing),
+        stop_signal=next(
+            (_text_or_empty(event.get("signal")) for event in events if is_stop_signal(event)), None
+        ),
     )
-
-
-def read_series(job: Job) -> dict[tuple[int, int], list[Sample]]:
-    """Return what each rank has reported in each attempt: time, step and loss.
-
-    Reports without a step are left out. Return nothing if the file cannot be read.
-    """
-    data = _read_bytes(os.path.join(job.path, SERIES), _MOST_SERIES_BYTES)
-    series: dict[tuple[int, int], list[Sample]] = {}
-    for block in split_blocks(data):
-        attempt, rows = unpack_block(block)
-        for rank, when, step, loss, _ in rows:
-            if step is not None and math.isfinite(step) and 0 <= when < _LATEST:
-                series.setdefault((attempt, rank), []).append((when, step, loss))
-    return series
-
-
-def _read_bytes(path: str, most_bytes: int) -> bytes:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        with open(os.open(path, flags), "rb") as file:
-            return file.read(most_bytes)
-    except OSError:
-        return b""
 
 
 def _steps_of_attempts(series: RankSeries) -> dict[int, list[tuple[float, float]]]:
@@ -286,7 +261,7 @@ def _steps_of_events(
 
 def _time_of(event: Mapping[str, Any]) -> float | None:
     when = event.get("time")
-    return when if isinstance(when, (int, float)) and 0 <= when < _LATEST else None
+    return when if isinstance(when, (int, float)) and 0 <= when < LATEST else None
 
 
 def _end_time(
@@ -557,7 +532,7 @@ def _nodes(
 
 def _hosts_of(job: Job, attempt: int) -> list[tuple[str, tuple[int, ...]]]:
     try:
-        plan = json.loads(_read_bytes(plan_path(job.path, attempt), _MOST_PLAN_BYTES))
+        plan = json.loads(read_start(plan_path(job.path, attempt), _MOST_PLAN_BYTES))
     except (ValueError, RecursionError):
         return []
     found = []
@@ -578,6 +553,7 @@ def report_record(report: JobReport) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "job": job_record(report.job),
+        "stop_signal": report.stop_signal,
         "begin": report.begin,
         "end": report.end,
         "total_s": report.end - report.begin,

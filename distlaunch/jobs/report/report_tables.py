@@ -58,6 +58,8 @@ def headline(report: JobReport) -> str:
             how = "was killed: the launcher is gone"
         case State.UNKNOWN:
             how = "has not ended, as far as is known here"
+        case State.STOPPED if report.stop_signal:
+            how = f"was stopped by {report.stop_signal}, with exit code {job.exit_code},"
         case _:
             how = f"{job.state.value} with exit code {job.exit_code}"
     size = report.world_size

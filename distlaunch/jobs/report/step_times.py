@@ -6,17 +6,14 @@ steps between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
 from distlaunch.core.model.record import Record
 from distlaunch.diagnosis.stragglers import find_stragglers
+from distlaunch.jobs.reported_steps import RankSeries, Sample
 
-Sample = tuple[float, float, float | None]
-"""Time, step, loss."""
-RankSeries = Mapping[tuple[int, int], Sequence[Sample]]
-"""The samples of each attempt and rank, in order of time."""
 POINTS = 120
 """How many points a curve has at most."""
 _LEAST_S = 2.0

@@ -17,6 +17,7 @@ from distlaunch.jobs.report.report_charts import number
 from distlaunch.jobs.report.report_page import comparison_page, page_of
 from distlaunch.jobs.report.report_tables import comparison_table
 from distlaunch.jobs.report.report_text import comparison_markdown, markdown_of
+from distlaunch.jobs.status import read_status
 
 HOSTILE = "</td><script>alert(1)</script>&\"'\x1b[31m\x00\u202e|`"
 TIME = 1_800_000_000.0
@@ -337,6 +338,34 @@ def test_two_jobs_are_compared(tmp_path):
     assert "+100.0%" in rows["Step time"]
     assert "not known" in rows["Lost steps"], "no checkpoint of the failed job is known"
     assert {"first", "second"} <= set(page.text.split())
+
+
+def test_the_report_and_the_status_of_a_stopped_job_name_the_signal_and_the_last_steps(run_dir):
+    run_dir.start(2)
+    run_dir.attempt(1, 0, 2)
+    for second in range(10):
+        run_dir.report(2 + second, 0, 2, second * 3)
+    run_dir.event(12, "signal", signal="SIGUSR1")
+    run_dir.event(13, "signal", signal="SIGTERM")
+    for rank in range(2):
+        run_dir.event(14, "worker_exited", attempt=0, rank=rank, returncode=-15, told_to_stop=True)
+    report = run_dir.end(15, 143)
+    assert "was stopped by SIGTERM, with exit code 143, after 15 s" in markdown_of(report)
+    assert "was stopped by SIGTERM" in page_of(report)
+    assert report_record(report)["stop_signal"] == "SIGTERM"
+    status = read_status(read_job(str(run_dir.path))).record()
+    assert [worker["step"] for worker in status["workers"]] == [27, 27]
+
+
+def test_without_series_the_step_is_that_of_the_rank_in_the_last_event(run_dir):
+    run_dir.start(2)
+    run_dir.attempt(1, 0, 2)
+    values = {"step": 7, "loss": 1.0}
+    run_dir.event(2, "progress", attempt=0, ranks=2, step_min=5, step_max=7, rank=1, values=values)
+    run_dir.end(3, 0)
+    (run_dir.path / "steps.bin").unlink(missing_ok=True)
+    status = read_status(read_job(str(run_dir.path))).record()
+    assert [worker["step"] for worker in status["workers"]] == [None, 7]
 
 
 def test_markdown_shows_what_workers_wrote_as_text(run_dir):

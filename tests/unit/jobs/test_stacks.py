@@ -35,6 +35,7 @@ def stack(rank: int, text: str, **changed) -> dict:
 
 def report(*stacks: dict, states=("running",) * 3, ranks=None, **more):
     snapshot = {
+        "job_id": "an id",
         "attempt": 1,
         "workers": [
             {"rank": rank, "host": f"n{rank}", "state": state, "step": 4.0}
@@ -51,6 +52,7 @@ def report(*stacks: dict, states=("running",) * 3, ranks=None, **more):
 
 def test_equal_stacks_are_merged_and_the_other_comes_first():
     found = report(stack(0, WAITS), stack(1, LOADS), stack(2, WAITS))
+    assert (found.record["name"], found.record["job_id"]) == ("exp", "an id")
     assert [each["ranks"] for each in found.record["groups"]] == [[1], [0, 2]]
     assert [each["hosts"] for each in found.record["groups"]] == [["n1"], ["n0", "n2"]]
     assert "all_reduce" in found.record["groups"][1]["waits_in"]

@@ -36,7 +36,8 @@ def test_a_worker_that_was_restarted_has_no_rate_with_the_one_before():
 
 
 def test_without_any_answer_the_ranks_are_there():
-    view = view_of(snapshot(4, 2), None)
+    view = view_of(snapshot(4, 2), None, name="exp-2")
+    assert (view.name, view.job_id) == ("exp-2", snapshot(4, 2)["job_id"])
     assert [row.rank for row in view.ranks] == [0, 1, 2, 3]
     assert {row.rss_bytes for row in view.ranks} == {None}
     assert view.nodes[0].used_bytes is None
