@@ -74,7 +74,7 @@ def connect(run_dir: str, *, timeout_s: float = ANSWER_S) -> socket.socket:
 def ask_at(
     connection: socket.socket, kind: str, *, timeout_s: float = ANSWER_S, **fields: object
 ) -> Any:
-    """Send a request over a connection. Raises as ``ask``."""
+    """Send a request over a connection, and return the result. Raises as ``ask``."""
     until = time.monotonic() + timeout_s
     answer = bytearray()
     try:

@@ -28,7 +28,8 @@ def wrap(
 def wrap(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: object
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
-    """Move a model to the device, and average its gradients over all workers.
+    """Move a model to the device, and average its gradients over all workers. Return the wrapped
+    model, with the optimizer if it is given.
 
     All workers start with the parameters and buffers of rank 0. Pass the optimizer, too, or create
     it from the wrapped model's parameters. FSDP2 replaces the parameters, and ``wrap`` makes a

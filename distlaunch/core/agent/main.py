@@ -103,7 +103,10 @@ def write_exit_reason(text: str) -> None:
 
 
 def _move_connection() -> tuple[int, int]:
-    """Move the connection away from descriptors 0 and 1, because any code may print to 1."""
+    """Move the connection away from descriptors 0 and 1, and return its two new descriptors.
+
+    Any code may print to descriptor 1. It now leads to stderr, and 0 to /dev/null.
+    """
     try:
         reading, writing = (
             fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LOWEST_CHANNEL_FD) for number in (0, 1)

@@ -572,7 +572,11 @@ def _parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
 
 
 def _run_both(path: str, environ: Mapping[str, str], until_s: float) -> tuple[_Ran, _Ran]:
-    """Run both commands at the same time, because each takes long to start the driver."""
+    """Run ``nvidia-smi -L`` and the query of details at the same time, because each takes long to
+    start the driver.
+
+    Raises SmiError, or TimeoutError at ``until_s``.
+    """
     import subprocess
 
     processes: list[subprocess.Popen[bytes]] = []

@@ -305,7 +305,8 @@ class _Scale:
 
 
 def _axis_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range of an axis. Single values far above all others are cut."""
+    """Return the lowest and the highest value of an axis. Single values far above all others are
+    cut."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     usual = ordered[int(0.95 * (len(ordered) - 1))]

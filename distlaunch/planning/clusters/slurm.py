@@ -435,9 +435,10 @@ def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
 def _by_component(
     environ: Environ, nodes: list[str], tasks: list[int]
 ) -> tuple[list[str], list[int]]:
-    """Sort the nodes of a heterogeneous step by component, the order of NODEID and PROCID.
+    """Return nodes and tasks of a heterogeneous step by component, the order of NODEID and PROCID.
 
-    The step's own list is sorted by name over all components.
+    The step's own list is sorted by name over all components. Other steps, and odd lists, stay as
+    they are.
     """
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
     lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]

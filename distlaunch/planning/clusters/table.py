@@ -324,8 +324,8 @@ def _task_node(
 
 
 def _common_master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, int | None]:
-    """Return the address that all processes have from ``mpirun -x MASTER_ADDR`` or from Azure
-    Batch."""
+    """Return the address and port of rank 0 that all processes have from ``mpirun -x MASTER_ADDR``
+    or from Azure Batch; None for what is not set, and both None on one node."""
     if nodes == 1:
         return None, None
     for name in ("MASTER_ADDR", "AZ_BATCH_MASTER_NODE"):

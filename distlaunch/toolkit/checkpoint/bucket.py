@@ -187,7 +187,10 @@ class Bucket(Store):
         self.write(f"{name}/{MANIFEST}", sealed(manifest))
 
     def remove(self, name: str) -> bool:
-        """Remove a checkpoint, the manifest first, so that the rest never looks complete."""
+        """Remove a checkpoint, the manifest first, so that the rest never looks complete.
+
+        Return False, and log the error, if that failed. A folder with other files stays, with True.
+        """
         try:
             self._fs.invalidate_cache()
             if not only_ours(files := self.files(name)):

@@ -296,7 +296,11 @@ class Folder(Store):
             )
 
     def remove(self, name: str) -> bool:
-        """Remove a folder. It is renamed first, so that it never looks like a checkpoint."""
+        """Remove a folder. It is renamed first, so that it never looks like a checkpoint.
+
+        Return False, and log the error, if that failed. A link, or a folder with other files,
+        stays, with True.
+        """
         try:
             if os.path.islink(f"{self.root}/{name}"):  # the target may belong to another program
                 log.warning("distlaunch: %s stays: it is a symbolic link", self.where(name))
@@ -321,7 +325,8 @@ class Folder(Store):
         return True
 
     def _remove_files(self, name: str) -> bool:
-        """Remove a folder that has only files of the kinds that a save writes."""
+        """Remove a folder that has only files of the kinds that a save writes. Return whether it is
+        gone."""
         path = f"{self.root}/{name}"
         try:
             files = os.listdir(path)

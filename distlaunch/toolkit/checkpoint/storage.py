@@ -117,7 +117,7 @@ class Summed(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write all bytes of ``data``."""
+        """Write all bytes of ``data``, and return their number."""
         view = memoryview(data).cast("B")
         try:
             self._raw.write(view)

@@ -326,9 +326,10 @@ class Group:
         return values[0]
 
     def agree(self, where: str, work: Callable[[], T]) -> T:
-        """Run ``work`` on each worker. If it fails on one, raise an error on all.
+        """Run ``work`` on each worker, and return its result. If it fails on one, raise an error on
+        all.
 
-        It is a ConfigError if the cause is one, else a CheckpointError.
+        The error is a ConfigError if the cause is one, else a CheckpointError.
         """
         problem: tuple[type[ConfigError | CheckpointError], str] | None = None
         result: T | None = None

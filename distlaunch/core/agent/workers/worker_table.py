@@ -91,7 +91,11 @@ class _Worker:
 
 
 class WorkerTable:
-    """The workers of one attempt on one node, from ``Start`` to ``AttemptEnded``."""
+    """The workers of one attempt on one node, from ``Start`` to ``AttemptEnded``.
+
+    Methods return the actions that follow: orders to the agent and the spawner, and messages to the
+    coordinator.
+    """
 
     def __init__(self) -> None:
         self.attempt = -1
