@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from distlaunch.coordinator.policy.signals import MERGE_S, SECOND_S
 from tests.facts import mentions
-from tests.process.conftest import later_than_a_double
+from tests.process.conftest import as_in_a_fresh_shell, later_than_a_double
 
 
 def exits(result) -> dict[int, int]:
@@ -405,6 +406,30 @@ def test_int_at_any_moment_of_a_jobs_start_ends_it_with_130_and_no_traceback(
     launchers_own = [line for line in result.stderr.splitlines() if not line.startswith("[")]
     assert not any("Traceback" in line for line in launchers_own), result.stderr
     job.until(lambda: not distlaunch.survivors(), "all that was started has ended")
+
+
+def test_no_signal_is_lost_while_the_handlers_are_installed():
+    """Each one comes at once after the process has a handler for it."""
+    source = """
+import os, signal
+from distlaunch.coordinator.runtime.signal_pipe import ENDING, SignalPipe
+
+install = signal.signal
+def install_and_send(number, handler):
+    install(number, handler)
+    os.kill(os.getpid(), number)
+signal.signal = install_and_send
+print(set(SignalPipe().read()) >= set(ENDING))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=as_in_a_fresh_shell,
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 # --- signals that reach the workers' parent

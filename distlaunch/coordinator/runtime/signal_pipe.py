@@ -52,6 +52,8 @@ class SignalPipe:
         ignored = {number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN}
         left_ignored = ignored if {signal.SIGINT, signal.SIGHUP} <= ignored else {signal.SIGHUP}
         never_ignored = _NEVER_IGNORED - left_ignored | {signal.SIGTERM}
+        # before the handlers, which do nothing: no signal may come between
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in (
             *ENDING,
             *_PASSED_ON,
@@ -61,7 +63,6 @@ class SignalPipe:
             if signal.getsignal(number) != signal.SIG_IGN or number in never_ignored:
                 self._taken.add(number)
                 signal.signal(number, _noted)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
         """Return the descriptor to poll for reading."""
