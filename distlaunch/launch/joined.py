@@ -331,6 +331,9 @@ def run_launcher(
             rendezvous_port.refuse(exc)
         raise
     if rendezvous_port is None or observers is None:
+        names = [options.named(name) for name in ("on_event", "metrics") if getattr(options, name)]
+        if names and planner.shows_notices:
+            sink.say(f"{' and '.join(names)}: only the launcher of node 0 does this, for all nodes")
         return _run_as_joined_launcher(parts, job_identity, other_addresses)
     return _run_as_coordinator(parts, rendezvous_port, slurm_job, clock, other_addresses, observers)
 

@@ -117,16 +117,16 @@ def _plan_and_run(
     try:
         planned = make_plan(options, environ)
         slurm_job = _slurm_job(planned, options, environ)
+        if opening.detached is not None:
+            from distlaunch.launch.detach import check_planned
+
+            check_planned(planned)
     except ConfigError as exc:
         if options.rendezvous is not None or options.node_rank is not None or has_markers(environ):
             from distlaunch.launch.joined import report_no_plan
 
             report_no_plan(options, environ, exc)
         raise
-    if opening.detached is not None:
-        from distlaunch.launch.detach import check_planned
-
-        check_planned(planned)
     if planned.join is not None:
         from distlaunch.launch.joined import run_launcher
 

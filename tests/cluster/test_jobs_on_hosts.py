@@ -102,12 +102,22 @@ def test_logs_of_launchers_of_each_node_are_read_through_the_coordinator(hosts):
     launchers = HostLaunchers(hosts)
     for rank in (1, 0, 2):
         state = {"XDG_STATE_HOME": str(hosts.work / f"state-{rank}")}
-        launchers.start(rank, "--job-id", "exp", "--on-event", TAKES, env=state)
+        options = ("--job-id", "exp", "--on-event", TAKES, "--metrics", "0")
+        launchers.start(rank, *options, env=state)
     launchers.wait_ready(0, 1, 2)
     own, other = ({"XDG_STATE_HOME": str(hosts.work / f"state-{rank}")} for rank in (0, 1))
 
     [listed] = ask(hosts, "ps", host="n1", env=own)
     assert (listed["state"], listed["world_size"]) == ("running", 3)
+    for rank in (1, 2):
+        launchers.by_rank[rank].wait_stderr("--on-event and --metrics: only the launcher of node 0")
+        assert "metrics: http" not in launchers.stderr_of(rank)
+    launchers.by_rank[0].wait_stderr("metrics: http")
+    [url] = [word for word in launchers.stderr_of(0).split() if word.startswith("http://")]
+    fetched = hosts.run("n1", sys.executable, "-c", FETCH, url).stdout
+    for rank in range(3):
+        assert f'distlaunch_rank_up{{rank="{rank}",host="n{rank + 1}"}} 1\n' in fetched
+
     lines = [f"[{rank}] rank {rank} is here" for rank in range(3)]
 
     def shown(*options: str):
@@ -146,3 +156,13 @@ def test_logs_of_launchers_of_each_node_are_read_through_the_coordinator(hosts):
     assert ended.stdout.splitlines() == lines[:1]
     assert mentions(ended.stderr, "rank 1", "n2")
     assert mentions(ended.stderr, "rank 2", "n3")
+
+
+def test_launchers_of_each_node_refuse_to_be_detached_and_the_others_learn_it(hosts):
+    launchers = HostLaunchers(hosts)
+    launchers.start(1)
+    launchers.start(0, "--detach", "--metrics", "0")
+    launchers.start(2, "--detach", "--metrics", "0")
+    assert launchers.exit_codes() == {0: 2, 1: 2, 2: 2}
+    assert mentions(launchers.stderr_of(0), "--detach", "each node has a launcher")
+    assert mentions(launchers.stderr_of(1), "--detach", "each node has a launcher")
