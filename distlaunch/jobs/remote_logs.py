@@ -1,7 +1,7 @@
 """Log files on other nodes of a running job, read through its launcher.
 
 Only what is shown is read: the end of a file for its last lines, the end of the index of times for
-those of a time. What a node sends is checked by the launcher against the ranks that ran there.
+lines since a time. The launcher checks what a node sends: only ranks that ran there may be in it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Found(Record):
 class RemoteLogs:
     """Finds and reads the log files of one job, on this host and on others.
 
-    It is the source of the files on other hosts.
+    Files on other hosts have this object as their ``source``.
     """
 
     def __init__(self, job: Job, on_unread: Callable[[UnreadLogs], None]) -> None:
@@ -111,6 +111,7 @@ class RemoteLogs:
         return [file for rank in sorted(chosen) for file in chosen[rank]]
 
     def _is_more(self, files: Iterable[LogFile], others: Iterable[LogFile]) -> bool:
+        """Return whether the first files have more output than the others."""
         limit = self._job.log_bytes
         theirs = sum(written_bytes(file, limit) for file in files)
         return theirs > sum(written_bytes(file, limit) for file in others)
@@ -232,7 +233,12 @@ class RemoteLogs:
     def marks(
         self, files: Sequence[LogFile], starts: Mapping[str, int] | None, since: float | None
     ) -> tuple[list[log_times.Mark], bool]:
-        """Return the marks of these files, from the ends of their nodes' indexes."""
+        """Return the marks in the indexes of these files' nodes, and whether earlier marks are
+        missing.
+
+        An index is read from its end: back to ``since``, or until each file has a mark at or before
+        its offset in ``starts``.
+        """
         marks: list[log_times.Mark] = []
         is_partial = False
         by_node: dict[tuple[int, int], list[LogFile]] = {}
@@ -259,9 +265,10 @@ class RemoteLogs:
     def _marks_of(
         self, node: _Node, needed: dict[tuple[int, int], int] | None, since: float | None
     ) -> tuple[list[log_times.Mark], bool]:
-        """Return marks in order of time, and whether they are all of this node.
+        """Return a node's marks in order of time, and whether none is missing.
 
-        ``needed``: the place by rank and stream of which the last mark before it is needed.
+        ``needed``: by rank and stream, a place. Once each has a mark at or before its place, no
+        earlier marks are read.
         """
         blocks: list[list[log_times.Mark]] = []
         end = node.index_bytes - node.index_bytes % log_times.MARK_BYTES

@@ -274,7 +274,10 @@ def _without_shared_parameters(model: nn.Module, parts: list[nn.Module]) -> list
 
 
 def _create_mesh(sharding: str, context: Context) -> DeviceMesh:
-    """Return a mesh of all workers; for hybrid sharding, one of nodes and workers per node."""
+    """Return a mesh of all workers; for hybrid sharding, one of nodes and workers per node.
+
+    Raises ToolkitError for hybrid sharding if the nodes have different numbers of workers.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     kind, world, local = context.device.type, context.world_size, context.local_world_size
@@ -295,7 +298,10 @@ def _create_mesh(sharding: str, context: Context) -> DeviceMesh:
 
 
 def _checkpoint_activations(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Checkpoint the outermost of the given modules. Return the modules, wrapped where enabled."""
+    """Checkpoint the outermost of the given modules. Return the modules, wrapped where enabled.
+
+    Raises ToolkitError if there are none.
+    """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         CheckpointWrapper,
         apply_activation_checkpointing,

@@ -180,7 +180,10 @@ class NodeLogs:
         return parts < _PARTS_IN_FLIGHT
 
     def on_message(self, node: int, message: object) -> bool:
-        """Record an answer. Return whether the message was one."""
+        """Take a message of a node if it is an answer. Return whether it is one.
+
+        An answer that comes too late has no effect.
+        """
         if not isinstance(message, (m.LogList, m.LogPart)):
             return False
         request = self._sent.get(node)

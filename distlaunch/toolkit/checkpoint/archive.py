@@ -63,7 +63,8 @@ class Part(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position."""
+        """Set the position, and return it. Raises ValueError for a position before the
+        beginning."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
         if base + offset < 0:
             raise ValueError("before the beginning")
@@ -142,7 +143,10 @@ class _Archive:
         return self._read_content(f"{self._prefix}data.pkl")
 
     def storage(self, pid: Any) -> _Storage:
-        """Return the storage for a persistent id: ``("storage", type, key, device, count)``."""
+        """Return the storage for a persistent id: ``("storage", type, key, device, count)``.
+
+        Raises MalformedError for another id, or a storage that is larger than its file.
+        """
         if (
             type(pid) is not tuple
             or len(pid) != 5

@@ -221,6 +221,7 @@ class Bucket(Store):
         """Copy all objects to another name, then remove them, as an object store cannot rename.
 
         The manifest is copied last and removed first. The next call continues an interrupted copy.
+        Raises OSError if a step fails.
         """
         aside = f"aside-{name}"
         self._fs.invalidate_cache()

@@ -518,7 +518,10 @@ class Checkpoint:
     # --- the place, and the end ------------------------------------------------------------------------------------
 
     def _claim(self) -> list[str]:
-        """Claim the location on rank 0, and check that all workers see it. Return its checkpoints."""
+        """Claim the location on rank 0, and check that all workers see it. Return its checkpoints.
+
+        Raises ConfigError on all workers if one of both fails.
+        """
         refused, names, mark = None, [], ""
         if self._group.rank == 0:
             try:

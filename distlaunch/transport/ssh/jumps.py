@@ -101,7 +101,8 @@ class Jumps:
         """Return the jump host's connection, for one more user. Open it by ``connect`` if there is
         none.
 
-        A failure also fails the threads that have waited for it.
+        Raises ConnectStepError if another thread does not open it before the time ``until``. An
+        error of ``connect`` is also raised in the threads that have waited for it.
         """
         came = time.monotonic()
         if not gateway.connecting.acquire(timeout=max(0.0, until - came)):

@@ -27,14 +27,15 @@ _NO_LOGS = "it has no logs of the job"
 
 
 class LogReader:
-    """Answers one request at a time. ``post`` is called in the thread with the answer."""
+    """Answers one request at a time. ``post`` is called with the answer, mostly in a thread."""
 
     def __init__(self, post: Callable[[m.LogList | m.LogPart], None]) -> None:
         self._post = post
         self._thread: threading.Thread | None = None
 
     def read(self, request: m.ListLogs | m.ReadLog, logs: Logs | None) -> None:
-        """Begin to answer a request. ``logs`` is None if the node has none."""
+        """Begin to answer a request. The answer is a refusal if ``logs`` is None, since the node
+        has none, or if the file system still keeps an earlier request waiting."""
         if logs is None:
             self._post(_refusal(request, _NO_LOGS))
             return
@@ -56,7 +57,7 @@ class LogReader:
 
 
 def answer(request: m.ListLogs | m.ReadLog, logs: Logs) -> m.LogList | m.LogPart:
-    """Return the answer to a request."""
+    """Return the answer to a request. Its ``problem`` says why files cannot be read."""
     directory, layout = logs
     try:
         if isinstance(request, m.ListLogs):
