@@ -15,8 +15,8 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from distlaunch.core.protocol import agent_messages as m
 
@@ -95,11 +95,50 @@ def _read(client: socket.socket, data: bytearray) -> bool:
     return bool(block) and len(data) <= _MOST_BYTES
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles lists, dicts, strings and numbers. Refuses every class and function."""
+class _PlainUnpickler(pickle._Unpickler):  # noqa: SLF001 - the one in C cannot refuse keys
+    """Unpickles dicts, lists, tuples, strings and numbers. Refuses everything else.
 
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name}")
+    Keys of dicts are strings or integers: the hash of nested tuples that share their items would take
+    a time without bound.
+    """
+
+    dispatch = {  # noqa: RUF012 - as in the base class
+        opcode[0]: pickle._Unpickler.dispatch[opcode[0]]  # noqa: SLF001
+        for opcode in (
+            *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK),
+            *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
+            *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+            *(pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
+            *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
+            *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+            *(pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT),
+            *(pickle.BINGET, pickle.LONG_BINGET),
+        )
+    }
+
+    stack: list[Any]
+    """Of the base class, like ``pop_mark``."""
+    pop_mark: Callable[[], list[Any]]
+
+    def _set_item(self) -> None:
+        value = self.stack.pop()
+        key = self.stack.pop()
+        self._fill(self.stack[-1], [key, value])
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        self._fill(self.stack[-1], items)
+
+    def _fill(self, into: object, items: list[object]) -> None:
+        if not isinstance(into, dict):
+            raise pickle.UnpicklingError(type(into).__name__)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, (str, int)):
+                raise pickle.UnpicklingError(type(key).__name__)
+            into[key] = value
+
+    dispatch[pickle.SETITEM[0]] = _set_item  # type: ignore[assignment]  # a method of this class
+    dispatch[pickle.SETITEMS[0]] = _set_items  # type: ignore[assignment]  # a method of this class
 
 
 def parse_record(data: bytes) -> tuple[m.ProcessGroup, ...]:

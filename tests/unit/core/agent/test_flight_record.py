@@ -74,6 +74,32 @@ class Runs:
         return os.mkdir, (str(self.path),)
 
 
+def nested_tuples(depth: int) -> tuple:
+    """Return a tuple that takes 2**depth steps to hash."""
+    value: tuple = ()
+    for _ in range(depth):
+        value = (value, value)
+    return value
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_pickle_of_any_protocol_of_torch_is_read(protocol):
+    [group] = f.parse_record(pickle.dumps(record(entry(7)), protocol=protocol))
+    assert (group.pending, group.name) == (7, "default_pg")
+
+
+@pytest.mark.parametrize("opener", [b"}", b"\x8f"], ids=["dict", "set"])
+def test_a_key_that_takes_forever_to_hash_is_refused(opener):
+    body = pickle.dumps(nested_tuples(80), protocol=4)[11:-1]
+    into = b"K\x01s" if opener == b"}" else b"\x90"
+    mark = b"" if opener == b"}" else b"("
+    assert f.parse_record(b"\x80\x04" + opener + mark + body + into + b".") == ()
+
+
+def test_nested_values_are_read():
+    assert f.parse_record(pickle.dumps({**record(), "more": nested_tuples(80)})) != ()
+
+
 def test_a_pickle_that_names_a_function_is_refused(tmp_path):
     data = pickle.dumps({**record(), "more": Runs(tmp_path / "made")})
     assert f.parse_record(data) == ()
