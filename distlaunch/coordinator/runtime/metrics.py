@@ -7,6 +7,7 @@ ranks and of nodes exist only in jobs that are small enough.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -205,15 +206,16 @@ def metrics_text(
         if not samples:
             continue
         lines.append(f"# HELP {metric.name} {metric.text}\n# TYPE {metric.name} {metric.kind}\n")
-        lines.extend(f"{metric.name}{_label_text(labels)} {value!r}\n" for labels, value in samples)
+        lines.extend([f"{metric.name}{labels} {value!r}\n" for labels, value in samples])
     return "".join(lines)
 
 
-_Samples = Iterable[tuple[Labels, float | None]]
+_Samples = Iterable[tuple[str, float | None]]
+"""Labels as text, and the value."""
 
 
 def _single_sample(value: float | None) -> _Samples:
-    return (({}, value),)
+    return (("", value),)
 
 
 def _job_values(snapshot: JobSnapshot, version: str) -> dict[str, _Samples]:
@@ -224,10 +226,11 @@ def _job_values(snapshot: JobSnapshot, version: str) -> dict[str, _Samples]:
         "version": version,
     }
     return {
-        "distlaunch_job_info": ((info, 1),),
+        "distlaunch_job_info": ((_label_text(info), 1),),
         "distlaunch_job_start_time_seconds": _single_sample(snapshot.started),
         "distlaunch_job_phase": [
-            ({"phase": phase}, int(phase == snapshot.phase)) for phase in get_args(Phase)
+            (_label_text({"phase": phase}), int(phase == snapshot.phase))
+            for phase in get_args(Phase)
         ],
         "distlaunch_workers": _single_sample(snapshot.world_size),
         "distlaunch_workers_up": _single_sample(snapshot.workers_up),
@@ -261,7 +264,7 @@ def _progress_values(snapshot: JobSnapshot) -> dict[str, _Samples]:
 
 def _rank_values(snapshot: JobSnapshot, now: float) -> dict[str, _Samples]:
     workers = snapshot.workers if len(snapshot.workers) <= MOST_RANKS else ()
-    named = [({"rank": worker.rank, "host": worker.host}, worker) for worker in workers]
+    named = [(_rank_labels(worker.rank, worker.host), worker) for worker in workers]
     return {
         "distlaunch_rank_up": [(labels, int(each.state == "running")) for labels, each in named],
         "distlaunch_rank_step": [(labels, each.step) for labels, each in named],
@@ -279,13 +282,13 @@ def _usage_values(nodes: Answers | None, *, with_ranks: bool) -> dict[str, _Samp
     answers = () if nodes is None else nodes.nodes
     known = [(each.node, each.host, each.usage) for each in answers if each.usage is not None]
     ranks = [
-        ({"rank": worker.rank, "host": host}, worker)
+        (_rank_labels(worker.rank, host), worker)
         for _, host, usage in (known if with_ranks else ())
         for worker in usage.workers
     ]
     return {
         "distlaunch_agent_cpu_seconds_total": [
-            ({"node": node, "host": host}, usage.agent_cpu_s)
+            (_label_text({"node": node, "host": host}), usage.agent_cpu_s)
             for node, host, usage in (known if len(known) <= MOST_NODES else ())
         ],
         "distlaunch_rank_cpu_seconds_total": [(labels, each.cpu_s) for labels, each in ranks],
@@ -308,9 +311,13 @@ def _launcher_values(usage: LauncherUsage | None) -> dict[str, _Samples]:
     }
 
 
+@lru_cache(maxsize=4 * MOST_RANKS)
+def _rank_labels(rank: int, host: str) -> str:
+    """Return the labels of a rank, which many metrics have, at each reading."""
+    return _label_text({"rank": rank, "host": host})
+
+
 def _label_text(labels: Labels) -> str:
-    if not labels:
-        return ""
     return "{" + ",".join(_label_pairs(labels)) + "}"
 
 

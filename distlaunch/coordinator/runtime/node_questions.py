@@ -21,8 +21,9 @@ STACKS_S = 4.0
 """How long the nodes may take to send their stacks."""
 NATIVE_STACKS_S = 12.0
 """The same with native frames."""
-_REUSE_S = 0.4
-"""An answer about the usage serves further questions for this long."""
+_REUSE_S = 0.9
+"""An answer about the usage serves further questions for this long. It is shorter than the time
+between two questions of ``top --once``, which needs two answers for rates."""
 
 Answer = m.Usage | m.Stacks
 

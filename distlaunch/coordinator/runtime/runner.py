@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.node_questions import Answers, AskedNodes, NodeQuestions
     from distlaunch.coordinator.runtime.remote_agents import Feeder
     from distlaunch.coordinator.runtime.series_file import SeriesFile
-    from distlaunch.coordinator.runtime.snapshot import JobSnapshot
+    from distlaunch.coordinator.runtime.snapshot import JobSnapshot, Snapshots
     from distlaunch.core.protocol import launcher_messages as p
     from distlaunch.planning.backend import PlannedBackend
 
@@ -200,6 +200,8 @@ class Runner:
         """Events that have not been passed to the policy."""
         self._started_s = time.monotonic()
         self._started = time.time()
+        self._snapshots: Snapshots | None = None
+        """None until another shell has asked."""
         self._questions: NodeQuestions | None = None
         """Questions of other shells to the nodes; None until there is one."""
         self._logs: NodeLogs | None = None
@@ -227,14 +229,14 @@ class Runner:
 
     def snapshot(self) -> JobSnapshot:
         """Return what the job does now. Called in the main loop."""
-        from distlaunch.coordinator.runtime.snapshot import take_snapshot
+        if self._snapshots is None:
+            from distlaunch.coordinator.runtime.snapshot import Snapshots
 
+            self._snapshots = Snapshots(self._run_dir.path, started=self._started)
         with self.advisory.watch(AdvisoryPart.SNAPSHOT):
-            return take_snapshot(
+            return self._snapshots.take(
                 self._policy,
                 self._plan,
-                run_dir=self._run_dir.path,
-                started=self._started,
                 now=self._clock(),
                 output_bytes=None if self._output_bytes is None else self._output_bytes(),
             )

@@ -79,6 +79,45 @@ class JobSnapshot(Record):
     the coordinator's node."""
 
 
+REUSE_S = 0.4
+"""A snapshot serves further questions for this long, unless workers have started or ended."""
+
+
+class Snapshots:
+    """The snapshots of a job. Several observers that ask at almost the same time get the same one.
+
+    Used by the main loop alone.
+    """
+
+    def __init__(self, run_dir: str, *, started: float) -> None:
+        """Begin without a snapshot. ``started`` is in seconds since 1970."""
+        self._run_dir = run_dir
+        self._started = started
+        self._latest: JobSnapshot | None = None
+        self._latest_state: tuple[object, ...] = ()
+        self._until = 0.0
+
+    def take(
+        self, policy: JobPolicy, plan: LaunchPlan, *, now: float, output_bytes: int | None = None
+    ) -> JobSnapshot:
+        """Return a snapshot of the time ``now`` on the job's clock, or a little before."""
+        state = (
+            *(plan.attempt, policy.attempt, policy.phase, policy.restarts),
+            *(policy.up, policy.ended, policy.node_losses, policy.failed_workers),
+        )
+        if self._latest is None or now >= self._until or state != self._latest_state:
+            self._latest = take_snapshot(
+                policy,
+                plan,
+                run_dir=self._run_dir,
+                started=self._started,
+                now=now,
+                output_bytes=output_bytes,
+            )
+            self._latest_state, self._until = state, now + REUSE_S
+        return self._latest
+
+
 def take_snapshot(
     policy: JobPolicy,
     plan: LaunchPlan,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from distlaunch.coordinator.runtime.snapshot import take_snapshot
+from distlaunch.coordinator.runtime.snapshot import REUSE_S, Snapshots, take_snapshot
 from distlaunch.core.model.plan import OuterLauncher
 from distlaunch.core.model.record import plain, replace
 from distlaunch.core.protocol import agent_messages as m
@@ -116,3 +116,21 @@ def test_ranks_count_from_the_first_shown_and_the_snapshot_is_plain_data(job):
     assert [worker.rank for worker in shot.workers] == [8, 9, 10, 11]
     assert [node.first_rank for node in shot.nodes] == [8, 10]
     assert json.loads(json.dumps(plain(shot)))["workers"][3]["rank"] == 11
+
+
+def test_observers_that_ask_at_almost_the_same_time_get_the_same_snapshot(job):
+    job.run()
+    plan, snapshots = job.composed[-1].plan, Snapshots("/runs/1", started=1000.0)
+    first = snapshots.take(job.policy, plan, now=job.now)
+    assert snapshots.take(job.policy, plan, now=job.now + REUSE_S / 2) is first
+    beat(job, 0, step=7)
+    later = snapshots.take(job.policy, plan, now=job.now + REUSE_S)
+    assert later.workers[0].step == 7
+
+
+def test_a_snapshot_shows_the_end_of_a_worker_at_once(job):
+    job.run()
+    plan, snapshots = job.composed[-1].plan, Snapshots("/runs/1", started=1000.0)
+    assert snapshots.take(job.policy, plan, now=job.now).workers_up == 4
+    job.exited(1)
+    assert snapshots.take(job.policy, plan, now=job.now).workers_up == 3
