@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -13,7 +12,7 @@ from typing import Any, cast
 from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, format_size, name_ranks, printable
-from distlaunch.jobs.show import script_words
+from distlaunch.jobs.show import script_words, signal_name
 from distlaunch.jobs.status import one_line, read_failure, read_rank
 
 _MOST_PIDS = 4
@@ -172,14 +171,6 @@ def _ended_how(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was ended by {signal_name(-code)}"
-
-
-def signal_name(number: int) -> str:
-    """Return ``SIGTERM``, or ``signal 50`` for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 _REASONS = {
@@ -404,7 +395,10 @@ _HANG_ACTIONS = {
 
 
 def _hang(event: _Event) -> _Lines:
-    yield event["summary"]
+    silent_s = event.get("silent_s")
+    missed = "no new step" if event.get("by_steps") is True else "no sign of life"
+    length = f" for {format_duration(silent_s)}" if isinstance(silent_s, (int, float)) else ""
+    yield f"{missed}{length}: {event['summary']}"
     yield from _places(event)
     yield f"hint: {event['hint']}" if event.get("hint") else ""
     yield _HANG_ACTIONS.get(str(event.get("action")), "")

@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import time
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.model.duration import format_age
 from distlaunch.core.model.run_files import SETUP
-from distlaunch.core.model.text import counted, format_ranks, printable
+from distlaunch.core.model.text import counted, name_ranks, printable
 from distlaunch.jobs.job import Job, State
 from distlaunch.jobs.status import JobStatus
 
 _COLUMNS = ("JOB", "STATE", "AGE", "WORKERS", "STEP", "HOST", "COMMAND")
 _LONGEST_COMMAND = 60
+_SHORTEST_COMMAND = 12
 _SILENT_S = 10.0
 _SHOWN_FAILURES = 5
 
 
-def jobs_table(jobs: Sequence[Job], statuses: Mapping[str, JobStatus], now: float) -> list[str]:
+def jobs_table(
+    jobs: Sequence[Job],
+    statuses: Mapping[str, JobStatus],
+    now: float,
+    *,
+    columns: int | None = None,
+) -> list[str]:
     """Return the lines of ``ps``.
 
     ``statuses`` has, by run directory, the jobs that have not ended. ``now`` is in seconds since
-    1970.
+    1970. Commands are cut so that lines have at most ``columns`` characters, if the other columns
+    leave room.
     """
     rows = [_COLUMNS, *(_job_row(job, statuses.get(job.path), now) for job in jobs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS) - 1)]
+    others = sum(widths) + 2 * len(widths)
+    most = _LONGEST_COMMAND if columns is None else max(_SHORTEST_COMMAND, columns - others)
     return [
         "  ".join(
-            [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+            [
+                *(cell.ljust(width) for cell, width in zip(row, widths, strict=False)),
+                _shortened(row[-1], most),
+            ]
         ).rstrip()
         for row in rows
     ]
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _job_row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
@@ -44,13 +62,19 @@ def _job_row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
             step = str(status.progress["step_min"])
     return (
         printable(job.name),
-        "stopping" if status is not None and describe_stop(status, now) else _state_text(job),
+        _short_state_text(job, status, now),
         "-" if job.started is None else format_age(now - job.started),
         workers,
         step,
         printable(job.host) or "-",
         command(job),
     )
+
+
+def _short_state_text(job: Job, status: JobStatus | None, now: float) -> str:
+    if status is not None and status.is_suspended:
+        return "suspended"
+    return "stopping" if status is not None and describe_stop(status, now) else _state_text(job)
 
 
 def _state_text(job: Job) -> str:
@@ -63,7 +87,7 @@ def _state_text(job: Job) -> str:
 def command(job: Job) -> str:
     """Return the script of a job and its arguments, cut to one line."""
     text = printable(shlex.join(script_words(job.argv)))
-    return text if len(text) <= _LONGEST_COMMAND else text[: _LONGEST_COMMAND - 3] + "..."
+    return _shortened(text, _LONGEST_COMMAND)
 
 
 def script_words(argv: Sequence[str]) -> list[str]:
@@ -87,7 +111,7 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
         ("workers", _workers_text(status)),
         ("step", _step_text(status, now)),
         ("last sign of life", _last_sign_text(status, now)),
-        ("last event", _time_text(job.changed, now)),
+        ("last event" if job.exit_code is None else "ended", _last_event_text(job, now)),
         *_failure_rows(status),
         ("hang", printable(status.hang)),
         ("report", printable(status.report or "")),
@@ -152,6 +176,8 @@ def _launcher_text(status: JobStatus) -> str:
     job = status.job
     if job.launcher is None:
         return printable(job.host)
+    if job.state.has_ended:
+        return f"was pid {job.launcher.pid} on {printable(job.host)}"
     text = f"pid {job.launcher.pid} on {printable(job.host)}"
     if not status.is_suspended:
         return text
@@ -179,9 +205,24 @@ def _workers_text(status: JobStatus) -> str:
     if status.job.state is not State.RUNNING:
         parts = [counted(len(status.workers), "worker")]
     for code, ranks in sorted(ended.items()):
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        parts.append(f"{how}: {format_ranks(ranks)}")
+        how = f"exit code {code}" if code >= 0 else signal_name(-code)
+        parts.append(f"{name_ranks(ranks)}: {how}")
     return "; ".join(parts)
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGTERM``, or ``signal 50`` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_event_text(job: Job, now: float) -> str:
+    text = _time_text(job.changed, now)
+    if job.exit_code is None or job.started is None:
+        return text
+    return f"{text}, after {format_age(job.changed - job.started)}"
 
 
 def _last_sign_text(status: JobStatus, now: float) -> str:

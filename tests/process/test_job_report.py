@@ -127,6 +127,8 @@ def test_the_suffix_of_the_file_says_the_format(distlaunch, resumed, name, begin
 
 
 def test_a_file_named_as_another_format_is_refused(distlaunch, resumed):
+    unknown = distlaunch.run(["report", "exp", "-o", "a.txt"])
+    assert (unknown.returncode, mentions(unknown.stderr, "--output", ".txt")) == (2, True)
     refused = distlaunch.run(["report", "exp", "-o", "a.md", "--format", "html"])
     assert refused.returncode == 2
     assert mentions(refused.stderr, "--format", "a.md", "md")

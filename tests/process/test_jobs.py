@@ -155,7 +155,7 @@ def test_events_are_chosen_by_type_and_number(distlaunch, ended):
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["worker_exited"] * 2
     wrong = distlaunch.run(["events", "latest", "--type", "worker"])
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert mentions(wrong.stderr, "--type", "worker_exited", "workers_started")
+    assert mentions(wrong.stderr, "near", "worker_exited", "workers_started")
 
 
 def test_events_have_colours_on_a_terminal_only(distlaunch, ended, terminal):
@@ -610,6 +610,7 @@ def test_a_suspended_launcher_delays_status_a_little_and_the_events_are_shown(di
     assert (status["state"], status["phase"]) == ("running", None)
     assert status["launcher_suspended"]
     assert mentions(distlaunch.run(["status", "latest"]).stdout, running.pid, "suspended")
+    assert "suspended" in distlaunch.run(["ps"]).stdout.split()
     assert [worker["returncode"] for worker in status["workers"]] == [None, None]
     running.send_signal(signal.SIGCONT)
     put(distlaunch)

@@ -23,6 +23,7 @@ from distlaunch.console.escapes import clean_text
 from distlaunch.console.prefixes import may_colour, read_ranks
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.run_files import STDOUT
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.jobs.event_text import day_of, event_kinds, event_lines
 from distlaunch.jobs.events import select_events
@@ -164,7 +165,9 @@ def _ps(request: _Request) -> int:
         )
         return 0
     statuses = [read_status(job, timeout_s=_PS_ANSWER_S) for job in jobs if not job.state.has_ended]
-    _print_lines(jobs_table(jobs, {status.job.path: status for status in statuses}, time.time()))
+    columns = os.get_terminal_size(STDOUT).columns if sys.stdout.isatty() else None
+    by_path = {status.job.path: status for status in statuses}
+    _print_lines(jobs_table(jobs, by_path, time.time(), columns=columns or None))
     return 0
 
 
@@ -397,6 +400,11 @@ def _report_format(given: str | None, output: str | None) -> str:
         raise UsageError(
             f"--format {given} does not fit --output {quoted(output or '')}: {suffix} is {named}",
             hint="leave out --format, or name the file otherwise",
+        )
+    if given is None and named is None and suffix:
+        raise UsageError(
+            f"--output {quoted(output or '')}: no format has the suffix {printable(suffix)}",
+            hint="name the file .html, .md or .json, or give --format",
         )
     return given or named or "html"
 

@@ -87,8 +87,9 @@ SHOWN = [
      ["rank 1 is behind", "ranks 0,2-3, in all_reduce: train.py:9 in step", "2 more"]),
     ({"type": "hang_postponed", "attempt": 0, "silent_s": 61, "rank": 1, "why": "computes", "frame": "f.py:1 in f"},
      ["silent for 1 min 1 s, but rank 1 uses its processor: the job goes on", "at f.py:1 in f"]),
-    ({"type": "hang", "summary": "hang: rank 1 is behind", "groups": [], "hint": "look", "action": "stop"},
-     ["hang: rank 1 is behind", "hint: look", "the job is stopped"]),
+    ({"type": "hang", "silent_s": 600.2, "summary": "rank 1 is behind", "groups": [], "hint": "look",
+      "action": "stop"},
+     ["no sign of life for 10 min: rank 1 is behind", "hint: look", "the job is stopped"]),
 ]  # fmt: skip
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -246,6 +246,38 @@ def test_before_the_first_attempt_the_events_stay(status):
     assert live.last_sign is None
 
 
+def test_status_of_an_ended_job_has_its_length_and_how_each_rank_ended(run_dir):
+    write(
+        run_dir,
+        [
+            {"time": NOW - 90, "type": "job_started", "job_id": "job", "world_size": 3,
+             "argv": ["python", "train.py"], **this_process().fields()},
+            {"time": NOW - 89, "type": "attempt_started", "attempt": 0},
+            *(
+                {"time": NOW - 2, "type": "worker_exited", "rank": rank, "returncode": code}
+                for rank, code in enumerate((1, -15, -15))
+            ),
+            {"time": NOW - 1, "type": "job_ended", "exit_code": 1},
+        ],
+    )  # fmt: skip
+    os.utime(run_dir / "events.jsonl", (NOW - 1, NOW - 1))
+    lines = status_lines(read_status(read_job(str(run_dir))), NOW)
+    rows = dict(line.split(maxsplit=1) for line in lines)
+    assert rows["ended"].endswith("(1s ago), after 1m 29s")
+    assert rows["workers"] == "3 workers; ranks 1-2: SIGTERM; rank 0: exit code 1"
+    assert rows["launcher"].startswith("was pid ")
+
+
+@pytest.mark.parametrize(("columns", "length"), [(None, 60), (200, 60), (80, None), (20, 12)])
+def test_the_table_of_jobs_cuts_commands_to_the_terminal(run_dir, columns, length):
+    write(run_dir, [{"time": NOW - 90, "type": "job_started", "argv": ["python", "x" * 100]}])
+    job = read_job(str(run_dir))
+    [head, row] = jobs_table([job], {}, NOW, columns=columns)
+    cut = row[head.index("COMMAND") :]
+    assert cut.endswith("x...")
+    assert len(row) == columns if length is None else len(cut) == length
+
+
 ODD_NUMBERS = [
     "1e400",
     "-1e400",
