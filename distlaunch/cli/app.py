@@ -131,7 +131,7 @@ def build_app(
         rich_markup_mode="rich",
         add_completion=False,
         pretty_exceptions_enable=False,
-        context_settings=_settings(),
+        context_settings=_context_settings(),
     )
 
     @app.callback()
@@ -147,14 +147,14 @@ def build_app(
     ) -> None:
         del version
 
-    _add(app, lambda words: train(parser.parse_train(words, environ)), name="train")
-    _add(app, lambda words: plan(*parser.parse_plan(words, environ)), name="plan")
+    _add_command(app, lambda words: train(parser.parse_train(words, environ)), name="train")
+    _add_command(app, lambda words: plan(*parser.parse_plan(words, environ)), name="plan")
     for name in ("torchrun", "torch.distributed.launch"):
         _add_torchrun(app, environ, name)
     _add_drop_in(app, environ, "deepspeed")
     _add_drop_in(app, environ, "horovodrun")
     launch = typer.Typer(
-        cls=_Group, help=SUMMARIES["accelerate", "launch"], context_settings=_settings()
+        cls=_Group, help=SUMMARIES["accelerate", "launch"], context_settings=_context_settings()
     )
     launch.callback()(lambda: None)  # otherwise typer runs the only command without its name
     _add_drop_in(launch, environ, "accelerate", command="launch")
@@ -162,7 +162,7 @@ def build_app(
     _add_render(app, environ, render)
     _add_backends(app, environ)
     for name in JOB_OPTIONS:
-        _add(app, partial(_run_job_command, name, environ=environ), name=name)
+        _add_command(app, partial(_run_job_command, name, environ=environ), name=name)
     _add_help(app, environ)
     _add_completion(app, environ)
     return app
@@ -204,13 +204,13 @@ class _TableCommand(_Command):
         return self.run(ctx.args)
 
 
-def _settings() -> dict[str, Any]:
+def _context_settings() -> dict[str, Any]:
     return {
         "help_option_names": [*reversed(HELP_FLAGS)],
     }
 
 
-def _add(
+def _add_command(
     app: typer.Typer,
     run: Callable[[Sequence[str]], int],
     *,
@@ -225,7 +225,7 @@ def _add(
         name,
         cls=type("_Described", (_TableCommand,), own),
         help=SUMMARIES[path or (name,)],
-        context_settings=_settings(),
+        context_settings=_context_settings(),
     )(nothing)
 
 
@@ -235,7 +235,7 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str], name: str) -> No
 
         return torchrun(words, environ, legacy=name != "torchrun")
 
-    _add(app, run_torchrun, name=name)
+    _add_command(app, run_torchrun, name=name)
 
 
 def _add_drop_in(
@@ -248,7 +248,7 @@ def _add_drop_in(
         run: Callable[[Sequence[str], Mapping[str, str]], int] = getattr(module, name)
         return run([*before, *words], environ)
 
-    _add(app, run_drop_in, name=command or name, path=(name, *before))
+    _add_command(app, run_drop_in, name=command or name, path=(name, *before))
 
 
 def _run_job_command(name: str, words: Sequence[str], *, environ: Mapping[str, str]) -> int:
@@ -262,7 +262,7 @@ def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
         "backends",
         cls=_Command,
         help=SUMMARIES[("backends",)],
-        context_settings=_settings(),
+        context_settings=_context_settings(),
     )
     def run_backends(
         name: str = typer.Argument(
@@ -293,7 +293,7 @@ def _add_help(app: typer.Typer, environ: Mapping[str, str]) -> None:
         "help",
         cls=_Command,
         help=SUMMARIES[("help",)],
-        context_settings=_settings(),
+        context_settings=_context_settings(),
     )
     def run_help(
         words: list[str] = typer.Argument(  # noqa: B008 - typer reads it
@@ -303,7 +303,7 @@ def _add_help(app: typer.Typer, environ: Mapping[str, str]) -> None:
         return answer_help(words or [], environ)
 
     @app.command(
-        "version", cls=_Command, help=SUMMARIES[("version",)], context_settings=_settings()
+        "version", cls=_Command, help=SUMMARIES[("version",)], context_settings=_context_settings()
     )
     def run_version() -> int:
         return print_version()
@@ -315,7 +315,7 @@ def _add_completion(app: typer.Typer, environ: Mapping[str, str]) -> None:
 
         return completion(words, environ)
 
-    _add(app, run_completion, name="completion")
+    _add_command(app, run_completion, name="completion")
 
 
 class _Files(_Group):
@@ -332,11 +332,11 @@ def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) ->
     files = typer.Typer(
         cls=_Files,
         help="Print a file that runs a training job on a cluster.",
-        context_settings=_settings(),
+        context_settings=_context_settings(),
     )
     for target in TARGETS:
         run = _render_command(target, environ, render)
-        _add(files, run, name=target, path=("render", target))
+        _add_command(files, run, name=target, path=("render", target))
     app.add_typer(files, name="render")
 
 

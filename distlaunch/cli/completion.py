@@ -59,7 +59,7 @@ _FILES = Candidates(kind="files")
 def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run ``distlaunch completion WORDS`` and return the exit code. Raises UsageError."""
     if words[:1] == [_ASKED] and len(words) > 2:
-        sys.stdout.write(_answer(words[1], words[2:], environ))
+        sys.stdout.write(_answer_script(words[1], words[2:], environ))
         return 0
     if len(words) != 1 or words[0] not in SHELLS:
         given = f", not {quoted(' '.join(words))}" if words else ""
@@ -72,7 +72,7 @@ def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
+def _answer_script(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
     if shell == "bash":
         line, word = words[0], words[-1]
         whole = split_line(line)[1:]
@@ -111,21 +111,23 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
     match before:
         case []:
             if word.startswith("-"):
-                return _words(word, [(flag, "") for flag in ("--version", *HELP_FLAGS)])
-            return _words(word, _next_words(()))
+                return _matching_words(word, [(flag, "") for flag in ("--version", *HELP_FLAGS)])
+            return _matching_words(word, _next_words(()))
         case ["completion"]:
-            return _words(word, [(shell, "") for shell in SHELLS])
+            return _matching_words(word, [(shell, "") for shell in SHELLS])
         case ["help", *asked]:
-            return _words(word, _topics() if not asked else _next_words(tuple(asked)))
+            return _matching_words(word, _topics() if not asked else _next_words(tuple(asked)))
         case ["backends", *rest]:
             return _complete_backends(rest, word)
         case ["render" | "accelerate"]:
-            return _words(word, _next_words((before[0],)))
+            return _matching_words(word, _next_words((before[0],)))
     if before[0] in JOB_OPTIONS and not word.startswith("-"):
         found = _complete_options((before[0],), JOB_OPTIONS[before[0]], before, word, environ)
-        return _jobs(word, before, environ) if found == _FILES and before[0] != "ps" else found
+        return (
+            _complete_job(word, before, environ) if found == _FILES and before[0] != "ps" else found
+        )
     command = tuple(before[:2] if before[0] in ("render", "accelerate") else before[:1])
-    options = _options(command)
+    options = _options_of(command)
     return _NONE if not options else _complete_options(command, options, before, word, environ)
 
 
@@ -140,7 +142,7 @@ def _next_words(begun: Words) -> list[tuple[str, str]]:
     return [*found.items()]
 
 
-def _jobs(word: str, before: Sequence[str], environ: Mapping[str, str]) -> Candidates:
+def _complete_job(word: str, before: Sequence[str], environ: Mapping[str, str]) -> Candidates:
     if os.sep in word:
         return Candidates(kind="directories")
     from distlaunch.jobs.find import find_jobs
@@ -148,7 +150,7 @@ def _jobs(word: str, before: Sequence[str], environ: Mapping[str, str]) -> Candi
 
     asks = before[0] in ("attach", "wait", "stop")
     jobs = [job for job in find_jobs(None, environ) if not (asks and job.state.has_ended)]
-    return _words(word, [("latest", ""), *((job.name, command(job)) for job in jobs)])
+    return _matching_words(word, [("latest", ""), *((job.name, command(job)) for job in jobs)])
 
 
 def _topics() -> list[tuple[str, str]]:
@@ -157,7 +159,7 @@ def _topics() -> list[tuple[str, str]]:
     return [*_next_words(()), *((topic, "") for topic in topics())]
 
 
-def _options(command: Words) -> Sequence[Spelling]:
+def _options_of(command: Words) -> Sequence[Spelling]:
     if command == ("train",):
         return TRAIN_OPTIONS
     if command == ("plan",):
@@ -205,12 +207,12 @@ def _complete_options(
     if attached:
         return _NONE
     if rest == (_HERE,) and typed[-1:] != ["--"] and word.startswith("-"):
-        return _words(word, _flags(options, word))
+        return _matching_words(word, _flag_rows(options, word))
     return _FILES
 
 
-def _flags(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
-    """Write the options with underscores if ``word`` has them."""
+def _flag_rows(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
+    """Return all flags with their descriptions; with underscores if ``word`` has them."""
     found = []
     for option in options:
         if getattr(option, "group", "") in ("refused", "no effect"):
@@ -231,26 +233,26 @@ def _complete_value(
 ) -> Candidates:
     choices: tuple[str, ...] = getattr(option, "choices", ())
     if choices:
-        return _words(value, [(choice, "") for choice in choices])
+        return _matching_words(value, [(choice, "") for choice in choices])
     if option.kind == "backend":
-        return _words(value, _backends())
+        return _matching_words(value, _backend_rows())
     if option.field == "opt":
         if "=" in value:
             return _NONE
         own = command[0] if command[0] in _DROP_INS else ""
-        return _words(value, _backend_options(given.get("backend", [own])[-1]))
+        return _matching_words(value, _backend_options(given.get("backend", [own])[-1]))
     if option.field == "env" and option.repeatable:
-        return _NONE if "=" in value else _words(value, [(name, "") for name in environ])
+        return _NONE if "=" in value else _matching_words(value, [(name, "") for name in environ])
     if option.field == "source":
         from distlaunch.planning.clusters.select import NAMES
 
-        return _words(value, [(name, "") for name in NAMES])
+        return _matching_words(value, [(name, "") for name in NAMES])
     if kind := _METAVARS.get(option.metavar):
         return Candidates(kind=kind)
     parts = option.metavar.split("|")
     if len(parts) == 1:
         return _NONE
-    return _words(value, [(part, "") for part in parts if _is_typed(part)])
+    return _matching_words(value, [(part, "") for part in parts if _is_typed(part)])
 
 
 def _is_typed(part: str) -> bool:
@@ -258,7 +260,7 @@ def _is_typed(part: str) -> bool:
     return part.replace("-", "").replace("_", "").isalnum() and part[0].islower() and part.islower()
 
 
-def _backends() -> list[tuple[str, str]]:
+def _backend_rows() -> list[tuple[str, str]]:
     from distlaunch.backends.registry import ENTRY_POINTS, backend_names
 
     names = dict.fromkeys([*backend_names(), *_entry_points(ENTRY_POINTS)])
@@ -266,8 +268,8 @@ def _backends() -> list[tuple[str, str]]:
 
 
 def _entry_points(group: str) -> Iterator[str]:
-    """Read the metadata ourselves: importing ``importlib.metadata`` takes longer than the whole
-    completion."""
+    """Yield the names of entry points. Read the metadata ourselves: importing
+    ``importlib.metadata`` takes longer than the whole completion."""
     for folder in sys.path:
         try:
             names = os.listdir(folder or os.curdir)
@@ -307,13 +309,13 @@ def _complete_backends(typed: Sequence[str], word: str) -> Candidates:
     before, value = (flag, value) if equals else (typed[-1] if typed else "", word)
     prefix = f"{flag}=" if equals else ""
     if before == "--format":
-        return _words(value, [(each, "") for each in BACKENDS_FORMATS], prefix=prefix)
+        return _matching_words(value, [(each, "") for each in BACKENDS_FORMATS], prefix=prefix)
     if before == "--python":
         return Candidates(kind="files", prefix=prefix)
     if word.startswith("-"):
-        return _words(word, [(name, "") for name in ("--format", "--python", *HELP_FLAGS)])
-    return _words(word, _backends())
+        return _matching_words(word, [(name, "") for name in ("--format", "--python", *HELP_FLAGS)])
+    return _matching_words(word, _backend_rows())
 
 
-def _words(begun: str, rows: Iterable[tuple[str, str]], *, prefix: str = "") -> Candidates:
+def _matching_words(begun: str, rows: Iterable[tuple[str, str]], *, prefix: str = "") -> Candidates:
     return Candidates(prefix=prefix, rows=tuple(row for row in rows if row[0].startswith(begun)))

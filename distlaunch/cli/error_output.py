@@ -89,7 +89,7 @@ def guarded(work: Callable[[], int]) -> int:
             raise
         _drop_output(sys.stdout)  # typer or rich has turned the BrokenPipeError into SystemExit
     except Exception as error:  # noqa: BLE001 - the last handler: whatever comes here is a fault of ours
-        if isinstance(error, OSError) and (reason := _unwritable(error)):
+        if isinstance(error, OSError) and (reason := _why_unwritable(error)):
             _drop_output(sys.stdout)
             if isinstance(error, BrokenPipeError):
                 return code
@@ -102,20 +102,20 @@ def guarded(work: Callable[[], int]) -> int:
 
 def print_warnings(warnings: Iterable[str]) -> None:
     """Write a line ``distlaunch: warning: ...`` to stderr for each warning."""
-    if lines := [f"distlaunch: warning: {_indented(warning)}" for warning in warnings]:
+    if lines := [f"distlaunch: warning: {_indent(warning)}" for warning in warnings]:
         _to_stderr(lines)
 
 
 def print_notice(text: str) -> None:
     """Write ``distlaunch: ...`` to stderr."""
-    _to_stderr([f"distlaunch: {_indented(text)}"])
+    _to_stderr([f"distlaunch: {_indent(text)}"])
 
 
 def print_error(error: LaunchError) -> None:
     """Write ``distlaunch: error: ...`` and its hint to stderr."""
-    lines = [f"distlaunch: error: {_indented(error.message)}"]
+    lines = [f"distlaunch: error: {_indent(error.message)}"]
     if error.hint:
-        lines.append(f"  hint: {_indented(error.hint)}")
+        lines.append(f"  hint: {_indent(error.hint)}")
     _to_stderr(lines)
 
 
@@ -136,18 +136,20 @@ def report_fault(error: BaseException) -> None:
             file.write(text)
     except OSError as problem:
         lines.append(
-            printable(f"  raised at {_place(error)}; the traceback could not be saved: {problem}")
+            printable(
+                f"  raised at {_place_of(error)}; the traceback could not be saved: {problem}"
+            )
         )
     else:
         lines.append(f"  please report it with the traceback, saved in {path}")
     _to_stderr(lines)
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return printable(text, keep="\n").replace("\n", "\n  ")
 
 
-def _place(error: BaseException) -> str:
+def _place_of(error: BaseException) -> str:
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -167,9 +169,9 @@ def _to_stderr(lines: list[str]) -> None:
         _drop_output(sys.stderr)  # stderr is closed, so only the exit code shows the error
 
 
-def _unwritable(error: OSError) -> str | None:
-    """Return why standard output cannot be written. Write again to find out: the write fails with
-    the same error."""
+def _why_unwritable(error: OSError) -> str | None:
+    """Return why standard output cannot be written; None if the error has another cause. Write
+    again to find out: the write fails with the same error."""
     if error.filename is not None:
         return None
     try:
@@ -183,7 +185,7 @@ def _unwritable(error: OSError) -> str | None:
 
 
 def _drop_output(stream: TextIO) -> None:
-    """Spare the interpreter's last flush a failure."""
+    """Redirect a stream to /dev/null, so that the interpreter's last flush does not fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, stream.fileno())

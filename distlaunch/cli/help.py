@@ -134,7 +134,7 @@ def _check_subcommand(words: Sequence[str]) -> None:
         )
 
 
-def _root() -> HelpPage:
+def _root_page() -> HelpPage:
     from distlaunch.cli.pages import topics
 
     return HelpPage(
@@ -172,11 +172,11 @@ def _options_page(
         about=about or command.summary,
         examples=command.examples,
         sections=list(option_sections(options, place)),
-        closing=_closing(options, command.argument),
+        closing=_closing_texts(options, command.argument),
     )
 
 
-def _closing(options: Sequence[Option], usage: str) -> tuple[str, ...]:
+def _closing_texts(options: Sequence[Option], usage: str) -> tuple[str, ...]:
     variables = {each.field: each.variable for each in options if each.variable is not None}
     first = "num_gpus" if "num_gpus" in variables else "hosts"
     odd = [
@@ -203,14 +203,14 @@ def _closing(options: Sequence[Option], usage: str) -> tuple[str, ...]:
     )
 
 
-def _render_kind(command: CommandHelp) -> HelpPage:
+def _render_kind_page(command: CommandHelp) -> HelpPage:
     from distlaunch.cli.commands.render import TARGETS, options_of
 
     target = next(each for each in TARGETS if each == command.words[1])
     return _options_page(command, options_of(target), place=target)
 
 
-def _render() -> HelpPage:
+def _render_page() -> HelpPage:
     return HelpPage(
         usage="distlaunch render KIND [OPTIONS] SCRIPT [ARGS]...",
         about="Print a file that runs a training job on a cluster. The options are those of "
@@ -221,7 +221,7 @@ def _render() -> HelpPage:
     )
 
 
-def _accelerate() -> HelpPage:
+def _accelerate_page() -> HelpPage:
     launch = _COMMANDS["accelerate", "launch"]
     return HelpPage(
         usage="distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]...",
@@ -233,19 +233,19 @@ def _accelerate() -> HelpPage:
     )
 
 
-def _drop_in(command: CommandHelp) -> HelpPage:
+def _drop_in_page(command: CommandHelp) -> HelpPage:
     options = import_module(f"distlaunch.cli.compat.{command.words[0]}.options").OPTIONS
     about = f"{command.summary} Options of distlaunch train are accepted, too."
     return _options_page(command, options, about=about)
 
 
-def _torchrun(command: CommandHelp) -> HelpPage:
+def _torchrun_page(command: CommandHelp) -> HelpPage:
     from distlaunch.cli.compat.torchrun.help import help_page
 
     return help_page(command.words[0])
 
 
-def _backends(command: CommandHelp) -> HelpPage:
+def _backends_page(command: CommandHelp) -> HelpPage:
     return HelpPage(
         usage="distlaunch backends [OPTIONS] [NAME]",
         about="List the training frameworks that --backend takes, and what is installed. With "
@@ -255,7 +255,7 @@ def _backends(command: CommandHelp) -> HelpPage:
     )
 
 
-def _help(command: CommandHelp) -> HelpPage:
+def _help_command_page(command: CommandHelp) -> HelpPage:
     from distlaunch.cli.pages import topics
 
     return HelpPage(
@@ -267,11 +267,11 @@ def _help(command: CommandHelp) -> HelpPage:
     )
 
 
-def _version(command: CommandHelp) -> HelpPage:
+def _version_page(command: CommandHelp) -> HelpPage:
     return HelpPage(usage="distlaunch version", about=command.summary)
 
 
-def _completion(command: CommandHelp) -> HelpPage:
+def _completion_page(command: CommandHelp) -> HelpPage:
     return HelpPage(
         usage=f"distlaunch completion {'|'.join(SHELLS)}",
         about="Print the completion script of a shell, for the file that the shell reads at its start.",
@@ -286,7 +286,7 @@ def _completion(command: CommandHelp) -> HelpPage:
     )
 
 
-def _job_command(command: CommandHelp) -> HelpPage:
+def _job_command_page(command: CommandHelp) -> HelpPage:
     from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 
     (name,) = command.words
@@ -304,7 +304,7 @@ def _jobs(name: str, summary: str, *examples: Row, argument: str = "JOB") -> Com
         words=(name,),
         purpose="Jobs",
         summary=summary,
-        page=_job_command,
+        page=_job_command_page,
         examples=examples,
         argument=argument,
     )
@@ -390,7 +390,7 @@ def _manifest(kind: str, summary: str) -> CommandHelp:
         words=("render", kind),
         purpose="Files",
         summary=summary,
-        page=_render_kind,
+        page=_render_kind_page,
         examples=(
             (
                 f"distlaunch render {kind} --num-nodes 2 --gpus-per-node 8 --image NAME train.py",
@@ -405,7 +405,7 @@ _FILE_KINDS = (
         words=("render", "slurm"),
         purpose="Files",
         summary="Print a batch script for Slurm.",
-        page=_render_kind,
+        page=_render_kind_page,
         examples=(
             (
                 "distlaunch render slurm --num-nodes 4 --gpus-per-node 8 --time 12h --out job.sbatch train.py",
@@ -455,14 +455,14 @@ _TABLE = (
         words=("backends",),
         purpose="Look",
         summary="List the training frameworks, what is installed, and their options.",
-        page=_backends,
+        page=_backends_page,
         examples=(("distlaunch backends deepspeed", "What -o NAME=VALUE takes for DeepSpeed."),),
     ),
     CommandHelp(
         words=("help",),
         purpose="Look",
         summary="Show the help of a command, an option or a topic.",
-        page=_help,
+        page=_help_command_page,
         examples=(
             ("distlaunch help render slurm", "The options of a command."),
             ("distlaunch help --hang-timeout", "One option."),
@@ -474,13 +474,13 @@ _TABLE = (
         words=("version",),
         purpose="Look",
         summary="Print the versions of distlaunch and Python.",
-        page=_version,
+        page=_version_page,
     ),
     CommandHelp(
         words=("completion",),
         purpose="Look",
         summary="Print the completion script of a shell.",
-        page=_completion,
+        page=_completion_page,
         examples=(
             (
                 "distlaunch completion bash > ~/.distlaunch-completion.bash",
@@ -500,19 +500,19 @@ _TABLE = (
         words=("torchrun",),
         purpose=_DROP_INS,
         summary="Run a command line of torchrun.",
-        page=_torchrun,
+        page=_torchrun_page,
     ),
     CommandHelp(
         words=("torch.distributed.launch",),
         purpose=_DROP_INS,
         summary="Run a command line of torch.distributed.launch.",
-        page=_torchrun,
+        page=_torchrun_page,
     ),
     CommandHelp(
         words=("deepspeed",),
         purpose=_DROP_INS,
         summary="Run a command line of deepspeed.",
-        page=_drop_in,
+        page=_drop_in_page,
         examples=(
             (
                 "distlaunch deepspeed --num_gpus 4 train.py --deepspeed ds.json",
@@ -524,7 +524,7 @@ _TABLE = (
         words=("horovodrun",),
         purpose=_DROP_INS,
         summary="Run a command line of horovodrun.",
-        page=_drop_in,
+        page=_drop_in_page,
         examples=(
             (
                 "distlaunch horovodrun -np 4 -H a:2,b:2 python train.py",
@@ -537,7 +537,7 @@ _TABLE = (
         words=("accelerate", "launch"),
         purpose=_DROP_INS,
         summary="Run a command line of accelerate launch.",
-        page=_drop_in,
+        page=_drop_in_page,
         examples=(
             ("distlaunch accelerate launch --num_processes 4 train.py", "Four workers here."),
         ),
@@ -555,9 +555,9 @@ PURPOSES = {
 }
 """Purpose -> commands with that purpose, each with its summary."""
 _PAGES: dict[Words, Callable[[], HelpPage]] = {
-    (): _root,
+    (): _root_page,
     **{command.words: partial(command.page, command) for command in _TABLE},
-    ("render",): _render,
-    ("accelerate",): _accelerate,
+    ("render",): _render_page,
+    ("accelerate",): _accelerate_page,
 }
 """Command -> its help."""

@@ -58,9 +58,9 @@ def format_page(page: HelpPage, columns: int) -> str:
     blocks = [
         *([[f"Usage: {page.usage}"]] if page.usage else []),
         textwrap.wrap(page.about, width),
-        *([["Examples:", *_examples(page.examples, width)]] if page.examples else []),
-        *([title, *_columns(rows, width)] for title, rows in page.lists),
-        *([title, *_two_lines(rows, width)] for title, rows in sections),
+        *([["Examples:", *_example_lines(page.examples, width)]] if page.examples else []),
+        *([title, *_column_lines(rows, width)] for title, rows in page.lists),
+        *([title, *_two_line_rows(rows, width)] for title, rows in sections),
         *(textwrap.wrap(text, width, break_on_hyphens=False) for text in page.closing),
     ]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
@@ -129,9 +129,9 @@ def option_row(option: Option, place: Place | None = None) -> Row:
     return ", ".join(option.flags) + negation + metavar, described(option, place)
 
 
-def _two_lines(rows: Iterable[Row], width: int) -> Iterator[str]:
+def _two_line_rows(rows: Iterable[Row], width: int) -> Iterator[str]:
     for name, text in rows:
-        yield from _broken(_INDENT + name, width)
+        yield from _break_line(_INDENT + name, width)
         yield from textwrap.wrap(
             text,
             width,
@@ -142,7 +142,7 @@ def _two_lines(rows: Iterable[Row], width: int) -> Iterator[str]:
         )
 
 
-def _examples(rows: Iterable[Row], width: int) -> Iterator[str]:
+def _example_lines(rows: Iterable[Row], width: int) -> Iterator[str]:
     for command, text in rows:
         first, *others = textwrap.wrap(
             _INDENT + command,
@@ -155,7 +155,7 @@ def _examples(rows: Iterable[Row], width: int) -> Iterator[str]:
         yield from textwrap.wrap(text, width, initial_indent=_BELOW, subsequent_indent=_BELOW)
 
 
-def _columns(rows: Sequence[Row], width: int) -> Iterator[str]:
+def _column_lines(rows: Sequence[Row], width: int) -> Iterator[str]:
     column = max(len(name) for name, _ in rows) + 4
     for name, text in rows:
         lines = textwrap.wrap(text, width - column, break_on_hyphens=False)
@@ -163,7 +163,7 @@ def _columns(rows: Sequence[Row], width: int) -> Iterator[str]:
         yield from (" " * column + line for line in lines[1:])
 
 
-def _broken(line: str, width: int) -> Iterator[str]:
+def _break_line(line: str, width: int) -> Iterator[str]:
     while len(line) > width and (end := line.rfind("|", 0, width) + 1) > 0:
         yield line[:end]
         line = _BELOW + line[end:]

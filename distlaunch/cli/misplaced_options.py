@@ -23,7 +23,7 @@ def misplaced_options(
         return []
     ours = set(names)
     found = dict.fromkeys(
-        flag for flag in (word.partition("=")[0] for word in words) if _dashed(flag) in ours
+        flag for flag in (word.partition("=")[0] for word in words) if _with_dashes(flag) in ours
     )
     if not found:
         return []
@@ -40,14 +40,14 @@ def misplaced_options(
         return []
     script = printable(os.path.basename(options.script or ""))
     went = (
-        f"{_listed(unknown)} behind {Opt.SCRIPT} went to the script, and the text of {script} has "
+        f"{_join_flags(unknown)} behind {Opt.SCRIPT} went to the script, and the text of {script} has "
         "no "
         "such name"
     )
     return [f"{went}: options of distlaunch go before {Opt.SCRIPT}"]
 
 
-def _dashed(flag: str) -> str:
+def _with_dashes(flag: str) -> str:
     return "--" + flag[2:].replace("_", "-")
 
 
@@ -56,6 +56,6 @@ def _spellings(flag: str) -> tuple[bytes, bytes]:
     return name.replace(b"_", b"-"), name.replace(b"-", b"_")
 
 
-def _listed(flags: Sequence[str]) -> str:
+def _join_flags(flags: Sequence[str]) -> str:
     *others, last = map(printable, flags)
     return f"{', '.join(others)} and {last}" if others else last

@@ -155,30 +155,30 @@ def convert(option: Option, text: str, source: str) -> object:
                 )
             return text
         case "count":
-            return _whole(text, source, least=1, most=MOST_COUNTED)
+            return _read_whole(text, source, least=1, most=MOST_COUNTED)
         case "count or auto":
             return (
                 "auto"
                 if text == "auto"
-                else _whole(text, source, least=1, most=MOST_COUNTED, also=" or 'auto'")
+                else _read_whole(text, source, least=1, most=MOST_COUNTED, also=" or 'auto'")
             )
         case "count or range":
-            return _count_or_range(text, source)
+            return _read_count_or_range(text, source)
         case "whole":
-            return _whole(text, source, least=0, most=MOST_COUNTED)
+            return _read_whole(text, source, least=0, most=MOST_COUNTED)
         case "size":
-            return _size(text, source)
+            return _read_size(text, source)
         case "port":
-            return _whole(text, source, least=1, most=65535)
+            return _read_whole(text, source, least=1, most=65535)
         case "seconds":
             default_s = option.default if isinstance(option.default, float) else None
-            return _seconds(text, source, least_s=option.least_s, default_s=default_s)
+            return _read_seconds(text, source, least_s=option.least_s, default_s=default_s)
         case "delay":
-            return _delay(text, source)
+            return _read_delay(text, source)
         case "choice":
             return read_choice(text, option.choices, source)
         case "backend":
-            return _backend(text, source)
+            return _read_backend(text, source)
         case "flag":
             return read_switch(text, source)
 
@@ -215,7 +215,7 @@ def _is_short_for(short: str, word: str) -> bool:
     return short[:1] == word[:1] and all(letter in letters for letter in short)
 
 
-def _backend(text: str, source: str) -> str:
+def _read_backend(text: str, source: str) -> str:
     """Return a backend's name. Names of our own may have capitals, or underscores for dashes."""
     if not text:
         raise option_error(source, "needs a name, and got an empty one")
@@ -236,7 +236,7 @@ def read_switch(text: str, source: str) -> bool:
     return value
 
 
-def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:
+def _read_whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:
     """Read plain digits: no sign, no underscore, no digits of other scripts.
 
     ``also`` names other forms of the option.
@@ -257,7 +257,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LEAST_BYTES, _MOST_BYTES = 64 << 10, 1 << 50
 
 
-def _size(text: str, source: str) -> int:
+def _read_size(text: str, source: str) -> int:
     """Return the bytes of a size such as ``64M``."""
     digits = text.rstrip("KMGTkmgtiBb")
     unit = text[len(digits) :].upper().removesuffix("IB").removesuffix("B")
@@ -269,13 +269,13 @@ def _size(text: str, source: str) -> int:
     return size
 
 
-def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
+def _read_count_or_range(text: str, source: str) -> int | tuple[int, int]:
     """Read ``4`` or ``2:4``. Equal ends give one number."""
     least, colon, most = text.partition(":")
     if not colon:
-        return _whole(text, source, least=1, most=MOST_COUNTED, also=" or MIN:MAX")
+        return _read_whole(text, source, least=1, most=MOST_COUNTED, also=" or MIN:MAX")
     ends = [
-        _whole(end, source, least=1, most=MOST_COUNTED, also=" on both sides of MIN:MAX")
+        _read_whole(end, source, least=1, most=MOST_COUNTED, also=" on both sides of MIN:MAX")
         for end in (least, most)
     ]
     if ends[0] > ends[1]:
@@ -283,19 +283,19 @@ def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
     return ends[0] if ends[0] == ends[1] else (ends[0], ends[1])
 
 
-def _delay(text: str, source: str) -> tuple[float, float]:
+def _read_delay(text: str, source: str) -> tuple[float, float]:
     """Read ``8:60``: the first and the longest delay in seconds."""
     first, colon, most = text.partition(":")
-    first_s = _seconds(first, source, also=" or S:MAX")
+    first_s = _read_seconds(first, source, also=" or S:MAX")
     if not colon:
         return first_s, first_s
-    most_s = _seconds(most, source, also=" on both sides of S:MAX")
+    most_s = _read_seconds(most, source, also=" on both sides of S:MAX")
     if not 0 < first_s <= most_s:
         raise option_error(source, f"takes S:MAX with 0 < S <= MAX, not {quoted(text)}")
     return first_s, most_s
 
 
-def _seconds(
+def _read_seconds(
     text: str,
     source: str,
     *,

@@ -41,7 +41,7 @@ class Block(Record):
 
 def topics() -> tuple[str, ...]:
     """Return the names of the pages, without folder and suffix."""
-    return tuple(_files())
+    return tuple(_page_files())
 
 
 def developer_topics() -> frozenset[str]:
@@ -49,7 +49,7 @@ def developer_topics() -> frozenset[str]:
     folder = os.path.join("docs", "contributing")
     return frozenset(
         topic
-        for topic, path in _files().items()
+        for topic, path in _page_files().items()
         if topic == "architecture" or os.path.dirname(path).endswith(folder)
     )
 
@@ -58,13 +58,13 @@ def reference_topics() -> frozenset[str]:
     """Return the topics of the reference pages."""
     folder = os.path.join("docs", "reference")
     return frozenset(
-        topic for topic, path in _files().items() if os.path.dirname(path).endswith(folder)
+        topic for topic, path in _page_files().items() if os.path.dirname(path).endswith(folder)
     )
 
 
 def page_text(topic: str) -> str:
     """Return the page of a topic, as Markdown without comments."""
-    with open(_files()[topic], encoding="utf-8") as file:
+    with open(_page_files()[topic], encoding="utf-8") as file:
         return _COMMENT.sub("", file.read())
 
 
@@ -89,7 +89,8 @@ def show_page(topic: str, columns: int) -> None:
 
 
 def _has_pager(environ: Mapping[str, str]) -> bool:
-    """Check first, because a shell would run a missing pager and show nothing."""
+    """Return whether the user's pager is installed. A shell would run a missing pager and show
+    nothing."""
     import shlex
     import shutil
 
@@ -124,16 +125,16 @@ def page_blocks(text: str) -> Iterator[Block]:
         elif line.startswith("|"):
             while at < len(lines) and lines[at].startswith("|"):
                 at += 1
-            rows = [_cells(row) for row in lines[begin:at]]
+            rows = [_split_cells(row) for row in lines[begin:at]]
             yield Block(kind="table", rows=(rows[0], *rows[2:]))
         else:
             while at < len(lines) and not _begins_block(lines[at]):
                 at += 1
             if item := _ITEM.fullmatch(line):
                 words = [item[3], *lines[begin + 1 : at]]
-                yield Block(kind="item", text=_joined(words), level=len(item[1]), mark=item[2])
+                yield Block(kind="item", text=_join_lines(words), level=len(item[1]), mark=item[2])
             else:
-                yield Block(kind="paragraph", text=_joined(lines[begin:at]))
+                yield Block(kind="paragraph", text=_join_lines(lines[begin:at]))
 
 
 def without_marks(text: str) -> str:
@@ -148,7 +149,7 @@ def without_marks(text: str) -> str:
 
 def file_topics() -> dict[str, str]:
     """Return the topic of each page by file name."""
-    return {os.path.basename(path): topic for topic, path in _files().items()}
+    return {os.path.basename(path): topic for topic, path in _page_files().items()}
 
 
 def with_topics(text: str, names: Mapping[str, str]) -> str:
@@ -181,7 +182,7 @@ def plain_page(text: str, columns: int) -> str:
 def _plain_block(block: Block, width: int, names: Mapping[str, str]) -> list[str]:
     match block.kind:
         case "heading":
-            lines = _wrapped(without_marks(block.text), width)
+            lines = _wrap(without_marks(block.text), width)
             underline = {1: "=", 2: "-"}.get(block.level, "") * len(lines[-1])
             return [*lines, underline] if underline else lines
         case "code":
@@ -191,9 +192,9 @@ def _plain_block(block: Block, width: int, names: Mapping[str, str]) -> list[str
             return _plain_table(rows, width)
         case "item":
             first = " " * block.level + f"{block.mark} "
-            return _wrapped(with_topics(block.text, names), width, first, " " * len(first))
+            return _wrap(with_topics(block.text, names), width, first, " " * len(first))
         case "paragraph":
-            return _wrapped(with_topics(block.text, names), width)
+            return _wrap(with_topics(block.text, names), width)
 
 
 def _plain_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -202,21 +203,19 @@ def _plain_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     first = max((len(row[0]) for row in body), default=0) + 2
     if len(head) == 2 and first <= width * _MOST_OF_A_LINE:
         return [
-            line
-            for row in body
-            for line in _wrapped(row[1], width, row[0].ljust(first), " " * first)
+            line for row in body for line in _wrap(row[1], width, row[0].ljust(first), " " * first)
         ]
     lines: list[str] = []
     for row in body:
-        lines += _wrapped(row[0], width)
+        lines += _wrap(row[0], width)
         for title, cell in zip(head[1:], row[1:], strict=False):
             label = f"{title}: " if title and len(head) > 2 else ""
             if cell:
-                lines += _wrapped(label + cell, width, " " * 4, " " * 4)
+                lines += _wrap(label + cell, width, " " * 4, " " * 4)
     return lines
 
 
-def _wrapped(text: str, width: int, first: str = "", others: str = "") -> list[str]:
+def _wrap(text: str, width: int, first: str = "", others: str = "") -> list[str]:
     return textwrap.wrap(
         text,
         width,
@@ -227,7 +226,7 @@ def _wrapped(text: str, width: int, first: str = "", others: str = "") -> list[s
     ) or [first.rstrip()]
 
 
-def _cells(line: str) -> tuple[str, ...]:
+def _split_cells(line: str) -> tuple[str, ...]:
     return tuple(cell.strip() for cell in _CELL_END.split(line.strip())[1:-1])
 
 
@@ -240,11 +239,11 @@ def _begins_block(line: str) -> bool:
     )
 
 
-def _joined(lines: Sequence[str]) -> str:
+def _join_lines(lines: Sequence[str]) -> str:
     return " ".join(line.strip() for line in lines)
 
 
-def _files() -> dict[str, str]:
+def _page_files() -> dict[str, str]:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found: dict[str, str] = {}
     for folder in _FOLDERS:

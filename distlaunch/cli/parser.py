@@ -142,9 +142,9 @@ def _long_step(
     word: str, by_flag: Mapping[str, Spelling], long: Mapping[str, Spelling]
 ) -> list[Step]:
     flag, equals, value = word.partition("=")
-    dashed = _dashed(flag)
+    dashed = _with_dashes(flag)
     if long and dashed not in by_flag:
-        dashed = _dashed(whole_name(flag, long))
+        dashed = _with_dashes(whole_name(flag, long))
     return [(dashed, value if equals else None)]
 
 
@@ -153,7 +153,7 @@ def whole_name(flag: str, options: Mapping[str, Spelling]) -> str:
 
     Raises UsageError if several options have this beginning.
     """
-    dashed = _dashed(flag)
+    dashed = _with_dashes(flag)
     if dashed in options or dashed == HELP_FLAGS[0]:
         return dashed
     begun = [name for name in (*options, HELP_FLAGS[0]) if name.startswith(dashed)]
@@ -165,7 +165,7 @@ def whole_name(flag: str, options: Mapping[str, Spelling]) -> str:
     return begun[0] if begun else flag
 
 
-def _dashed(flag: str) -> str:
+def _with_dashes(flag: str) -> str:
     return "--" + flag[2:].replace("_", "-")
 
 
@@ -219,7 +219,8 @@ def _next_value(
     *,
     dashed_values: bool,
 ) -> str:
-    """Return the value of an option. Raises UsageError if it is missing or looks like an option."""
+    """Return the word after an option as its value. Raises UsageError if it is missing or looks
+    like an option."""
     name = _name_in_message(flag, option)
     if word is None or word == "--":
         raise UsageError(f"{name} needs a value: {name} {option.metavar}")
@@ -308,7 +309,7 @@ def build(
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
-    dropped = _dropped(given)
+    dropped = _overridden_fields(given)
     for option in options:
         field = option.field
         if field in given:
@@ -345,7 +346,7 @@ def build(
     return values
 
 
-def _dropped(given: Given) -> set[str]:
+def _overridden_fields(given: Given) -> set[str]:
     dropped: set[str] = set()
     if any(field in given for field in (*_GPU_SIZES, *_PROC_SIZES)):
         dropped.update(_GPU_SIZES, _PROC_SIZES)

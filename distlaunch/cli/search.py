@@ -50,10 +50,10 @@ class _Hit(Record):
 
 
 def find_option(word: str) -> HelpPage | None:
-    """Return the help of the option with this flag or variable."""
+    """Return the help of the option with this flag or variable; None if there is none."""
     flag = word.replace("_", "-") if word.startswith("-") else word
     commands: dict[tuple[Row, ...], list[str]] = {}
-    for command, place, options in _tables():
+    for command, place, options in _option_tables():
         rows = tuple(
             option_row(option, place)
             for option in options
@@ -71,13 +71,13 @@ def find_option(word: str) -> HelpPage | None:
         sections=[
             (f"distlaunch {', '.join(names)}:", list(rows)) for rows, names in commands.items()
         ],
-        closing=_of_others(flag),
+        closing=_notes_on_other_programs(flag),
     )
 
 
 def find_word(word: str) -> HelpPage | None:
-    """Return the options and passages that mention a word."""
-    pattern = _pattern(word)
+    """Return the options and passages that mention a word; None if there are none."""
+    pattern = _compile_pattern(word)
     if pattern is None:
         return None
     rows = _option_rows(pattern)
@@ -110,13 +110,13 @@ def find_word(word: str) -> HelpPage | None:
         about=f"There is no command or page {quoted(word)}. These mention it:",
         sections=sections,
         closing=(
-            *_of_others(word.replace("_", "-")),
+            *_notes_on_other_programs(word.replace("_", "-")),
             *([f"Not shown: {' and '.join(left_out)}."] if left_out else []),
         ),
     )
 
 
-def _of_others(flag: str) -> tuple[str, ...]:
+def _notes_on_other_programs(flag: str) -> tuple[str, ...]:
     texts = (
         (f"Instead of torchrun's {flag}", replace_torchrun_option(flag)),
         (f"Instead of sbatch's {flag}, for render slurm", replace_sbatch_option(flag)),
@@ -124,8 +124,9 @@ def _of_others(flag: str) -> tuple[str, ...]:
     return tuple(f"{of}: {text}." for of, text in texts if text is not None)
 
 
-def _tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:
-    """Yield as second value the command's key in ``Option.absent``."""
+def _option_tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:
+    """Yield for each command its name, its key in ``Option.absent``, and the options that only it
+    has."""
     from distlaunch.cli.commands.render import TARGETS, options_of
 
     yield "train", None, TRAIN_OPTIONS
@@ -142,9 +143,9 @@ def _tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:
         yield command, name, own
 
 
-def _pattern(word: str) -> re.Pattern[str] | None:
-    """Match words that begin with ``word``. Dash, underscore and space are equal. A number must
-    match as a whole."""
+def _compile_pattern(word: str) -> re.Pattern[str] | None:
+    """Return a pattern for words that begin with ``word``; None if it has no letters. Dash,
+    underscore and space are equal. A number must match as a whole."""
     stem = word.lower().lstrip("-").rstrip("-")
     if len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
         stem = stem[:-1]
@@ -158,7 +159,7 @@ def _pattern(word: str) -> re.Pattern[str] | None:
 def _option_rows(pattern: re.Pattern[str]) -> list[Row]:
     """Return options, those with the word in their name first."""
     found: dict[str, tuple[bool, Row]] = {}
-    for command, place, options in _tables():
+    for command, place, options in _option_tables():
         if place in _DROP_INS:
             continue
         for option in options:
@@ -181,15 +182,19 @@ def _best_place(topic: str, pattern: re.Pattern[str]) -> _Hit | None:
             title = title or heading
         elif best is not None and not best.line and best.heading == heading:
             best = _Hit(topic=topic, heading=heading, line=_first_line(block), score=best.score)
-        for text, is_subject in _lines(block, pattern):
+        for text, is_subject in _matching_passages(block, pattern):
             count += 1
-            score = _score(block, topic, text, pattern, is_subject=is_subject)
+            score = _score_passage(block, topic, text, pattern, is_subject=is_subject)
             if best is None or score > best.score:
-                line = "" if block.kind == "heading" else _shortened(without_marks(text), pattern)
+                line = (
+                    "" if block.kind == "heading" else _shorten_around(without_marks(text), pattern)
+                )
                 best = _Hit(topic=topic, heading=heading, line=line, score=score)
     if best is None:
         return None
-    score = max(best.score, _NAME if _whole(pattern, topic) else 0) + min(count, _MOST_COUNTED)
+    score = max(best.score, _NAME if _has_whole_word(pattern, topic) else 0) + min(
+        count, _MOST_COUNTED
+    )
     if topic in developer_topics():
         score -= _LATE_FOR_DEVELOPERS
     elif topic in _NUMBERS:
@@ -197,7 +202,7 @@ def _best_place(topic: str, pattern: re.Pattern[str]) -> _Hit | None:
     return _Hit(topic=topic, heading=best.heading, line=best.line, score=score)
 
 
-def _score(
+def _score_passage(
     block: Block, topic: str, text: str, pattern: re.Pattern[str], *, is_subject: bool
 ) -> int:
     if block.kind == "heading":
@@ -206,7 +211,7 @@ def _score(
         return _TITLE if block.level == 1 else _HEADING
     if is_subject:
         return _SUBJECT_OF_REFERENCE if topic in reference_topics() else _SUBJECT
-    return _WHOLE_WORD if _whole(pattern, text) else 0
+    return _WHOLE_WORD if _has_whole_word(pattern, text) else 0
 
 
 def _first_line(block: Block) -> str:
@@ -218,12 +223,13 @@ def _first_line(block: Block) -> str:
     )
 
 
-def _lines(block: Block, pattern: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
-    """Yield as second value whether the word is the first cell of a table row."""
+def _matching_passages(block: Block, pattern: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
+    """Yield each passage of a block that matches, and whether the word is its subject: the first
+    cell of a table's row, or the bold beginning of an item."""
     if block.kind == "table":
         for row in block.rows[1:]:
             if any(pattern.search(cell) for cell in row):
-                yield ": ".join(row[:2]), _whole(pattern, row[0])
+                yield ": ".join(row[:2]), _has_whole_word(pattern, row[0])
         return
     sentences: Iterable[str] = (
         block.text.splitlines() if block.kind == "code" else _SENTENCE_END.split(block.text)
@@ -231,10 +237,10 @@ def _lines(block: Block, pattern: re.Pattern[str]) -> Iterator[tuple[str, bool]]
     for sentence in sentences:
         if pattern.search(sentence):
             bold = re.match(r"\*\*(.*?)\*\*", sentence) if block.kind == "item" else None
-            yield sentence.strip(), bold is not None and _whole(pattern, bold[1])
+            yield sentence.strip(), bold is not None and _has_whole_word(pattern, bold[1])
 
 
-def _whole(pattern: re.Pattern[str], text: str) -> bool:
+def _has_whole_word(pattern: re.Pattern[str], text: str) -> bool:
     """Return whether the text contains the word, or its plural with s."""
     return any(
         not re.match(r"(?!s\b)\w", text[found.end() :], re.IGNORECASE)
@@ -242,7 +248,7 @@ def _whole(pattern: re.Pattern[str], text: str) -> bool:
     )
 
 
-def _shortened(text: str, pattern: re.Pattern[str]) -> str:
+def _shorten_around(text: str, pattern: re.Pattern[str]) -> str:
     if len(text) <= _LONGEST_LINE:
         return text
     found = pattern.search(text)

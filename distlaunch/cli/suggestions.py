@@ -75,13 +75,13 @@ _NOT_TORCHRUNS = ("-n",)
 _LEGACY = "torch.distributed.launch"
 
 
-def _workers() -> str:
+def _workers_options() -> str:
     gpus, procs = Opt.NUM_GPUS("N"), Opt.NUM_PROCS("N")
     return gpus if gpus == procs else f"{gpus}, or {procs} for CPU workers"
 
 
 def _torchrun_options() -> dict[str, str]:
-    workers = of_node = _workers()
+    workers = of_node = _workers_options()
     if Opt.GPUS_PER_NODE.exists and str(Opt.GPUS_PER_NODE) != str(Opt.NUM_GPUS):
         gpus, procs = Opt.GPUS_PER_NODE("N"), Opt.PROCS_PER_NODE("N")
         of_node = (
@@ -135,7 +135,7 @@ def _torchrun_options() -> dict[str, str]:
 
 
 def _similar_options() -> dict[str, str]:
-    workers = _workers()
+    workers = _workers_options()
     each = workers
     if Opt.GPUS_PER_NODE.exists:
         each = f"{Opt.GPUS_PER_NODE('N')}, or {Opt.PROCS_PER_NODE('N')} for CPU workers"
@@ -150,17 +150,19 @@ def _similar_options() -> dict[str, str]:
 
 
 def replace_torchrun_option(flag: str) -> str | None:
-    """Return distlaunch's replacement for an option of torchrun, written ``--with-dashes``."""
+    """Return distlaunch's replacement for an option of torchrun, written ``--with-dashes``; None if
+    there is none."""
     return _torchrun_options().get(flag)
 
 
 def replace_similar_option(flag: str) -> str | None:
-    """Return distlaunch's replacement for a similar option of another program."""
+    """Return distlaunch's replacement for a similar option of another program; None if there is
+    none."""
     return _similar_options().get(flag)
 
 
 def replace_sbatch_option(flag: str) -> str | None:
-    """Return the option of ``render`` that replaces an option of sbatch."""
+    """Return the option of ``render`` that replaces an option of sbatch; None if there is none."""
     return _SBATCH_OPTIONS.get(flag)
 
 

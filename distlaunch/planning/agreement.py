@@ -101,16 +101,16 @@ def choices_digest(backend: PlannedBackend) -> str:
 def difference(
     other: LauncherInfo, own: LauncherInfo, *, who: str, me: str, what: str
 ) -> str | None:
-    """Return how the options of another launcher differ from the coordinator's (``own``), if they
-    do.
+    """Return how the options of another launcher differ from the coordinator's (``own``); None if
+    they agree.
 
     ``who`` and ``me`` name the two launchers. ``what`` is "nodes" or "launchers", whichever
     ``num_nodes`` counts.
     """
     if tuple(other.num_nodes) != tuple(own.num_nodes):
         return (
-            f"{who} was started for {_shown_bounds(other.num_nodes)} {what}, {me} for "
-            f"{_shown_bounds(own.num_nodes)}"
+            f"{who} was started for {_bounds_text(other.num_nodes)} {what}, {me} for "
+            f"{_bounds_text(own.num_nodes)}"
         )
     if other.backend != own.backend:
         return (
@@ -124,7 +124,7 @@ def difference(
     return None
 
 
-def _shown_bounds(bounds: Sequence[int]) -> str:
+def _bounds_text(bounds: Sequence[int]) -> str:
     fewest, most = bounds
     return str(most) if fewest == most else f"{fewest}:{most}"
 

@@ -194,7 +194,7 @@ def build_plan(
         repeated=unless_set(backend.repeated(), base, given),
         store=backend.store,
         worker_ports=backend.worker_ports,
-        attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
+        attempt_files=_unclaimed_files(backend.attempt_files(topology), base, given),
         shared_memory=backend.shared_memory,
         notes=tuple(filter(None, notes)),
         warnings=topology.warnings,
@@ -518,7 +518,7 @@ def _output_shows_rank_0(output: str) -> bool:
     return output.strip() == "all" or any(first and not first.strip("0") for first in firsts)
 
 
-def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
+def _unclaimed_files(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
     """Return the items of ``files`` (variable -> file) whose file no variable in ``layers`` names.
 
     A file may have an old and a new variable. If either is set in a layer, both are left out.
@@ -572,7 +572,7 @@ def _plan_workers(
                 env[_ERROR_FILE] = error_file(rank)
             shown = first_local_rank + local_rank
             more_words = backend.worker_words(first_local_rank + int(own["LOCAL_RANK"]))
-            words = _own_argv(options, node.argv or argv, shown, more_words)
+            words = _argv_of_worker(options, node.argv or argv, shown, more_words)
             yield WorkerPlan(
                 rank=rank,
                 local_rank=local_rank,
@@ -603,7 +603,7 @@ def _bind_workers(
     ]
 
 
-def _own_argv(
+def _argv_of_worker(
     options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
 ) -> tuple[str, ...] | None:
     """Return the command line of one worker; None if it is ``argv``.

@@ -77,7 +77,7 @@ def build_topology(
         said = (
             "the number of nodes"
             if options.num_nodes is None
-            else Opt.NUM_NODES(_shown_bounds(bounds))
+            else Opt.NUM_NODES(_bounds_text(bounds))
         )
         left = names_of([each.host for each in chosen if each.index not in ranks])
         notes.append(Note(text=f"not needed for {said}: {left}"))
@@ -173,7 +173,7 @@ def spare_node(host: Host) -> Node:
     )
 
 
-def _picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
+def _read_gpus_option(options: TrainOptions) -> tuple[str, ...] | None:
     return (
         None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
     )
@@ -274,7 +274,7 @@ class _DeviceAssigner:
         if key in self._by_likeness:
             found, model = self._by_likeness[key]
             return _with_gpus_of(found, model.gpus.gpus, facts.gpus.gpus)
-        self._check_there(candidate, count, facts)
+        self._check_granted_gpus(candidate, count, facts)
         found = workers_here(
             self._options,
             facts,
@@ -287,7 +287,7 @@ class _DeviceAssigner:
         self._by_likeness[key] = found, facts
         return found
 
-    def _check_there(self, candidate: PlannedHost, count: int | None, facts: Facts) -> None:
+    def _check_granted_gpus(self, candidate: PlannedHost, count: int | None, facts: Facts) -> None:
         """Raise ConfigError if the source lists GPUs that the host does not have."""
         request, host = self._request, candidate.host
         asked = request.total is not None or request.per_node is not None
@@ -347,10 +347,10 @@ class _Slots:
         self._by_task = request.allocation.part == "worker"
         self._on_cpus = on_cpus(options)
         self._counts: dict[object, int] = {}
-        picked = _picked_gpus(options)
+        picked = _read_gpus_option(options)
         self._picked = None if picked is None else len(picked)
 
-    def _seen(self, index: int) -> int | None:
+    def _count_seen(self, index: int) -> int | None:
         """Return the number of devices that workers may use, if known and relevant."""
         facts = self._known.get(index)
         host = self._request.allocation.hosts[index]
@@ -379,7 +379,7 @@ class _Slots:
         """Return a host with as many slots as filters can number: its devices, or its workers on
         CPUs."""
         host = self._request.allocation.hosts[index]
-        slots = self._count_numbered(host, self._seen(index))
+        slots = self._count_numbered(host, self._count_seen(index))
         if slots == host.slots:
             return host
         return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)
@@ -456,7 +456,7 @@ def _first_nodes(
     fewest, most = bounds or (1, len(hosts))
     if len(hosts) < fewest + spares:
         there = "there is only" if len(hosts) == 1 else "there are only"
-        said = [Opt.NUM_NODES(_shown_bounds(bounds))] * (bounds is not None) + [
+        said = [Opt.NUM_NODES(_bounds_text(bounds))] * (bounds is not None) + [
             f"{Opt.SPARES(spares)}"
         ] * (spares > 0)
         raise ConfigError(
@@ -473,7 +473,7 @@ def _first_nodes(
     return hosts[:nodes], hosts[nodes : nodes + spares]
 
 
-def _shown_bounds(bounds: tuple[int, int] | None) -> str:
+def _bounds_text(bounds: tuple[int, int] | None) -> str:
     fewest, most = bounds or (1, 1)
     return str(most) if fewest == most else f"{fewest}:{most}"
 
@@ -515,7 +515,7 @@ class _Builder:
         self._surveyed = surveyed
         self._request, self._hostname, self._planned = request, hostname, planned
         self._allocation, self._options = request.allocation, request.options
-        self._picked = _picked_gpus(request.options)
+        self._picked = _read_gpus_option(request.options)
         self._several = len(planned) > 1
         self._by_task = request.allocation.part == "worker" and any(
             count != 1 for _, count in planned
@@ -554,7 +554,7 @@ class _Builder:
         finder.check()
         notes += [
             Note(text=text, kind=NoteKind.KNOWN_NODES)
-            for text in (*finder.notes(), *self._cpu_tasks())
+            for text in (*finder.notes(), *self._cpu_task_notes())
         ]
         if all(candidate.chosen.index in self._known for candidate, _ in self._planned):
             device = finder.device or device
@@ -572,7 +572,7 @@ class _Builder:
             master_port=None if master is None else master.port,
         )
 
-    def _cpu_tasks(self) -> list[str]:
+    def _cpu_task_notes(self) -> list[str]:
         """Return a note if each worker has its own launcher and runs on the CPU. Raises ConfigError
         if GPUs were requested."""
         counts = {candidate.chosen.index: count for candidate, count in self._planned}

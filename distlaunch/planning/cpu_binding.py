@@ -35,12 +35,15 @@ def bind_cpus(
         node_of_worker = _numa_node_of_workers(nodes, workers, known, crowded=True)
         return tuple(_cpus_of(nodes[node]) for node in node_of_worker)
     if not known:
-        return tuple(_split([core for number in sorted(nodes) for core in nodes[number]], workers))
+        return tuple(
+            _split_cores([core for number in sorted(nodes) for core in nodes[number]], workers)
+        )
     node_of_worker = _numa_node_of_workers(
         nodes, workers, known, crowded=workers > sum(map(len, nodes.values()))
     )
     shares = {
-        node: iter(_split(nodes[node], node_of_worker.count(node))) for node in set(node_of_worker)
+        node: iter(_split_cores(nodes[node], node_of_worker.count(node)))
+        for node in set(node_of_worker)
     }
     return tuple(next(shares[node]) for node in node_of_worker)
 
@@ -89,10 +92,10 @@ def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
             rest -= own
     if rest:
         nodes.setdefault(min(nodes, default=0), set()).update(rest)
-    return {number: _cores(cpus, among) for number, among in nodes.items()}
+    return {number: _group_by_core(cpus, among) for number, among in nodes.items()}
 
 
-def _cores(cpus: CpuInventory, rest: set[int]) -> Cores:
+def _group_by_core(cpus: CpuInventory, rest: set[int]) -> Cores:
     """Group CPUs by physical core. A CPU of an unknown core is a group of its own."""
     groups: Cores = []
     for group in cpus.siblings:
@@ -134,8 +137,12 @@ def _numa_node_of_workers(
     ]
 
 
-def _split(cores: Cores, workers: int) -> list[tuple[int, ...]]:
-    """Split cores into contiguous shares whose sizes differ by at most one."""
+def _split_cores(cores: Cores, workers: int) -> list[tuple[int, ...]]:
+    """Split cores into contiguous shares whose sizes differ by at most one.
+
+    With more workers than cores, CPUs are split instead; with more workers than CPUs, workers share
+    them in turn.
+    """
     if workers > len(cores):
         cores = [(cpu,) for core in cores for cpu in core]
     if workers > len(cores):

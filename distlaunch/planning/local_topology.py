@@ -104,7 +104,7 @@ def workers_here(
     selection = selection_here(options, facts, granted=granted, several=several)
     if not selection.ids:
         number = options.whole_gpus or count
-        return _without_gpus(
+        return _workers_without_gpus(
             asks_for_gpus(options), number, without, facts, selection, several=several
         )
     shared = shares_gpus(options)
@@ -224,7 +224,7 @@ def _cpu_worker_count(count: int | None, without: Sequence[int]) -> int:
     return count if count is not None else 0 if 0 in without else 1
 
 
-def _without_gpus(
+def _workers_without_gpus(
     asked: bool,  # noqa: FBT001 - private
     count: int | None,
     without: Sequence[int],

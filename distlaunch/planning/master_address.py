@@ -303,7 +303,7 @@ def choose_reached(
 
     ranks = range(1, len(surveys))
     ways = {
-        rank: {route.address: route for route in _routes(reached, rank, tried)} for rank in ranks
+        rank: {route.address: route for route in _routes_of(reached, rank, tried)} for rank in ranks
     }
     address = next(
         (each for each in tried if all(each in routes for routes in ways.values())), None
@@ -328,7 +328,7 @@ def choose_reached(
     return MasterChoice(address=address, env=env, addresses=(address, *others))
 
 
-def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
+def _routes_of(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
     """Return a node's routes to the addresses that it was asked to try."""
     return (
         [route for route in reached[rank].routes if route.address in tried]
@@ -347,7 +347,7 @@ def _no_common_address_error(
     from distlaunch.planning.interfaces import describe_addresses
 
     master, at = printable(hosts[0]), ", ".join(tried[:_SHOWN])
-    lost = [rank for rank in range(1, len(hosts)) if not _routes(reached, rank, tried)]
+    lost = [rank for rank in range(1, len(hosts)) if not _routes_of(reached, rank, tried)]
     if lost:
         names = name_hosts(hosts[rank] for rank in lost)
         why = next(
@@ -368,7 +368,7 @@ def _no_common_address_error(
         return NodesError(message, hint=hint)
     by = [
         f"{name_hosts(names)} by {address} only"
-        for address, names in _by_addresses(reached, tried, hosts)
+        for address, names in _group_by_addresses(reached, tried, hosts)
     ]
     more = f", and {counted(len(by) - _SHOWN, 'other')}" if len(by) > _SHOWN else ""
     return NodesError(
@@ -379,12 +379,12 @@ def _no_common_address_error(
     )
 
 
-def _by_addresses(
+def _group_by_addresses(
     reached: Mapping[int, Reached], tried: Sequence[str], hosts: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
     groups: dict[str, list[str]] = {}
     for rank in range(1, len(hosts)):
-        found = {route.address for route in _routes(reached, rank, tried)}
+        found = {route.address for route in _routes_of(reached, rank, tried)}
         groups.setdefault(" and ".join(each for each in tried if each in found), []).append(
             hosts[rank]
         )

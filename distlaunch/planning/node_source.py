@@ -51,7 +51,7 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
     if allocation is None and (options.include is not None or options.exclude is not None):
         who, allocation = (
             options.who_set("include", "exclude") or "",
-            _this_machine(options, facts, around.identity),
+            _allocation_of_this_machine(options, facts, around.identity),
         )
     if allocation is None:
         return None, lost
@@ -121,7 +121,7 @@ def _find_allocation(
         if found is None and notes:
             return (
                 "this machine",
-                replace(_this_machine(options, facts, around.identity), notes=notes),
+                replace(_allocation_of_this_machine(options, facts, around.identity), notes=notes),
                 lost,
             )
         return options.who_set("num_nodes") or "", found, lost
@@ -192,7 +192,9 @@ def _allocation_by_hand(options: TrainOptions) -> Allocation | None:
     )
 
 
-def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Allocation:
+def _allocation_of_this_machine(
+    options: TrainOptions, facts: Facts, identity: Identity
+) -> Allocation:
     """Return an allocation of this machine alone, by the name that --include or --exclude has for
     it."""
     words = f"{options.include or ''}@{options.exclude or ''}".split("@")

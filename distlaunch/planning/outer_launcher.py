@@ -181,7 +181,7 @@ def check_options(
 ) -> None:
     """Raise UsageError for options that the outer launcher decides, such as sizes, nodes and
     restarts, and for a backend whose variables it does not set."""
-    who = _name_of(outer)
+    who = _launcher_name(outer)
     started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
     way_out = (
         "" if options.dialect.is_drop_in else f"; {Opt.SOURCE('flags')} runs a job of its own here"
@@ -192,7 +192,7 @@ def check_options(
             and (name := options.who_set(field)) is not None
         ):
             value: object = getattr(options, field)
-            shown = name if isinstance(value, bool) else f"{name} {printable(_shown_value(value))}"
+            shown = name if isinstance(value, bool) else f"{name} {printable(_value_text(value))}"
             if (
                 field == "hosts" and "hosts" not in options.given
             ):  # a drop-in command translates a number of workers to hosts
@@ -216,11 +216,11 @@ def check_options(
         )
 
 
-def _name_of(outer: OuterLauncher) -> str:
+def _launcher_name(outer: OuterLauncher) -> str:
     return "another distlaunch" if outer.launcher == OURS else outer.launcher
 
 
-def _shown_value(value: object) -> str:
+def _value_text(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -235,7 +235,7 @@ def single_worker_topology(options: TrainOptions, facts: Facts, outer: OuterLaun
         node = replace(node, mask_variable=CUDA, masks=((),), hidden=hidden)
     notes: tuple[str, ...] = ()
     if outer.rank == 0:
-        who = _name_of(outer)
+        who = _launcher_name(outer)
         note = (
             f"{who} started this launcher as rank 0 of {outer.world_size}: each launcher runs one "
             "worker with the"

@@ -252,7 +252,7 @@ class SurveyedPlanner:
         news = [
             f"{name_hosts(new)}: {note}"
             for note, hosts in notes.items()
-            if (new := self._not_shown_yet(note, hosts))
+            if (new := self._mark_shown(note, hosts))
         ]
         spare = [self._hosts[number] for number in sorted(surveys.keys() - set(node_numbers))]
         more = [*news, *self._interpreter_notes(node_numbers, interpreters)]
@@ -260,7 +260,8 @@ class SurveyedPlanner:
         topology = replace(
             topology,
             nodes=tuple(
-                self._node(*each, python) for each in zip(topology.nodes, interpreters, strict=True)
+                self._complete_node(*each, python)
+                for each in zip(topology.nodes, interpreters, strict=True)
             ),
             bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
             spares=tuple(spare),
@@ -278,7 +279,7 @@ class SurveyedPlanner:
             local=self._local,
             base=self._everywhere,
             shares=[
-                CpuShare(cpus=surveys[n].cpus, granted=self._granted(n, surveys[n]))
+                CpuShare(cpus=surveys[n].cpus, granted=self._granted_cpus(n, surveys[n]))
                 for n in node_numbers
             ],
         )
@@ -340,7 +341,7 @@ class SurveyedPlanner:
             )
         return tuple(there[:wanted])
 
-    def _granted(self, number: int, surveyed: Surveyed) -> int | None:
+    def _granted_cpus(self, number: int, surveyed: Surveyed) -> int | None:
         """Return how many CPUs a scheduler grants on a node, if known; for this machine by the
         launcher's environment."""
         return (
@@ -367,7 +368,7 @@ class SurveyedPlanner:
         if list(by_python) == [ours]:
             note = interpreter_note(options, self._facts.environ, self._facts.python)
             return [] if note is None else [note]
-        new = {python: self._not_shown_yet(python, hosts) for python, hosts in by_python.items()}
+        new = {python: self._mark_shown(python, hosts) for python, hosts in by_python.items()}
         kinds = [
             f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts
         ]
@@ -375,14 +376,15 @@ class SurveyedPlanner:
         why = f"the launcher's, {printable(ours)}, is not on all nodes; see {Opt.PYTHON}"
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
-    def _not_shown_yet(self, note: str, hosts: Sequence[str]) -> list[str]:
-        """Return the hosts for which this note has not been shown yet, and record that it is."""
+    def _mark_shown(self, note: str, hosts: Sequence[str]) -> list[str]:
+        """Record that this note has been shown for the hosts, and return those for which it had not
+        been before."""
         known = self._shown_notes.setdefault(note, set())
         new = [host for host in hosts if host not in known]
         known.update(new)
         return new
 
-    def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
+    def _complete_node(self, node: Node, mine: Interpreter, common: str) -> Node:
         """Return a node with the command line for its interpreter, and with the launcher's software
         variables if it has the launcher's."""
         same = mine.python == common or self._options.no_python

@@ -62,7 +62,7 @@ def attach(job: Job) -> Job | None:
                     return stop_job(job, each=view.show, now=stops == "now", say=print_notice)
                 return _follow(job, view)
             except KeyboardInterrupt:
-                answer = _ask(name, is_stopping=bool(stops))
+                answer = _ask_user(name, is_stopping=bool(stops))
             if answer == "detach":
                 print_notice(
                     f"detached; the job goes on. distlaunch attach {name} shows its console again"
@@ -95,21 +95,21 @@ class _View:
 
     def show(self) -> None:
         """Write what has come since the last call."""
-        self._write()
+        self._write_waiting()
         while block := self._console.read():
             self._console.advance(len(block))
             if self._is_terminal:
                 block, self._held = hold_back(self._held + block)
                 block = clean_text(block)
             self._waiting = block
-            self._write()
+            self._write_waiting()
 
     def finish(self) -> None:
         """Write the unfinished sequence at the end, if there is one."""
         self._waiting, self._held = clean_text(self._held), b""
-        self._write()
+        self._write_waiting()
 
-    def _write(self) -> None:
+    def _write_waiting(self) -> None:
         while self._waiting:
             self._waiting = self._waiting[os.write(STDOUT, self._waiting) :]
 
@@ -121,7 +121,7 @@ def _screen_lines() -> int:
         return _LINES
 
 
-def _ask(name: str, *, is_stopping: bool) -> _Answer:
+def _ask_user(name: str, *, is_stopping: bool) -> _Answer:
     """Ask the user what Ctrl-C means. Without a terminal, and after another Ctrl-C, it detaches."""
     if not os.isatty(0):
         return "detach"

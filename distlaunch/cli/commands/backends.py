@@ -49,28 +49,30 @@ def backends(
     ``python``: the option that names an interpreter, and the interpreter whose packages are listed.
     Raises ConfigError if ``name`` is unknown or the interpreter cannot be run.
     """
-    found = [find_backend(spelled_backend(name))] if name is not None else list(_all())
+    found = [find_backend(spelled_backend(name))] if name is not None else list(_all_backends())
     kinds = [each for each in found if not isinstance(each, _Broken)]
     installed = (
         None
         if python is None
-        else _ask(*python, [each for kind in kinds for each in kind.requires])
+        else _ask_interpreter(*python, [each for kind in kinds for each in kind.requires])
     )
     path = sys.executable if python is None else python[1]
-    make = _any_record if name is None else _record
+    make = _record_or_problem if name is None else _backend_record
     records = [make(each, path, installed) for each in found]
     if fmt == "json":
         sys.stdout.write(json.dumps(records if name is None else records[0], indent=_INDENT) + "\n")
         return 0
-    width = _columns()
-    lines = [line for record in records for line in _lines(record, width, options=name is not None)]
+    width = _terminal_width()
+    lines = [
+        line for record in records for line in _text_lines(record, width, options=name is not None)
+    ]
     sys.stdout.write("\n".join(lines) + "\n")
     if name is None:
         sys.stdout.write("\ndistlaunch backends NAME shows the options of one, for -o\n")
     return 0
 
 
-def _columns() -> int | None:
+def _terminal_width() -> int | None:
     """Return the width of a line; None if stdout is no terminal, so that programs read whole lines."""
     try:
         return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
@@ -78,7 +80,7 @@ def _columns() -> int | None:
         return None
 
 
-def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installed:
+def _ask_interpreter(who: str, python: str, requirements: Sequence[Requirement]) -> Installed:
     if shutil.which(python) is None:
         raise ConfigError(f"{who} {printable(python)}: no such executable")
     installed = installed_for(python, requirements, (), environ=os.environ, cwd=os.curdir)
@@ -87,7 +89,7 @@ def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installe
     return installed
 
 
-def _all() -> Iterator[type[Backend] | _Broken]:
+def _all_backends() -> Iterator[type[Backend] | _Broken]:
     """Yield distlaunch's own backends, then those of other packages, broken ones too."""
     yield from map(find_backend, backend_names())
     for name, points in sorted(other_backends().items()):
@@ -103,17 +105,17 @@ def _all() -> Iterator[type[Backend] | _Broken]:
             yield _Broken(name=name, problem=exc.problem)
 
 
-def _any_record(
+def _record_or_problem(
     found: type[Backend] | _Broken, python: str, installed: Installed | None
 ) -> dict[str, Any]:
     try:
-        return _record(found, python, installed)
+        return _backend_record(found, python, installed)
     except ConfigError as exc:
         problem = exc.problem if isinstance(exc, BackendError) else exc.message
-        return _record(_Broken(name=found.name, problem=problem), python, installed)
+        return _backend_record(_Broken(name=found.name, problem=problem), python, installed)
 
 
-def _record(
+def _backend_record(
     backend: type[Backend] | _Broken, python: str, installed: Installed | None
 ) -> dict[str, Any]:
     if isinstance(backend, _Broken):
@@ -124,7 +126,7 @@ def _record(
         "name": backend.name,
         "about": backend.about,
         "installed": all(each.is_met or not each.requirement.demanded for each in found),
-        "requires": [_requirement(each, python) for each in found],
+        "requires": [_requirement_record(each, python) for each in found],
         "options": [
             {"name": option.name, "takes": value_form(option), "about": option.about}
             for option in backend.options()
@@ -133,7 +135,7 @@ def _record(
     }
 
 
-def _requirement(found: Found, python: str) -> dict[str, Any]:
+def _requirement_record(found: Found, python: str) -> dict[str, Any]:
     wanted = found.requirement
     return {
         "module": wanted.module,
@@ -146,10 +148,10 @@ def _requirement(found: Found, python: str) -> dict[str, Any]:
     }
 
 
-def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Iterator[str]:
-    """Leave commands unwrapped, so that they can be copied."""
+def _text_lines(record: dict[str, Any], width: int | None, *, options: bool) -> Iterator[str]:
+    """Yield the lines about one backend. Commands are not wrapped, so that they can be copied."""
     name, about = printable(record["name"]), printable(record["about"] or record["problem"])
-    first, *more = _folded(about, _NAMES, width)
+    first, *more = _wrap(about, _NAMES, width)
     yield f"{name:<{_NAMES - 1}} {first}"
     margin = " " * _NAMES
     for line in more:
@@ -160,7 +162,7 @@ def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Itera
         if not each["install"]
     ]
     if there:
-        for line in _folded(f"installed: {', '.join(there)}", _NAMES, width):
+        for line in _wrap(f"installed: {', '.join(there)}", _NAMES, width):
             yield margin + line
     for each in record["requires"]:
         if each["install"]:
@@ -169,13 +171,13 @@ def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Itera
             fits = width is None or len(said) + 1 + len(command) <= width
             yield from [f"{said} {command}"] if fits else [said, f"  {command}"]
             if each["see"]:
-                for line in _folded(f"({each['see']})", _NAMES, width):
+                for line in _wrap(f"({each['see']})", _NAMES, width):
                     yield margin + line
     if options:
-        yield from _options(record["options"], width)
+        yield from _option_lines(record["options"], width)
 
 
-def _options(options: Sequence[dict[str, str]], width: int | None) -> Iterator[str]:
+def _option_lines(options: Sequence[dict[str, str]], width: int | None) -> Iterator[str]:
     if not options:
         yield "it has no options"
         return
@@ -185,7 +187,7 @@ def _options(options: Sequence[dict[str, str]], width: int | None) -> Iterator[s
     column = min(most, max(map(len, written)) + 2)
     margin = " " * (column + _INDENT)
     for text, each in zip(written, options, strict=True):
-        lines = _folded(each["about"], len(margin), width)
+        lines = _wrap(each["about"], len(margin), width)
         if len(text) + 2 > column:
             yield f"  {text}"
         else:
@@ -194,7 +196,7 @@ def _options(options: Sequence[dict[str, str]], width: int | None) -> Iterator[s
             yield margin + line
 
 
-def _folded(text: str, margin: int, width: int | None) -> list[str]:
+def _wrap(text: str, margin: int, width: int | None) -> list[str]:
     if width is None:
         return [text]
     return textwrap.wrap(text, width - margin, break_long_words=False, break_on_hyphens=False) or [

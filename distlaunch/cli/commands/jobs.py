@@ -85,13 +85,13 @@ class _Request(Record):
 
         Jobs for which ``only`` is false do not count. Raises UsageError if there is none.
         """
-        return [self._find(word, only) for word in self.words]
+        return [self._find_job(word, only) for word in self.words]
 
     def jobs(self) -> list[Job]:
         """Return the jobs. Raises UsageError if there is none for a word."""
-        return [self._find(word, None) for word in self.words]
+        return [self._find_job(word, None) for word in self.words]
 
-    def _find(self, word: str, only: Callable[[Job], bool] | None) -> Job:
+    def _find_job(self, word: str, only: Callable[[Job], bool] | None) -> Job:
         log_dir = self.values.get("log_dir")
         job = find_job(word, log_dir, self.environ, only=only)
         newer = newer_jobs(job, log_dir, self.environ) if word == job.name else []
@@ -150,7 +150,7 @@ def parse_job_command(command: str, words: Sequence[str], environ: Mapping[str, 
     return _Request(values=values, words=jobs, environ=environ)
 
 
-def _ps(request: _Request) -> int:
+def _run_ps(request: _Request) -> int:
     jobs = find_jobs(request.values["log_dir"], request.environ)
     if not request.values["all"]:
         jobs = [job for job in jobs if not job.state.has_ended]
@@ -171,7 +171,7 @@ def _ps(request: _Request) -> int:
     return 0
 
 
-def _status(request: _Request) -> int:
+def _run_status(request: _Request) -> int:
     status = read_status(request.job())
     if request.is_json:
         _print_json(status.record())
@@ -180,7 +180,7 @@ def _status(request: _Request) -> int:
     return 0
 
 
-def _events(request: _Request) -> int:
+def _run_events(request: _Request) -> int:
     values = request.values
     kinds = _event_kinds(values["type"])
     job, follow = request.job(), values["follow"]
@@ -189,7 +189,7 @@ def _events(request: _Request) -> int:
     )
     if request.is_json:
         for event in events:
-            _write(json.dumps(event).encode(), flush=follow)
+            _write_line(json.dumps(event).encode(), flush=follow)
         return 0
     colour = sys.stdout.isatty() and may_colour(request.environ)
     today = day_of(time.time())
@@ -197,7 +197,7 @@ def _events(request: _Request) -> int:
     for event in events:
         with_date = not is_of_today or day_of(event.get("time")) != today
         lines = event_lines(event, with_date=with_date, colour=colour)
-        _write("\n".join(lines).encode(errors="backslashreplace"), flush=follow)
+        _write_line("\n".join(lines).encode(errors="backslashreplace"), flush=follow)
     return 0
 
 
@@ -226,10 +226,10 @@ def _since(job: Job, since_s: float | None) -> float | None:
     return (job.changed if job.state.has_ended else time.time()) - since_s
 
 
-def _logs(request: _Request) -> int:
+def _run_logs(request: _Request) -> int:
     job, values = request.job(), request.values
-    ranks = _ranks(job, values["rank"])
-    keep = _keep(values["grep"])
+    ranks = _read_rank_option(job, values["rank"])
+    keep = _line_filter(values["grep"])
     has_prefix = ranks is None or len(ranks) > 1
     follow = values["follow"]
     for_terminal = sys.stdout.isatty()
@@ -240,10 +240,12 @@ def _logs(request: _Request) -> int:
     for line in _selected_lines(job, ranks, values, keep, remote):
         if request.is_json:
             record = {"rank": line.rank, "text": line.text.decode(errors="replace")}
-            _write(json.dumps(record).encode(), flush=follow)
+            _write_line(json.dumps(record).encode(), flush=follow)
         else:
             prefix = f"[{line.rank}] ".encode() if has_prefix else b""
-            _write(prefix + (clean_text(line.text) if for_terminal else line.text), flush=follow)
+            _write_line(
+                prefix + (clean_text(line.text) if for_terminal else line.text), flush=follow
+            )
     sys.stdout.flush()
     for each in unread:
         _print_unread(job, each)
@@ -268,7 +270,7 @@ def _print_unread(job: Job, unread: UnreadLogs) -> None:
     print_notice(unread_line(unread, other_logs_line(unread.logs, job)))
 
 
-def _ranks(job: Job, text: str | None) -> frozenset[int] | None:
+def _read_rank_option(job: Job, text: str | None) -> frozenset[int] | None:
     return None if text is None else read_ranks(text, "--rank", job.world_size or _MOST_RANKS)
 
 
@@ -303,12 +305,12 @@ def _selected_lines(
     ends = None if follower is None else follower.ends
     shown = attempt if attempt is not None else (known[-1] if known else None)
     if shown is not None:
-        yield from _written(job, shown, ranks, values, keep, ends, find)
+        yield from _lines_until(job, shown, ranks, values, keep, ends, find)
     if follower is not None:
         yield from (line for line in follower.lines() if keep(line.text))
 
 
-def _written(
+def _lines_until(
     job: Job,
     attempt: int,
     ranks: frozenset[int] | None,
@@ -329,7 +331,7 @@ def _written(
     return lines if tail is None else deque(lines, maxlen=tail)
 
 
-def _keep(pattern: str | None) -> Callable[[bytes], bool]:
+def _line_filter(pattern: str | None) -> Callable[[bytes], bool]:
     if pattern is None:
         return lambda _: True
     try:
@@ -339,7 +341,7 @@ def _keep(pattern: str | None) -> Callable[[bytes], bool]:
     return lambda text: found.search(text) is not None
 
 
-def _top(request: _Request) -> int:
+def _run_top(request: _Request) -> int:
     from distlaunch.cli.commands.top import run_top
 
     values = request.values
@@ -351,11 +353,11 @@ def _top(request: _Request) -> int:
     )
 
 
-def _stack(request: _Request) -> int:
+def _run_stack(request: _Request) -> int:
     from distlaunch.jobs.stacks import read_stacks
 
     job = request.job()
-    ranks = _ranks(job, request.values["rank"])
+    ranks = _read_rank_option(job, request.values["rank"])
     found = read_stacks(job, ranks, command="stack", native=request.values["native"])
     if request.is_json:
         _print_json(found.record)
@@ -364,7 +366,7 @@ def _stack(request: _Request) -> int:
     return 0
 
 
-def _report(request: _Request) -> int:
+def _run_report(request: _Request) -> int:
     from distlaunch.jobs.report.job_report import build_report, report_record
     from distlaunch.jobs.report.write_report import write_file
 
@@ -385,7 +387,7 @@ def _report(request: _Request) -> int:
         names = "-".join(report.job.name for report in reports)
         output = output or f"distlaunch-{names}.html"
     if output in (None, "-"):
-        _write(text.rstrip("\n").encode(errors="backslashreplace"))
+        _write_line(text.rstrip("\n").encode(errors="backslashreplace"))
         return 0
     write_file(output, text)
     print_notice(f"wrote {printable(output)}")
@@ -409,19 +411,19 @@ def _report_format(given: str | None, output: str | None) -> str:
     return given or named or "html"
 
 
-def _wait(request: _Request) -> int:
+def _run_wait(request: _Request) -> int:
     job = request.job()
     with _terminable_until_end(job):
         return _report_end(wait_for_end(job))
 
 
-def _attach(request: _Request) -> int:
+def _run_attach(request: _Request) -> int:
     from distlaunch.cli.commands.attach import attach
 
     ended = attach(request.job())
     if ended is None:
         return 0
-    print_notice(f"job {printable(ended.name)} has ended: {_how(ended)}")
+    print_notice(f"job {printable(ended.name)} has ended: {_describe_end(ended)}")
     return EXIT_KILLED if ended.exit_code is None else ended.exit_code
 
 
@@ -450,7 +452,7 @@ def _terminable_until_end(job: Job) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _stop(request: _Request) -> int:
+def _run_stop(request: _Request) -> int:
     [job] = request.single_jobs(lambda job: not job.state.has_ended)
     with _terminable_until_end(job):
         return _stop_one(job, now=request.values["now"])
@@ -472,13 +474,13 @@ def _stop_one(job: Job, *, now: bool) -> int:
     more = (
         f"; {counted(killed, 'worker')} {'was' if killed == 1 else 'were'} killed" if killed else ""
     )
-    print_notice(f"job {name} has ended: {_how(ended)}{more}")
+    print_notice(f"job {name} has ended: {_describe_end(ended)}{more}")
     if not wait_for_launcher(ended, _LAUNCHER_S):
         print_notice(f"{_launcher_of(ended)} still runs, for example a command of --on-event")
     return 0
 
 
-def _rm(request: _Request) -> int:
+def _run_rm(request: _Request) -> int:
     jobs = request.single_jobs(lambda job: job.state.has_ended)
     for job in jobs:
         _check_ended(job)
@@ -492,7 +494,7 @@ def _rm(request: _Request) -> int:
 
 
 def _check_ended(job: Job) -> None:
-    """Raise ConfigError if a job has not ended."""
+    """Raise ConfigError if a job has not ended, or its launcher does not exit in time."""
     if not job.state.has_ended:
         raise ConfigError(
             f"job {printable(job.name)} has not ended",
@@ -514,25 +516,25 @@ def _launcher_of(job: Job) -> str:
 def _report_end(job: Job) -> int:
     if job.exit_code is not None:
         return job.exit_code
-    print_notice(f"job {printable(job.name)}: {_how(job)}")
+    print_notice(f"job {printable(job.name)}: {_describe_end(job)}")
     return EXIT_KILLED
 
 
-def _how(job: Job) -> str:
+def _describe_end(job: Job) -> str:
     if job.exit_code is None:
         return "its launcher was killed, or its host was restarted"
     return f"exit code {job.exit_code}"
 
 
 def _print_json(value: object) -> None:
-    _write(json.dumps(value, indent=2).encode())
+    _write_line(json.dumps(value, indent=2).encode())
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    _write("\n".join(lines).encode(errors="backslashreplace"))
+    _write_line("\n".join(lines).encode(errors="backslashreplace"))
 
 
-def _write(line: bytes, *, flush: bool = False) -> None:
+def _write_line(line: bytes, *, flush: bool = False) -> None:
     sys.stdout.buffer.write(line + b"\n")
     if flush:
         sys.stdout.buffer.flush()
@@ -558,15 +560,15 @@ def _refuse_unknown(
 
 
 _COMMANDS: dict[str, Callable[[_Request], int]] = {
-    "ps": _ps,
-    "status": _status,
-    "logs": _logs,
-    "events": _events,
-    "top": _top,
-    "stack": _stack,
-    "attach": _attach,
-    "report": _report,
-    "wait": _wait,
-    "stop": _stop,
-    "rm": _rm,
+    "ps": _run_ps,
+    "status": _run_status,
+    "logs": _run_logs,
+    "events": _run_events,
+    "top": _run_top,
+    "stack": _run_stack,
+    "attach": _run_attach,
+    "report": _run_report,
+    "wait": _run_wait,
+    "stop": _run_stop,
+    "rm": _run_rm,
 }

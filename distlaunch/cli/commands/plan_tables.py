@@ -62,21 +62,21 @@ def plan_table(plan_record: _Data, *, argv: Sequence[str] = ()) -> None:
         console.width = _PIPE_COLUMNS
     nodes = plan_record.get("nodes") or ()
     workers = [_workers_of(node) for node in nodes]
-    groups = _groups(nodes, workers)
+    groups = _group_nodes(nodes, workers)
     everyone = [worker for own in workers for worker in own]
-    _facts(console, plan_record, len(everyone))
-    _nodes(console, groups, plan_record.get("device"))
-    _gpus(console, groups)
-    _workers(console, groups)
-    _commands(console, everyone, argv)
-    _environment(
+    _print_facts(console, plan_record, len(everyone))
+    _print_nodes(console, groups, plan_record.get("device"))
+    _print_gpus(console, groups)
+    _print_workers(console, groups)
+    _print_commands(console, everyone, argv)
+    _print_environment(
         console, everyone, plan_record.get("env") or {}, plan_record.get("env_given") or ()
     )
     notes = plan_record.get("notes") or ()
     if notes:
-        _heading(console, "Notes")
+        _print_heading(console, "Notes")
         for note in notes:
-            _line(console, str(note))
+            _print_line(console, str(note))
 
 
 def _workers_of(node: _Data) -> list[_Worker]:
@@ -89,13 +89,13 @@ def _workers_of(node: _Data) -> list[_Worker]:
             worker.get("argv") or (),
             worker.get("env") or {},
             tuple(worker.get("cpus") or ()),
-            _mask(worker.get("env") or {}),
+            _device_mask(worker.get("env") or {}),
         )
         for worker in node.get("workers") or ()
     ]
 
 
-def _groups(nodes: Sequence[_Data], workers: Sequence[list[_Worker]]) -> list[_Group]:
+def _group_nodes(nodes: Sequence[_Data], workers: Sequence[list[_Worker]]) -> list[_Group]:
     groups: dict[object, _Group] = {}
     for node, own in zip(nodes, workers, strict=True):
         told = tuple(
@@ -109,7 +109,7 @@ def _groups(nodes: Sequence[_Data], workers: Sequence[list[_Worker]]) -> list[_G
     return list(groups.values())
 
 
-def _facts(console: Console, record: _Data, workers: int) -> None:
+def _print_facts(console: Console, record: _Data, workers: int) -> None:
     nodes = len(record.get("nodes") or ())
     size = record.get("world_size", workers)
     shown = "workers: settled at the start" if size is None else counted(size, "worker")
@@ -122,10 +122,10 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
         ("Size", f"{shown} on {counted(nodes, 'node')}{elastic}"),
         ("Spares", fold_hosts(map(str, record.get("spares") or ())) or None),
         ("Attempt", record.get("attempt")),
-        ("Master", _master(record)),
+        ("Master", _master_text(record)),
         ("Directory", record.get("run_dir")),
         ("Workdir", record.get("workdir")),
-        ("Restarts", _restarts(record)),
+        ("Restarts", _restarts_text(record)),
         ("Preload", ", ".join(record.get("preload") or ()) or None),
         (
             "Hangs",
@@ -139,7 +139,7 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
             console.print(f"{name:<10} {printable(str(value))}", soft_wrap=True)
 
 
-def _restarts(record: _Data) -> str | None:
+def _restarts_text(record: _Data) -> str | None:
     if not record.get("max_restarts"):
         return None
     text = str(record["max_restarts"])
@@ -150,33 +150,35 @@ def _restarts(record: _Data) -> str | None:
     return f"{text}, each after {first_s:,.10g} s{doubled}"
 
 
-def _master(record: _Data) -> str | None:
+def _master_text(record: _Data) -> str | None:
     if "master_addr" not in record:
         return None
-    return f"{_value(record['master_addr'])}, port {_value(record.get('master_port'))}"
+    return f"{_value_text(record['master_addr'])}, port {_value_text(record.get('master_port'))}"
 
 
-def _nodes(console: Console, groups: Sequence[_Group], device: object) -> None:
-    table = _table("Nodes", "Hosts", "Workers on each", "Ranks", "GPUs", "CPUs")
+def _print_nodes(console: Console, groups: Sequence[_Group], device: object) -> None:
+    table = _create_table("Nodes", "Hosts", "Workers on each", "Ranks", "GPUs", "CPUs")
     for group in groups[:_MOST_NODES]:
         first, cpus = group.nodes[0], {cpu for worker in group.workers for cpu in worker.cpus}
         slots = first.get("slots")
         table.add_row(
-            _numbers(node.get("node_rank", 0) for node in group.nodes),
-            _hosts(group.nodes),
+            _short_numbers(node.get("node_rank", 0) for node in group.nodes),
+            _hosts_text(group.nodes),
             _UNSETTLED if slots is None else str(slots),
-            _ranks(group.workers),
-            _devices(first, device),
+            _ranks_text(group.workers),
+            _devices_text(first, device),
             format_ranks(cpus) if cpus else "any",
         )
-    _heading(console, "Nodes")
+    _print_heading(console, "Nodes")
     console.print(table)
     if len(groups) > _MOST_NODES:
         rest = sum(len(group.nodes) for group in groups[_MOST_NODES:])
-        _line(console, f"and {counted(rest, 'node')} of {len(groups) - _MOST_NODES} more kinds")
+        _print_line(
+            console, f"and {counted(rest, 'node')} of {len(groups) - _MOST_NODES} more kinds"
+        )
 
 
-def _hosts(nodes: Sequence[_Data]) -> str:
+def _hosts_text(nodes: Sequence[_Data]) -> str:
     user, port = nodes[0].get("user"), nodes[0].get("port")
     before, after = f"{user}@" if user else "", f":port={port}" if port else ""
     known = fold_hosts(str(node["host"]) for node in nodes if node.get("host") is not None)
@@ -185,11 +187,12 @@ def _hosts(nodes: Sequence[_Data]) -> str:
     return f"{printable(before)}{known}{after}{' ' * bool(known and unknown)}{unknown}"
 
 
-def _devices(node: _Data, device: object) -> str:
-    """Show GPUs that are not known before the survey by the indices that will be used."""
+def _devices_text(node: _Data, device: object) -> str:
+    """Return the GPUs of a node. Those that are not known before the survey are shown by the
+    indices that will be used."""
     devices = node.get("devices")
     if devices is not None:
-        return _listed(devices)
+        return _device_list_text(devices)
     if node.get("chosen"):
         places = format_ranks(node["chosen"])
     elif node.get("without"):
@@ -200,20 +203,20 @@ def _devices(node: _Data, device: object) -> str:
     return places if device == "cuda" else f"{places}, if it has any"
 
 
-def _listed(devices: Sequence[object]) -> str:
+def _device_list_text(devices: Sequence[object]) -> str:
     texts = list(map(str, devices))
     indices = [int(text) for text in texts if text.isascii() and text.isdecimal()]
     in_order = len(indices) == len(texts) and sorted(set(indices)) == indices
     return format_ranks(indices) if in_order and texts else printable(",".join(texts)) or "-"
 
 
-def _gpus(console: Console, groups: Sequence[_Group]) -> None:
+def _print_gpus(console: Console, groups: Sequence[_Group]) -> None:
     """Print physical GPUs: behind a device mask, device 0 may be GPU 4."""
     for group in groups:
         gpus = [gpu for gpu in group.nodes[0].get("gpus") or () if gpu]
         if not gpus:
             continue
-        table = _table("Local ranks", "Logical", "Physical", "UUID", "Name")
+        table = _create_table("Local ranks", "Logical", "Physical", "UUID", "Name")
         for gpu in {gpu.get("device"): gpu for gpu in gpus}.values():
             device = str(gpu.get("device"))
             users = [
@@ -227,46 +230,46 @@ def _gpus(console: Console, groups: Sequence[_Group]) -> None:
             table.add_row(
                 format_ranks(worker.local_rank for worker in users) or "-",
                 str(mask.index(device)) if device in mask else "-",
-                _cell(gpu.get("index")),
-                _cell(gpu.get("uuid")),
-                _cell(gpu.get("name") or None),
+                _cell_text(gpu.get("index")),
+                _cell_text(gpu.get("uuid")),
+                _cell_text(gpu.get("name") or None),
             )
-        _heading(console, f"GPUs of {_hosts(group.nodes)}")
+        _print_heading(console, f"GPUs of {_hosts_text(group.nodes)}")
         console.print(table)
 
 
-def _workers(console: Console, groups: Sequence[_Group]) -> None:
+def _print_workers(console: Console, groups: Sequence[_Group]) -> None:
     rows: dict[tuple[int, str, tuple[int, ...]], list[_Worker]] = {}
     for place, group in enumerate(groups[:_MOST_NODES]):
         for worker in group.workers:
             rows.setdefault((place, worker.mask, worker.cpus), []).append(worker)
-    _heading(console, "Workers")
+    _print_heading(console, "Workers")
     if not rows:
-        _line(console, _UNSETTLED)
+        _print_line(console, _UNSETTLED)
         return
-    table = _table("Ranks", "Local ranks", "Nodes", "Devices", "CPUs")
+    table = _create_table("Ranks", "Local ranks", "Nodes", "Devices", "CPUs")
     for (_, mask, cpus), members in rows.items():
         table.add_row(
-            _ranks(members),
+            _ranks_text(members),
             format_ranks({worker.local_rank for worker in members}),
-            _numbers({worker.node_rank for worker in members}),
-            _cell(mask or "-"),
+            _short_numbers({worker.node_rank for worker in members}),
+            _cell_text(mask or "-"),
             format_ranks(cpus) if cpus else "any",
         )
     console.print(table)
 
 
-def _ranks(workers: Sequence[_Worker]) -> str:
-    return _numbers(worker.rank for worker in workers) or _UNSETTLED
+def _ranks_text(workers: Sequence[_Worker]) -> str:
+    return _short_numbers(worker.rank for worker in workers) or _UNSETTLED
 
 
-def _numbers(numbers: Iterable[int]) -> str:
+def _short_numbers(numbers: Iterable[int]) -> str:
     text = format_ranks(numbers)
     return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
 
 
-def _commands(console: Console, workers: Sequence[_Worker], argv: Sequence[str]) -> None:
-    _heading(console, "Command")
+def _print_commands(console: Console, workers: Sequence[_Worker], argv: Sequence[str]) -> None:
+    _print_heading(console, "Command")
     commands: list[tuple[Sequence[object], list[int]]] = []
     if argv and not workers:
         commands.append((argv, []))
@@ -278,61 +281,61 @@ def _commands(console: Console, workers: Sequence[_Worker], argv: Sequence[str])
         known.append(worker.rank)
     for words, ranks in commands:
         # shlex.join is only for display. The command is run as a list of words.
-        _line(
+        _print_line(
             console,
             (f"{name_ranks(ranks)}: " if len(commands) > 1 else "") + shlex.join(map(str, words)),
         )
 
 
-def _environment(
+def _print_environment(
     console: Console, workers: Sequence[_Worker], shared: _Data, given: Iterable[object]
 ) -> None:
     yours = [str(name) for name in given]
     common = {
-        name: f"{name}={_value(value)}" for name, value in shared.items() if name not in yours
+        name: f"{name}={_value_text(value)}" for name, value in shared.items() if name not in yours
     }
     names = {name for worker in workers for name in worker.env}.difference(yours)
     varying: list[str] = []
     for name in sorted(names):
         values = [worker.env.get(name, _Missing) for worker in workers]
         if all(value == values[0] for value in values):
-            common[name] = f"{name}={_value(values[0])}"
+            common[name] = f"{name}={_value_text(values[0])}"
         else:
             common.pop(name, None)
-            varying.append(f"{name}={_varying(name, workers, values)}")
+            varying.append(f"{name}={_varying_text(name, workers, values)}")
     if common:
-        _heading(console, "Environment of every worker")
+        _print_heading(console, "Environment of every worker")
         for name in sorted(common):
-            _line(console, common[name])
+            _print_line(console, common[name])
     if varying:
-        _heading(console, "Environment by worker")
+        _print_heading(console, "Environment by worker")
         for text in varying:
-            _line(console, text)
+            _print_line(console, text)
     if yours:
-        _heading(console, "Environment given by you (values are not shown)")
-        _line(console, " ".join(yours))
+        _print_heading(console, "Environment given by you (values are not shown)")
+        _print_line(console, " ".join(yours))
 
 
 class _Missing: ...
 
 
-def _varying(name: str, workers: Sequence[_Worker], values: Sequence[object]) -> str:
+def _varying_text(name: str, workers: Sequence[_Worker], values: Sequence[object]) -> str:
     numbers = sorted(_NUMBERS, key=lambda number: not name.startswith(number.upper()))
     pattern = _pattern(numbers, workers, values)
     if pattern is not None:
         return pattern
     ranks: dict[str, list[int]] = {}
     for worker, value in zip(workers, values, strict=True):
-        ranks.setdefault("(not set)" if value is _Missing else _value(value), []).append(
+        ranks.setdefault("(not set)" if value is _Missing else _value_text(value), []).append(
             worker.rank
         )
-    parts = [f"{text} ({_named(some)})" for text, some in list(ranks.items())[:_MOST_VALUES]]
+    parts = [f"{text} ({_short_names(some)})" for text, some in list(ranks.items())[:_MOST_VALUES]]
     if len(ranks) > _MOST_VALUES:
         parts.append(f"... {len(ranks) - _MOST_VALUES} more")
     return ", ".join(parts)
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _short_names(ranks: Sequence[int]) -> str:
     text = name_ranks(ranks)
     return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
 
@@ -357,31 +360,31 @@ def _pattern(
     return None
 
 
-def _mask(env: _Data) -> str:
+def _device_mask(env: _Data) -> str:
     for name in _MASKS:
         if env.get(name) is not None:
             return env[name] or "none"
     return ""
 
 
-def _value(value: object) -> str:
+def _value_text(value: object) -> str:
     return _UNSETTLED if value is None else str(value)
 
 
-def _cell(value: object) -> str:
+def _cell_text(value: object) -> str:
     return "-" if value is None else printable(str(value))
 
 
-def _heading(console: Console, text: str) -> None:
+def _print_heading(console: Console, text: str) -> None:
     console.print()
     console.print(text, style="bold")
 
 
-def _line(console: Console, text: str) -> None:
+def _print_line(console: Console, text: str) -> None:
     console.print("  " + printable(text), soft_wrap=True)
 
 
-def _table(*columns: str) -> Table:
+def _create_table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 

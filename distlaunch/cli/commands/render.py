@@ -27,7 +27,7 @@ _SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".json")
 """Suffixes of files that ``render`` writes."""
 
 
-def _row(
+def _make_row(
     flags: str,
     kind: Kind,
     targets: Sequence[Target],
@@ -59,7 +59,7 @@ def _row(
 
 
 _ROWS = (
-    _row(
+    _make_row(
         "--out",
         "text",
         _EVERYWHERE,
@@ -68,7 +68,7 @@ _ROWS = (
         variable=False,
         unset="stdout",
     ),
-    _row(
+    _make_row(
         "--force",
         "flag",
         _EVERYWHERE,
@@ -76,7 +76,7 @@ _ROWS = (
         "",
         variable=False,
     ),
-    _row(
+    _make_row(
         "--name",
         "text",
         _EVERYWHERE,
@@ -84,7 +84,7 @@ _ROWS = (
         "NAME",
         unset="the name of the script",
     ),
-    _row(
+    _make_row(
         "--time",
         "text",
         _EVERYWHERE,
@@ -93,7 +93,7 @@ _ROWS = (
         "120|90m|12h|D-HH:MM:SS",
         unset="the cluster's limit",
     ),
-    _row(
+    _make_row(
         "--usr1-before",
         "seconds",
         ("slurm",),
@@ -101,7 +101,7 @@ _ROWS = (
         "SECONDS",
         unset="60 s, or --grace and 30 s, but at most half of --time",
     ),
-    _row(
+    _make_row(
         "--cpus-per-task --cpus",
         "count",
         _EVERYWHERE,
@@ -109,7 +109,7 @@ _ROWS = (
         "N",
         unset="under Slurm all CPUs of the node, in a pod no request",
     ),
-    _row(
+    _make_row(
         "--memory",
         "text",
         _EVERYWHERE,
@@ -117,7 +117,7 @@ _ROWS = (
         "64Gi",
         unset="the cluster's choice",
     ),
-    _row(
+    _make_row(
         "--exclusive",
         "flag",
         ("slurm",),
@@ -125,7 +125,7 @@ _ROWS = (
         "",
         unset="on, unless --cpus is given",
     ),
-    _row(
+    _make_row(
         "--partition",
         "text",
         ("slurm",),
@@ -133,7 +133,7 @@ _ROWS = (
         "NAME",
         unset="the cluster's choice",
     ),
-    _row(
+    _make_row(
         "--account",
         "text",
         ("slurm",),
@@ -141,7 +141,7 @@ _ROWS = (
         "NAME",
         unset="the user's default account",
     ),
-    _row(
+    _make_row(
         "--image",
         "text",
         _PODS,
@@ -149,7 +149,7 @@ _ROWS = (
         "NAME",
         unset="none; required",
     ),
-    _row(
+    _make_row(
         "--namespace",
         "text",
         _PODS,
@@ -157,9 +157,9 @@ _ROWS = (
         "NAME",
         unset="kubectl's current namespace",
     ),
-    _row("--gpus-resource", "text", _PODS, "Resource name of the cluster's GPUs.", "NAME"),
-    _row("--efa", "count", _PODS, "Number of EFA interfaces of each pod (AWS).", "N"),
-    _row(
+    _make_row("--gpus-resource", "text", _PODS, "Resource name of the cluster's GPUs.", "NAME"),
+    _make_row("--efa", "count", _PODS, "Number of EFA interfaces of each pod (AWS).", "N"),
+    _make_row(
         "--shm",
         "text",
         _PODS,
@@ -167,7 +167,7 @@ _ROWS = (
         "16Gi",
         unset="the pod's memory",
     ),
-    _row(
+    _make_row(
         "--pvc",
         "text",
         _PODS,
@@ -176,7 +176,7 @@ _ROWS = (
         repeatable=True,
         unset="none",
     ),
-    _row(
+    _make_row(
         "--token-secret",
         "text",
         _PODS,
@@ -184,7 +184,7 @@ _ROWS = (
         "NAME",
         unset="none",
     ),
-    _row(
+    _make_row(
         "--queue",
         "text",
         _PODS,
@@ -192,7 +192,9 @@ _ROWS = (
         "NAME",
         unset="none",
     ),
-    _row("--runtime", "text", ("trainjob",), "ClusterTrainingRuntime of the TrainJob.", "NAME"),
+    _make_row(
+        "--runtime", "text", ("trainjob",), "ClusterTrainingRuntime of the TrainJob.", "NAME"
+    ),
 )
 
 ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *_ROWS)
@@ -215,7 +217,7 @@ def parse_render(
         argv, ALL_OPTIONS, unknown=_refuse_option_of_sbatch if target == "slurm" else None
     )
     _refuse_foreign(target, given)
-    options, more = _split(parser.build(given, rest, environ, options_of(target)))
+    options, more = _split_options(parser.build(given, rest, environ, options_of(target)))
     _refuse_absent(target, options)
     return options, more
 
@@ -253,7 +255,7 @@ def _refuse_absent(target: Target, options: TrainOptions) -> None:
             )
 
 
-def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
+def _split_options(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
     """Split the options into those of train and those of render.
 
     A value of ``-o`` without ``=`` is the name of the file, unless the backend has such an option.
@@ -314,7 +316,7 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
     else:
-        _write(more.out, data, replace=more.force)
+        _write_file(more.out, data, replace=more.force)
         sys.stderr.write(f"distlaunch: {printable(os.path.abspath(more.out))} is written\n")
     if (divided := _divided_total(request)) is not None:
         sys.stderr.write(f"distlaunch: {divided}\n")
@@ -346,10 +348,11 @@ def _divided_total(request: RenderRequest) -> str | None:
     )
 
 
-def _write(path: str, data: bytes, *, replace: bool) -> None:
-    """Overwrite a regular file with other content only if ``replace``."""
+def _write_file(path: str, data: bytes, *, replace: bool) -> None:
+    """Write the file. Raises ConfigError if a regular file with other content exists, unless
+    ``replace``."""
     try:
-        if not replace and os.path.isfile(path) and not _has(path, data):
+        if not replace and os.path.isfile(path) and not _has_content(path, data):
             raise ConfigError(
                 f"--out {quoted(path)}: the file exists, and has other content",
                 hint="--force replaces it; without --out the new file goes to stdout, to compare",
@@ -361,13 +364,14 @@ def _write(path: str, data: bytes, *, replace: bool) -> None:
         raise ConfigError(f"--out {quoted(path)}: {reason}") from error
 
 
-def _has(path: str, data: bytes) -> bool:
+def _has_content(path: str, data: bytes) -> bool:
     with open(path, "rb") as file:
         return file.read(len(data) + 1) == data
 
 
 def _missing_script(options: TrainOptions) -> str | None:
-    """Return a notice: a batch script is mostly submitted on the machine where it was rendered."""
+    """Return a notice if the script is not here: a batch script is mostly submitted on the machine
+    where it was rendered. Else return None."""
     from distlaunch.launch.script_source import missing_script
 
     missing = missing_script(options, os.getcwd())
@@ -386,7 +390,9 @@ def spell(options: TrainOptions) -> tuple[Spelled, ...]:
     """
     chosen = [option for option in TRAIN_OPTIONS if option.field != "script"]
     return tuple(
-        (option.field, _words(option, options)) for option in chosen if _is_set(option, options)
+        (option.field, _option_words(option, options))
+        for option in chosen
+        if _is_set(option, options)
     )
 
 
@@ -397,16 +403,16 @@ def _is_set(option: Option, options: TrainOptions) -> bool:
     )
 
 
-def _words(option: Option, options: TrainOptions) -> tuple[str, ...]:
+def _option_words(option: Option, options: TrainOptions) -> tuple[str, ...]:
     value: object = getattr(options, option.field)
     if option.kind == "flag":
         return (option.name if value else option.negation or option.name,)
     if option.repeatable and isinstance(value, Sequence):
         return tuple(f"{option.name}={each}" for each in value)
-    return (f"{option.name}={_text(value)}",)
+    return (f"{option.name}={_option_text(value)}",)
 
 
-def _text(value: object) -> str:
+def _option_text(value: object) -> str:
     match value:
         case int() | str():
             return str(value)
@@ -414,6 +420,10 @@ def _text(value: object) -> str:
             # Never with an exponent, which no option takes.
             return f"{value:.9f}".rstrip("0").rstrip(".")
         case (least, most):
-            return _text(least) if least == most else f"{_text(least)}:{_text(most)}"
+            return (
+                _option_text(least)
+                if least == most
+                else f"{_option_text(least)}:{_option_text(most)}"
+            )
         case _:
             raise ConfigError(f"{value!r} cannot be written as an option")

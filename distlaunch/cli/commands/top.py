@@ -92,16 +92,16 @@ class _Readings:
 
     def _read(self) -> TopView:
         # A suspended launcher is noticed early; later it may be busy for some seconds.
-        snapshot = self._ask("snapshot", ANSWER_S if self.view is None else _ANSWER_S)
+        snapshot = self._keep_asking("snapshot", ANSWER_S if self.view is None else _ANSWER_S)
         usage = None
         with suppress(NotNowError):  # between two attempts no worker runs
-            usage = self._ask("usage", _ANSWER_S)
+            usage = self._keep_asking("usage", _ANSWER_S)
         if usage != self._usage:  # the launcher answers several shells with one reading
             self._before, self._usage = self._usage, usage
         self.view = view_of(snapshot, self._usage, self._before, name=self._job.name)
         return self.view
 
-    def _ask(self, kind: str, timeout_s: float) -> Any:
+    def _keep_asking(self, kind: str, timeout_s: float) -> Any:
         return ask_running(self._job, "top", kind, timeout_s=timeout_s)
 
     def stacks(self, rank: int) -> str:
@@ -116,7 +116,7 @@ def _print_once(readings: _Readings, *, as_json: bool) -> None:
     time.sleep(_BETWEEN_S)
     view = readings.read()
     if as_json:
-        text = json.dumps(plain(_values(view)), indent=2)
+        text = json.dumps(plain(_json_fields(view)), indent=2)
     else:
         width = os.get_terminal_size(1).columns if sys.stdout.isatty() else _PIPE_WIDTH
         lines = draw(view, ScreenState(is_interactive=False), width=width, height=None)
@@ -124,21 +124,24 @@ def _print_once(readings: _Readings, *, as_json: bool) -> None:
     sys.stdout.buffer.write(text.encode(errors="backslashreplace") + b"\n")
 
 
-def _values(view: TopView) -> dict[str, object]:
+def _json_fields(view: TopView) -> dict[str, object]:
     """Return the fields of ``--format json``."""
     fields = {name: getattr(view, name) for name in type(view)._fields}
     fields["ranks"] = [
-        {**_fields(row), "straggler": None if row.straggler is None else _straggler(row.straggler)}
+        {
+            **_record_fields(row),
+            "straggler": None if row.straggler is None else _straggler_fields(row.straggler),
+        }
         for row in view.ranks
     ]
     return fields
 
 
-def _straggler(found: Any) -> dict[str, object]:
-    return {**_fields(found), "reason": found.reason.value}
+def _straggler_fields(found: Any) -> dict[str, object]:
+    return {**_record_fields(found), "reason": found.reason.value}
 
 
-def _fields(record: Any) -> dict[str, object]:
+def _record_fields(record: Any) -> dict[str, object]:
     return {name: getattr(record, name) for name in type(record)._fields}
 
 
@@ -163,17 +166,17 @@ class _Screen:
         from rich.console import Console
 
         console = Console(file=sys.stdout, highlight=False)
-        thread = threading.Thread(target=self._ask, name="ask", daemon=True)
+        thread = threading.Thread(target=self._keep_asking, name="ask", daemon=True)
         thread.start()
         # The signal of a changed size, and the end of the job, wake the loop.
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGWINCH, lambda *_: None)
-        signal.signal(signal.SIGTERM, _exit)  # the terminal is put right
+        signal.signal(signal.SIGTERM, _raise_exit)  # the terminal is put right
         try:
             with _raw_keys(), console.screen(hide_cursor=True):
                 while not self._is_over:
                     self._draw(console)
-                    self._wait()
+                    self._wait_and_handle_keys()
         finally:
             self._is_over = True
             self._order.set()
@@ -182,7 +185,7 @@ class _Screen:
 
     # --- the thread
 
-    def _ask(self) -> None:
+    def _keep_asking(self) -> None:
         while not self._is_over:
             rank, self._wanted_stacks = self._wanted_stacks, None
             try:
@@ -219,11 +222,11 @@ class _Screen:
         state = replace(self._state, text=self._text or self._state.text)
         lines = draw(view, state, width=width, height=height)
         console.control(Control.home())
-        whole = Text("\n").join([_padded(line, width) for line in lines])
+        whole = Text("\n").join([_pad(line, width) for line in lines])
         console.print(whole, end="", soft_wrap=True, no_wrap=True)
 
-    def _wait(self) -> None:
-        """Wait for a key, a reading, or a change of the terminal's size."""
+    def _wait_and_handle_keys(self) -> None:
+        """Wait for a key, a reading, or a change of the terminal's size. Handle the keys."""
         ready, _, _ = select.select([0, self._wake], [], [], self._interval_s)
         if self._wake in ready:
             with suppress(BlockingIOError):
@@ -264,9 +267,11 @@ class _Screen:
                 self._text = f"asking rank {self._wanted_stacks} ..."
                 self._order.set()
         else:
-            self._move({"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE}.get(key, 0))
+            self._move_choice(
+                {"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE}.get(key, 0)
+            )
 
-    def _move(self, lines: int) -> None:
+    def _move_choice(self, lines: int) -> None:
         view, state = self._readings.view, self._state
         ranks = [] if view is None else [row.rank for row in shown_ranks(view, state)]
         if ranks and lines:
@@ -274,11 +279,11 @@ class _Screen:
             self._state = replace(state, chosen=ranks[min(max(0, at + lines), len(ranks) - 1)])
 
 
-def _exit(number: int, _: object) -> None:
+def _raise_exit(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _padded(line: Any, width: int) -> Any:
+def _pad(line: Any, width: int) -> Any:
     line.pad_right(max(0, width - line.cell_len))
     return line
 

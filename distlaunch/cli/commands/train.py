@@ -26,15 +26,15 @@ def train(options: TrainOptions) -> int:
         from distlaunch.launch.detach import start_detached
 
         return start_detached(
-            lambda detached: _run(options, detached),
+            lambda detached: _run_with_console(options, detached),
             os.environ,
             say=lambda text: None if options.quiet else print_notice(text),
             warn=lambda text: print_warnings([text]),
         )
-    return _run(options, None)
+    return _run_with_console(options, None)
 
 
-def _run(options: TrainOptions, detached: DetachedLauncher | None) -> int:
+def _run_with_console(options: TrainOptions, detached: DetachedLauncher | None) -> int:
     from distlaunch.launch.run import run_job
 
     front = Front(options)
@@ -67,7 +67,7 @@ class Front:
         return self._options.format is None and self._options.output == "all"
 
     def open_terminal(self) -> Terminal | None:
-        """Return the terminal if the only worker may have it."""
+        """Return the terminal if the only worker may have it, else None."""
         if self._terminal is None and self.wants_terminal():
             from distlaunch.console.passthrough import user_terminal
 

@@ -80,19 +80,19 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
         case "flux":
             return find_task(_FLUX, environ)
         case "aws-batch":
-            return _aws_batch(environ)
+            return _find_aws_batch(environ)
         case "pbs":
-            return _pbs(environ, texts)
+            return _find_pbs(environ, texts)
         case "lsf":
-            return _lsf(environ, texts)
+            return _find_lsf(environ, texts)
         case _:
-            return _sge(environ, texts)
+            return _find_sge(environ, texts)
 
 
-def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
+def _find_pbs(environ: Environ, texts: Texts) -> Allocation | None:
     """Return the hosts of the node file (a line per slot; Torque: ppn, OpenPBS: mpiprocs), with
     GPUs of Torque's GPU file."""
-    path = _own_file(environ, "pbs", "PBS_NODEFILE")
+    path = _read_path(environ, "pbs", "PBS_NODEFILE")
     if path is None:
         return None
     slots: dict[str, int] = {}
@@ -146,7 +146,7 @@ def _granted_cpus(environ: Environ, system: str, slots: Collection[int]) -> int 
     return next(iter(slots)) if len(slots) == 1 else None
 
 
-def _own_file(environ: Environ, system: str, variable: str) -> str | None:
+def _read_path(environ: Environ, system: str, variable: str) -> str | None:
     """Return the path in a system's variable; None if this is no job of the system."""
     job, path = text(environ, _JOBS[system]), text(environ, variable)
     if job is None and path is None:
@@ -164,7 +164,7 @@ def _own_file(environ: Environ, system: str, variable: str) -> str | None:
     return path
 
 
-def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
+def _find_lsf(environ: Environ, texts: Texts) -> Allocation | None:
     """Return the hosts of the file (a line per slot) or of variables with the same content, without
     the launch host."""
     if text(environ, "LSB_JOBID") is None:
@@ -204,10 +204,10 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
     return _allocation_of_slots(environ, "lsf", source, slots, notes)
 
 
-def _sge(environ: Environ, texts: Texts) -> Allocation | None:
+def _find_sge(environ: Environ, texts: Texts) -> Allocation | None:
     """Return the allocation in Grid Engine's PE_HOSTFILE, whose lines are ``host slots queue
     processors``."""
-    path = _own_file(environ, "sge", "PE_HOSTFILE") if "PE_HOSTFILE" in environ else None
+    path = _read_path(environ, "sge", "PE_HOSTFILE") if "PE_HOSTFILE" in environ else None
     if path is None:
         return None
     slots: dict[str, int] = {}
@@ -227,7 +227,7 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
     return _allocation_of_slots(environ, "sge", "PE_HOSTFILE", slots)
 
 
-def _aws_batch(environ: Environ) -> Allocation | None:
+def _find_aws_batch(environ: Environ) -> Allocation | None:
     """Return the nodes of a multi-node job, and the rank of this node.
 
     Batch stops all nodes when the main node exits and uses its exit code for the job. So the main

@@ -116,14 +116,16 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
     Raises ConfigError if the variables are invalid or contradict each other.
     """
     if system == "vertex":
-        return _vertex(environ)
+        return _find_vertex(environ)
     if system == "determined":
-        return _determined(environ, texts)
+        return _find_determined(environ, texts)
     found = find_node(SYSTEMS[system], environ)
-    return _azure_workers(found, environ) if system == "azureml" and found is not None else found
+    return (
+        _with_azure_workers(found, environ) if system == "azureml" and found is not None else found
+    )
 
 
-def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
+def _with_azure_workers(found: Allocation, environ: Environ) -> Allocation:
     """Return the allocation with one launcher per worker if Azure ML started several processes per
     node.
 
@@ -152,7 +154,7 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
     return replace(found, part="worker", local_rank=local or 0, hosts=hosts)
 
 
-def _vertex(environ: Environ) -> Allocation | None:
+def _find_vertex(environ: Environ) -> Allocation | None:
     """Return the replicas in CLUSTER_SPEC. Pool 0 has the primary replica, pool 1 the other
     workers.
 
@@ -167,7 +169,7 @@ def _vertex(environ: Environ) -> Allocation | None:
     cluster, task = spec.get("cluster"), spec.get("task")
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise IncompleteError("CLUSTER_SPEC has no cluster and task, as Vertex AI's has")
-    pools = [_replicas(cluster.get(pool)) for pool in ("workerpool0", "workerpool1")]
+    pools = [_read_replicas(cluster.get(pool)) for pool in ("workerpool0", "workerpool1")]
     kind, index = task.get("type"), task.get("index")
     if kind not in ("workerpool0", "workerpool1"):
         raise ConfigError(
@@ -205,7 +207,7 @@ def _vertex(environ: Environ) -> Allocation | None:
     )
 
 
-def _replicas(pool: object) -> list[tuple[str, int | None]]:
+def _read_replicas(pool: object) -> list[tuple[str, int | None]]:
     """Return a pool's entries as (host, port); none for a missing pool. Raises ConfigError."""
     if pool is None:
         return []
@@ -226,7 +228,7 @@ def _replicas(pool: object) -> list[tuple[str, int | None]]:
     return replicas
 
 
-def _determined(environ: Environ, texts: Texts) -> Allocation | None:
+def _find_determined(environ: Environ, texts: Texts) -> Allocation | None:
     """Return the nodes of the rendezvous file that Determined puts into each container."""
     if text(environ, "DET_ALLOCATION_ID") is None:
         return None

@@ -73,11 +73,11 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     """
     role = text(environ, "K_MPI_JOB_ROLE")
     if role is not None:
-        return _mpi_job(environ, texts, role)
+        return _find_mpi_job(environ, texts, role)
     if any(each in environ for each in _OF_TORCHRUN):
-        return _torch_job(environ)
+        return _find_torch_job(environ)
     if "LWS_GROUP_SIZE" in environ or "LWS_WORKER_INDEX" in environ:
-        return _leader_worker_set(environ)
+        return _find_leader_worker_set(environ)
     if "VC_TASK_INDEX" in environ or "VK_TASK_INDEX" in environ:
         return _find_volcano(environ)
     return _find_pods(environ, texts)
@@ -99,7 +99,7 @@ def _mpi_hostfile(environ: Environ) -> tuple[str, str]:
     return "K_MPI_JOB_ROLE", _MPI_HOSTFILE
 
 
-def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
+def _find_mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
     """Return the hosts of an MPIJob's launcher; None if no MPIJob runs here. Raises IncompleteError
     in a worker pod, which only runs sshd."""
     if role == "worker":
@@ -124,7 +124,7 @@ def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
     return Allocation(source=name, hosts=hosts, part="all", origins=found.all())
 
 
-def _torch_job(environ: Environ) -> Allocation:
+def _find_torch_job(environ: Environ) -> Allocation:
     """Return the nodes of PET_*: all that Trainer v2 sets. PyTorchJob v1 also sets RANK for the
     pod."""
     because = "PET_NODE_RANK" if "PET_NODE_RANK" in environ else "PET_RDZV_ENDPOINT"
@@ -266,7 +266,7 @@ def _naming_of_master(master: str | None) -> _Naming | None:
     return None
 
 
-def _leader_worker_set(environ: Environ) -> Allocation:
+def _find_leader_worker_set(environ: Environ) -> Allocation:
     """Return the pods of a LeaderWorkerSet's group. The leader is worker 0; other names are derived
     from its name."""
     later = text(environ, "LWS_WORKER_INDEX") not in {None, "0"}
@@ -456,7 +456,7 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
         )
     found.add("nodes", size, str(Opt.NUM_NODES))
     found.add("node rank", rank, source)
-    naming = _naming(pod, full, rank)
+    naming = _naming_of_pod(pod, full, rank)
     hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
     if full is None:  # without a subdomain a pod's name cannot be resolved
         hosts = tuple(replace(host, known=False) for host in hosts)
@@ -574,7 +574,7 @@ def _pod_ordinal(pod: str | None) -> int | None:
     )
 
 
-def _naming(pod: str | None, full: str | None, rank: int) -> _Naming | None:
+def _naming_of_pod(pod: str | None, full: str | None, rank: int) -> _Naming | None:
     """Return a function that derives the name of the pod with an index from this pod's name, if it
     ends in ``rank``."""
     if pod is None or _pod_ordinal(pod) != rank:

@@ -140,7 +140,7 @@ def select(
             lost.append(_check_same_process(environ, winner, found))
     if winner is None and wanted not in {"auto", "flags"}:
         raise ConfigError(
-            f"{Opt.SOURCE(wanted)} does not apply: {_why_not(environ, wanted)}",
+            f"{Opt.SOURCE(wanted)} does not apply: {_why_no_system(environ, wanted)}",
             hint=_variables_hint(environ),
         )
     lost += _unused_variables(environ, winner)
@@ -254,7 +254,7 @@ def _check_same_process(environ: Mapping[str, str], winner: Allocation, other: A
     return f"{its}: says the same as {winner.source}"
 
 
-def _why_not(environ: Mapping[str, str], wanted: str) -> str:
+def _why_no_system(environ: Mapping[str, str], wanted: str) -> str:
     markers = _marker_variables(wanted)
     there = [each for each in markers if each in environ]
     if there:

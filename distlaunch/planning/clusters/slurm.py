@@ -69,12 +69,12 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     if text(environ, "SLURM_STEP_NODELIST") is None or (
         step is not None and step >= _FIRST_PSEUDO_STEP
     ):
-        return _whole_job(environ)
+        return _job_allocation(environ)
     nodes = _nodes_of(environ, "SLURM_STEP_NODELIST")
     if text(environ, "SLURM_JOB_NODELIST") is not None and text(environ, "SLURM_HET_SIZE") is None:
         whole = set(_nodes_of(environ, "SLURM_JOB_NODELIST"))
         if not whole.issuperset(nodes):
-            return _whole_job(environ)
+            return _job_allocation(environ)
     for own, same in _SAME_IN_A_STEP:
         if (
             text(environ, own) is not None
@@ -178,10 +178,10 @@ def _gpus_of_hosts(
     return [None] * nodes
 
 
-def _whole_job(environ: Environ) -> Allocation:
+def _job_allocation(environ: Environ) -> Allocation:
     """Return the nodes of the whole job, which this launcher starts."""
     found = Origins(environ)
-    components = _components(environ)
+    components = _read_components(environ)
     nodes = [each for component in components for each in component.nodes]
     lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
     # The script of an sbatch within a step inherits that step's variables.
@@ -204,7 +204,7 @@ def _whole_job(environ: Environ) -> Allocation:
         gpus = _gpus_of_hosts(
             environ, component.suffix, component.tasks, len(component.nodes), found
         )
-        slots, unit = _with_tasks(environ, component, gpus, found, notes)
+        slots, unit = _slots_of_hosts(environ, component, gpus, found, notes)
         tasks: list[int] | list[None] = [None] * len(component.nodes)
         if component.tasks is not None and _asked_for_tasks(environ, component):
             tasks = component.tasks
@@ -226,7 +226,7 @@ def _whole_job(environ: Environ) -> Allocation:
     )
 
 
-def _components(environ: Environ) -> list[_Component]:
+def _read_components(environ: Environ) -> list[_Component]:
     """Return the components of a heterogeneous job, or the job as a single one.
 
     Raises IncompleteError if a list of nodes is missing.
@@ -279,7 +279,7 @@ def _counts_of(environ: Environ, variable: str) -> list[int] | None:
     return None if value is None else list(parse_counts(value, where=variable))
 
 
-def _with_tasks(
+def _slots_of_hosts(
     environ: Environ,
     component: _Component,
     gpus: list[int | None],
@@ -325,7 +325,7 @@ def _job_name(environ: Environ, step: str | None = None) -> str | None:
     ``-r1`` is appended after the first requeue. All launchers of a step get the same name.
     Components of a heterogeneous job have job ids of their own.
     """
-    name = text(environ, _first_id(environ))
+    name = text(environ, _shared_id_variable(environ))
     array, task = text(environ, "SLURM_ARRAY_JOB_ID"), text(environ, "SLURM_ARRAY_TASK_ID")
     if array is not None and task is not None:
         name = f"{array}_{task}"
@@ -339,7 +339,7 @@ def _job_name(environ: Environ, step: str | None = None) -> str | None:
     return job_id(name)
 
 
-def _first_id(environ: Environ) -> str:
+def _shared_id_variable(environ: Environ) -> str:
     """Return the variable whose value all components of a heterogeneous job share."""
     return (
         "SLURM_JOB_ID_HET_GROUP_0"
@@ -359,7 +359,7 @@ def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
         raise contradiction_error(
             environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}"
         )
-    nodes, tasks = _by_component(environ, nodes, _step_tasks(environ, len(nodes)))
+    nodes, tasks = _sort_by_component(environ, nodes, _read_step_tasks(environ, len(nodes)))
     several = sum(tasks) > 1
     node = needed(environ, "SLURM_NODEID", number, "SLURM_STEP_NODELIST", of_several=several)
     local = needed(environ, "SLURM_LOCALID", number, "SLURM_STEP_NODELIST", of_several=several)
@@ -422,7 +422,7 @@ def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
         local_rank=None if a_task_each else local,
         cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
         job_id=_job_name(environ, step=text(environ, "SLURM_STEP_ID")),
-        number=_job_number(environ),
+        number=_read_job_number(environ),
         origins=found.all(),
         notes=(
             *_smaller_step_note(environ, nodes),
@@ -432,7 +432,7 @@ def _step_allocation(environ: Environ, nodes: list[str]) -> Allocation:
     )
 
 
-def _by_component(
+def _sort_by_component(
     environ: Environ, nodes: list[str], tasks: list[int]
 ) -> tuple[list[str], list[int]]:
     """Return nodes and tasks of a heterogeneous step by component, the order of NODEID and PROCID.
@@ -451,7 +451,7 @@ def _by_component(
     return ordered, [in_step[node] for node in ordered]
 
 
-def _step_tasks(environ: Environ, nodes: int) -> list[int]:
+def _read_step_tasks(environ: Environ, nodes: int) -> list[int]:
     """Return the number of tasks on each node of the step. Raises IncompleteError if it is not
     known."""
     total = number(environ, "SLURM_STEP_NUM_TASKS", least=1, most=_MOST_TASKS)
@@ -476,8 +476,8 @@ def _step_tasks(environ: Environ, nodes: int) -> list[int]:
     return tasks
 
 
-def _job_number(environ: Environ) -> int | None:
-    found = text(environ, _first_id(environ)) or ""
+def _read_job_number(environ: Environ) -> int | None:
+    found = text(environ, _shared_id_variable(environ)) or ""
     return int(found) if found.isascii() and found.isdecimal() and len(found) < 19 else None
 
 

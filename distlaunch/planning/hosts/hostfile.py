@@ -99,7 +99,9 @@ class _Source(NamedTuple):
 
     def error(self, what: str, hint: str | None = None) -> ConfigError:
         """Return the error ``what`` about this entry, with ``hint`` or the general hint."""
-        return _error(self.where, f"{quoted(self.shown.strip())}: {what}", hint or self.style.hint)
+        return _host_error(
+            self.where, f"{quoted(self.shown.strip())}: {what}", hint or self.style.hint
+        )
 
 
 _FLAG = _Style(hint=_FLAG_HINT, raw_ipv6=False)
@@ -119,7 +121,7 @@ def parse_hosts(text: str, where: str | None = None) -> tuple[Host, ...]:
     for entry in _split_at_commas(text):
         word = entry.strip()
         if not word:
-            raise _error(where, f"{quoted(text)}: an entry is empty", _FLAG_HINT)
+            raise _host_error(where, f"{quoted(text)}: an entry is empty", _FLAG_HINT)
         found.add(_parse_entry([word], _Source(where, word, _FLAG), cache), where)
     return found.hosts()
 
@@ -137,7 +139,7 @@ def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """
     hosts = read_lines(text, f"{path}:")
     if not hosts:
-        raise _error(path, "the file names no host", _LINE_HINT)
+        raise _host_error(path, "the file names no host", _LINE_HINT)
     return hosts
 
 
@@ -187,7 +189,7 @@ class _FoundHost:
         if self.slots is not None and slots is not None:
             self.slots += slots
             if self.slots > MOST_SLOTS:
-                raise _error(
+                raise _host_error(
                     where,
                     f"{quoted(self.name)} gets more than {MOST_SLOTS:,} slots",
                     "name each host once",
@@ -208,7 +210,9 @@ class _HostCollector:
         seen = self._seen
         self._mentions += len(entry.names)
         if self._mentions > _MOST_MENTIONS:
-            raise _error(where, f"hosts are named more than {_MOST_MENTIONS:,} times", self._hint)
+            raise _host_error(
+                where, f"hosts are named more than {_MOST_MENTIONS:,} times", self._hint
+            )
         for name in entry.names:
             key = name.lower() if ":" not in name else _canonical_ipv6(name)
             before = seen.get(key)
@@ -217,7 +221,7 @@ class _HostCollector:
             else:
                 before.merge(entry, where)
         if len(seen) > MOST_HOSTS:
-            raise _error(where, f"there are more than {MOST_HOSTS:,} hosts", self._hint)
+            raise _host_error(where, f"there are more than {MOST_HOSTS:,} hosts", self._hint)
 
     def hosts(self) -> tuple[Host, ...]:
         """Return the hosts. If one without a count was named twice, every line without a count is a
@@ -251,7 +255,7 @@ def _contradiction_error(first: _FoundHost, second: _Entry, where: str) -> Confi
         what = f"twice with a different user, {both}"
     else:
         what = "with a number of slots and without"
-    return _error(
+    return _host_error(
         where,
         f"{name} is named {what}{earlier}",
         "the lines of one host must agree; it is best to name it once",
@@ -419,5 +423,5 @@ def _canonical_ipv6(name: str) -> str:
     return str(ipaddress.IPv6Address(name))
 
 
-def _error(where: str, what: str, hint: str) -> ConfigError:
+def _host_error(where: str, what: str, hint: str) -> ConfigError:
     return ConfigError(f"{printable(where)}: {what}", hint=hint)

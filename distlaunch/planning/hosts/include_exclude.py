@@ -141,20 +141,22 @@ def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, fro
             if "*" in pattern or "?" in pattern:
                 globs += 1
                 if globs > _MOST_GLOBS:
-                    raise _error(option, text, f"there are more than {_MOST_GLOBS:,} patterns")
+                    raise _filter_error(
+                        option, text, f"there are more than {_MOST_GLOBS:,} patterns"
+                    )
                 indices = lookup.matching(pattern)
             else:
                 indices = lookup.find(pattern)
                 if len(indices) > 1:
                     both = " and ".join(printable(lookup.names[index]) for index in indices[:2])
-                    raise _error(
+                    raise _filter_error(
                         option,
                         text,
                         f"{quoted(pattern)} may be {both}",
                         "add the domain of the host",
                     )
             if not indices:
-                raise _error(
+                raise _filter_error(
                     option,
                     text,
                     f"there is no host {quoted(pattern)}",
@@ -175,22 +177,22 @@ def _parse_item(item: str, text: str, option: str) -> tuple[list[str], frozenset
     """Return the host patterns of one item, with ranges expanded, and its slots; None for all.
     Raises ConfigError."""
     if not item:
-        raise _error(option, text, "a host is missing")
+        raise _filter_error(option, text, "a host is missing")
     address = _ADDRESS.match(item)
     head = address or _HEAD.match(item)
     end = head.end() if head else 0
     rest = item[end:]
     if rest[:1] in {"[", "]"}:
-        raise _error(option, item, "a bracket is not closed")
+        raise _filter_error(option, item, "a bracket is not closed")
     if ":" in rest[1:]:
-        raise _error(
+        raise _filter_error(
             option,
             item,
             "it has more than one colon",
             "an IPv6 address needs brackets: [fe80::1]:0,2",
         )
     if not end or rest[:1] not in {"", ":"}:
-        raise _error(
+        raise _filter_error(
             option, item, "a host is missing" if not end else "expected :SLOTS after the address"
         )
     slots = _parse_slots(rest[1:], item, option) if rest else None
@@ -198,14 +200,14 @@ def _parse_item(item: str, text: str, option: str) -> tuple[list[str], frozenset
         return [address[1]], slots
     words = [word.strip() for word in _split_at_commas(item[:end])]
     if slots is not None and len(words) > 1:
-        raise _error(
+        raise _filter_error(
             option,
             item,
             "it names slots for several hosts at once",
             "write w0:0,1@w1:0,1 or w[0-1]:0,1",
         )
     if not all(words):
-        raise _error(option, item, "a host is missing")
+        raise _filter_error(option, item, "a host is missing")
     return [name for word in words for name in expand_item(word, where=option, also="*?")], slots
 
 
@@ -224,15 +226,15 @@ def _parse_slots(said: str, item: str, option: str) -> frozenset[int]:
     for part in said.split(","):
         match = _SLOTS.fullmatch(part.strip())
         if match is None:
-            raise _error(option, item, f"{quoted(part)} is not a slot or a range of slots")
+            raise _filter_error(option, item, f"{quoted(part)} is not a slot or a range of slots")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise _error(option, item, f"the range {quoted(part)} ends before it starts")
+            raise _filter_error(option, item, f"the range {quoted(part)} ends before it starts")
         if last >= MOST_SLOTS:
-            raise _error(option, item, f"{quoted(part)} is more than any host has")
+            raise _filter_error(option, item, f"{quoted(part)} is more than any host has")
         named += last - first + 1
         if named > MOST_SLOTS:
-            raise _error(option, item, "it names more slots than any host has")
+            raise _filter_error(option, item, "it names more slots than any host has")
         slots.update(range(first, last + 1))
     return frozenset(slots)
 
@@ -243,7 +245,7 @@ def _check_slots(slots: frozenset[int] | None, host: Host, option: str, text: st
     highest = max(slots)
     if highest >= host.slots:
         has = format_ranks(range(host.slots))
-        raise _error(
+        raise _filter_error(
             option,
             text,
             f"{printable(host.name)} has no slot {highest}",
@@ -275,5 +277,5 @@ def _list_hosts(names: Iterable[str]) -> str:
     return f"{there} {folded}" if len(folded) <= _LONGEST else f"{there} {folded[:_LONGEST]}..."
 
 
-def _error(option: str, text: str, what: str, hint: str = _HINT) -> ConfigError:
+def _filter_error(option: str, text: str, what: str, hint: str = _HINT) -> ConfigError:
     return ConfigError(f"{option} {quoted(text)}: {what}", hint=hint)

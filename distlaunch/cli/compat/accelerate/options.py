@@ -58,7 +58,7 @@ class AccelerateSetting(Record):
     option: Option
 
 
-def _settings() -> Iterator[AccelerateSetting]:
+def _accelerate_settings() -> Iterator[AccelerateSetting]:
     for name, section in SECTIONS.items():
         whose = f"as in the file's {name}" + (
             f", of {TYPE_OF_SECTION[name][1]}" if name in TYPE_OF_SECTION else ""
@@ -89,7 +89,7 @@ def _settings() -> Iterator[AccelerateSetting]:
             yield AccelerateSetting(section=name, key=key, variable=variable, option=option)
 
 
-SETTINGS: tuple[AccelerateSetting, ...] = tuple(_settings())
+SETTINGS: tuple[AccelerateSetting, ...] = tuple(_accelerate_settings())
 REFUSED_OPTIONS: tuple[Option, ...] = (
     own_option("--tpu", "flag", "refused", "TPUs are not supported."),
     own_option("--tpu-cluster", "flag", "refused", "TPUs are not supported."),

@@ -87,25 +87,25 @@ def translate(
     """
     values = build(given, rest, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN_OPTIONS}
-    _refuse(own)
+    _refuse_options(own)
     settings = _Settings(own=own, config=config)
     notices = [*_ignored_notice(own)]
-    listed = _hosts(settings, values)
-    values["opt"] = (*_words(settings, notices, listed=listed), *values.get("opt", ()))
+    listed = _set_host_list(settings, values)
+    values["opt"] = (*_backend_words(settings, notices, listed=listed), *values.get("opt", ()))
     gpus = values.pop("gpus", None) or (None if config is None else config.text("gpu_ids"))
     if gpus not in (None, "all") and not settings.on_cpus:
         values["gpus"] = gpus
     if listed:
-        _listed_machines(settings, values, notices)
+        _set_listed_machines(settings, values, notices)
     else:
         values["source"] = "flags"
         if (settings.number("num_machines") or 1) > 1:
-            _launcher_per_machine(settings, values)
+            _set_launcher_per_machine(settings, values)
         else:
-            _one_machine(settings, values, notices)
+            _set_one_machine(settings, values, notices)
     if settings.on_cpus:
         values["device"] = "cpu"
-    _environment(settings, values)
+    _set_environment(settings, values)
     dialect = Dialect(role=own["role"] or "default", names=NAMES)
     return Translation(
         options=DropInOptions(**values, backend="accelerate", dialect=dialect),
@@ -113,7 +113,7 @@ def translate(
     )
 
 
-def _refuse(own: Mapping[str, Any]) -> None:
+def _refuse_options(own: Mapping[str, Any]) -> None:
     refused = next(
         (option.field for option in REFUSED_OPTIONS if own[option.field] is not None), None
     )
@@ -152,7 +152,7 @@ def _ignored_notice(own: Mapping[str, Any]) -> Iterator[str]:
         yield f"without effect here: {', '.join(idle)} (see distlaunch accelerate launch --help)"
 
 
-def _words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator[str]:
+def _backend_words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator[str]:
     own = settings.own
     if settings.config is None:
         yield "config=none"
@@ -161,7 +161,7 @@ def _words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator
     merged: dict[str, Any] = {
         "distributed_type": settings.distributed_type,
         "use_cpu": settings.on_cpus,
-        **_sections(settings, notices),
+        **_merge_sections(settings, notices),
     }
     if settings.config is not None:  # distlaunch's own options decide these
         merged |= dict.fromkeys(("main_process_ip", "main_process_port"))
@@ -182,14 +182,14 @@ def _words(settings: _Settings, notices: list[str], *, listed: bool) -> Iterator
         yield "debug=on"
 
 
-def _sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
+def _merge_sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
     sections: dict[str, Any] = {}
     idle: dict[str, list[str]] = {}
     for setting in SETTINGS:
         field, value = setting.option.field, settings.own[setting.option.field]
         if value is None:
             continue
-        value = _checked_value(field, value, setting.variable)
+        value = _check_setting(field, value, setting.variable)
         if (needed := _missing_option(settings, setting.section)) is not None:
             idle.setdefault(needed, []).append(f"--{field}")
         else:
@@ -206,7 +206,7 @@ def _sections(settings: _Settings, notices: list[str]) -> dict[str, Any]:
     return sections
 
 
-def _checked_value(field: str, value: Any, variable: str) -> Any:
+def _check_setting(field: str, value: Any, variable: str) -> Any:
     try:
         check_value(f"--{field}", value, variable)
         return float(value) if field in FLOATS and value != "auto" else value
@@ -244,9 +244,9 @@ def _is_parallel(settings: _Settings) -> bool:
     return settings.config is not None and bool(settings.config.section("parallelism_config"))
 
 
-def _hosts(settings: _Settings, values: dict[str, Any]) -> bool:
+def _set_host_list(settings: _Settings, values: dict[str, Any]) -> bool:
     """Return whether a host list names the machines: one of our options, or DeepSpeed's host file
-    if its launcher is to start all machines."""
+    if its launcher is to start all machines. Set the options of that file."""
     if any(field in values for field in _LISTS) or values.get("source", "auto") not in (
         "auto",
         "flags",
@@ -270,10 +270,10 @@ def _hosts(settings: _Settings, values: dict[str, Any]) -> bool:
     return True
 
 
-def _listed_machines(settings: _Settings, values: dict[str, Any], notices: list[str]) -> None:
+def _set_listed_machines(settings: _Settings, values: dict[str, Any], notices: list[str]) -> None:
     """Set the sizes, without the configuration's numbers: the list has its own."""
     own = settings.own
-    _count(settings, values, own["num_processes"], per_node=False)
+    _set_count(settings, values, own["num_processes"], per_node=False)
     if own["num_machines"] is not None:
         values["num_nodes"] = own["num_machines"]
     if own["main_process_ip"] is not None:
@@ -287,7 +287,7 @@ def _listed_machines(settings: _Settings, values: dict[str, Any], notices: list[
         )
 
 
-def _launcher_per_machine(settings: _Settings, values: dict[str, Any]) -> None:
+def _set_launcher_per_machine(settings: _Settings, values: dict[str, Any]) -> None:
     """Set the rendezvous. Raises UsageError if the main process's address is missing, or the number
     of processes is missing or no multiple of the machines."""
     machines, processes = settings.number("num_machines") or 1, settings.number("num_processes")
@@ -316,10 +316,10 @@ def _launcher_per_machine(settings: _Settings, values: dict[str, Any]) -> None:
     values["rendezvous"] = f"{bare}:{settings.number('main_process_port') or _RENDEZVOUS_PORT}"
     values["given"]["rendezvous"] = "--main_process_ip"
     values.setdefault("join_timeout", _JOIN_S)
-    _count(settings, values, processes // machines, per_node=True)
+    _set_count(settings, values, processes // machines, per_node=True)
 
 
-def _one_machine(settings: _Settings, values: dict[str, Any], notices: list[str]) -> None:
+def _set_one_machine(settings: _Settings, values: dict[str, Any], notices: list[str]) -> None:
     own = settings.own
     for_gpus = own["cpu"] and settings.config is not None and not settings.config.uses_cpu
     count = own["num_processes"] if for_gpus else settings.number("num_processes")
@@ -351,13 +351,13 @@ def _one_machine(settings: _Settings, values: dict[str, Any], notices: list[str]
         values.update(procs_per_node=1, whole_nodes=True)
         values["given"]["procs_per_node"] = "--num_processes"
     elif settings.on_cpus or values.get("gpus") is not None:
-        _count(settings, values, count, per_node=False)
+        _set_count(settings, values, count, per_node=False)
     elif count is not None:
         # Workers use GPUs if this machine has any, otherwise CPUs.
         values["hosts"] = f"localhost:{count}"
 
 
-def _count(
+def _set_count(
     settings: _Settings, values: dict[str, Any], count: int | None, *, per_node: bool
 ) -> None:
     if count is not None:
@@ -367,7 +367,7 @@ def _count(
         values["given"][field] = "--num_processes"
 
 
-def _environment(settings: _Settings, values: dict[str, Any]) -> None:
+def _set_environment(settings: _Settings, values: dict[str, Any]) -> None:
     """Set variables. Those of --env take precedence."""
     own = settings.own
     variables = []

@@ -82,7 +82,7 @@ def translate(
     values = build(given, rest, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN_OPTIONS}
     own["launcher"] = (own["launcher"] or "pdsh").lower()
-    _refuse(own, values)
+    _refuse_options(own, values)
     notices: list[str] = []
     if not any(field in values for field in _LISTS) and values.get("source", "auto") == "auto":
         if os.path.isfile(default_hostfile):
@@ -92,9 +92,9 @@ def translate(
     several = values.get("source") != "flags" or any(
         field in values for field in (*_LISTS, "rendezvous")
     )
-    _size(own, values, environ, several=several)
-    _nodes(own, values, notices, several=several)
-    _workers(own, values)
+    _set_size(own, values, environ, several=several)
+    _set_nodes(own, values, notices, several=several)
+    _set_workers(own, values)
     if own["log_level"] in ("warning", "error", "critical"):
         values["quiet"] = True
     if own["enable_each_rank_log"] not in (None, "None"):
@@ -102,13 +102,13 @@ def translate(
     values["backend"] = "deepspeed"
     values.setdefault("grace", _GRACE_S)
     values.setdefault("failure_grace", _GRACE_S)
-    options = DropInOptions(**values, dialect=Dialect(names=_names(own, values)))
+    options = DropInOptions(**values, dialect=Dialect(names=_names_for(own, values)))
     return DeepspeedTranslation(
         options=options, notices=tuple(notices), save_pid=bool(own["save_pid"])
     )
 
 
-def _names(own: Mapping[str, Any], values: Mapping[str, Any]) -> OptionNames:
+def _names_for(own: Mapping[str, Any], values: Mapping[str, Any]) -> OptionNames:
     """Return the names, some of which depend on what the user typed."""
     names, with_this_value = dict(NAMES.names), dict(NAMES.with_this_value)
     if own["num_gpus"]:
@@ -121,7 +121,7 @@ def _names(own: Mapping[str, Any], values: Mapping[str, Any]) -> OptionNames:
     return replace(NAMES, names=names, with_this_value=with_this_value)
 
 
-def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def _refuse_options(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     if own["autotuning"] is not None:
         raise UsageError(
             "--autotuning: experiments are DeepSpeed's own launcher's",
@@ -172,7 +172,7 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             )
 
 
-def _size(
+def _set_size(
     own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool
 ) -> None:
     """Set one worker per GPU, or CPU workers if DeepSpeed itself would use the CPU."""
@@ -195,7 +195,7 @@ def _size(
         values["given"]["gpus_per_node"] = "--num_gpus"
 
 
-def _nodes(
+def _set_nodes(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
     """Set the nodes and how they are reached. ``several``: there may be other machines.
@@ -206,9 +206,9 @@ def _nodes(
         how = "srun" if values.get("source") == _SLURM else "SSH"
         notices.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
     if own["launcher_args"] is not None:
-        _launcher_args(own, values, notices, several=several)
+        _set_launcher_args(own, values, notices, several=several)
     if own["elastic_training"]:
-        _elastic(own, values)
+        _set_elastic(own, values)
     rank = values.get("node_rank")
     if not several:
         values.pop("master_addr", None)  # the master is this machine, as in DeepSpeed
@@ -239,7 +239,7 @@ def _nodes(
         values["given"]["rendezvous"] = _RENDEZVOUS_OPTION
 
 
-def _launcher_args(
+def _set_launcher_args(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
     """Pass --launcher_args to srun. On one machine they have no effect. Raises UsageError if they
@@ -261,7 +261,7 @@ def _launcher_args(
         )
 
 
-def _elastic(own: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _set_elastic(own: Mapping[str, Any], values: dict[str, Any]) -> None:
     most, fewest = own["max_elastic_nodes"], own["min_elastic_nodes"] or 1
     if "num_nodes" in values:
         raise UsageError(
@@ -279,7 +279,7 @@ def _elastic(own: Mapping[str, Any], values: dict[str, Any]) -> None:
     values.setdefault("max_restarts", _ELASTIC_RESTARTS)
 
 
-def _workers(own: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _set_workers(own: Mapping[str, Any], values: dict[str, Any]) -> None:
     if own["bind_cores_to_rank"]:
         values["bind"] = "cores"
     if own["venv_script"] is not None:

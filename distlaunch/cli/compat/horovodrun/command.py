@@ -33,13 +33,13 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         given, rest = scan(argv, OPTIONS, abbreviated=COMMAND_OPTIONS)
         for field in _ASK:
             if field in given:
-                python = given["python"][-1] if "python" in given else _python(rest, environ)
+                python = given["python"][-1] if "python" in given else _find_python(rest, environ)
                 return ask(field, python)
         translation = translate(given, rest, environ)
     return run_drop_in(translation.options, translation.notices, environ, table=OPTIONS)
 
 
-def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
+def _find_python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
     path = environ.get("PATH")
     return read_command(rest).python or shutil.which("python", path=path) or sys.executable
 

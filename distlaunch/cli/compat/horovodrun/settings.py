@@ -46,9 +46,9 @@ def rows() -> Iterator[Option]:
     for setting in SETTINGS:
         name, about = setting.name, f"{setting.option.about[0].upper()}{setting.option.about[1:]}."
         if setting.option.kind == "flag":
-            on, off = _flags(name)
-            yield own_option(on, "flag", "backend", about, field=_field(name))
-            yield own_option(off, "flag", "backend", "Turn it off.", field=f"no_{_field(name)}")
+            on, off = _flags_of(name)
+            yield own_option(on, "flag", "backend", about, field=_field_of(name))
+            yield own_option(off, "flag", "backend", "Turn it off.", field=f"no_{_field_of(name)}")
         else:
             choices = tuple(choice.upper() for choice in setting.option.choices)
             yield own_option(
@@ -68,11 +68,11 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
     """
     texts = {}
     for name in (setting.name for setting in SETTINGS):
-        if _field(name) in given:
-            texts[name] = given[_field(name)]
-        if f"no_{_field(name)}" in given:
+        if _field_of(name) in given:
+            texts[name] = given[_field_of(name)]
+        if f"no_{_field_of(name)}" in given:
             if name in texts:
-                on, off = _flags(name)
+                on, off = _flags_of(name)
                 raise UsageError(f"{on.split()[-1]} and {off.split()[-1]} exclude each other")
             texts[name] = "off"
     return texts
@@ -81,43 +81,44 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
 def words(
     given: Mapping[str, str], document: Document | None, notices: list[str]
 ) -> dict[str, str]:
-    """Return the values of ``-o`` by setting. The command line takes precedence over the file.
+    """Return for each setting its word ``NAME=VALUE`` for ``-o``. The command line takes precedence
+    over the file.
 
     Unknown keys of the file are ignored, as by horovodrun, and added to ``notices``. Raises
     UsageError or ConfigError for an invalid value.
     """
-    texts = dict(_of_file(document, notices)) if document is not None else {}
+    texts = dict(_read_settings(document, notices)) if document is not None else {}
     texts |= {name: (text, f"--{name}") for name, text in given.items()}
     return {
-        setting.name: f"{setting.name}={_checked(setting, *texts[setting.name])}"
+        setting.name: f"{setting.name}={_check_setting(setting, *texts[setting.name])}"
         for setting in SETTINGS
         if setting.name in texts
     }
 
 
-def _field(name: str) -> str:
+def _field_of(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _flags(name: str) -> tuple[str, str]:
+def _flags_of(name: str) -> tuple[str, str]:
     return _SWITCHES.get(name, (f"--{name}", f"--no-{name}"))
 
 
-def _key(setting: HorovodSetting) -> str:
+def _key_of(setting: HorovodSetting) -> str:
     return (
-        _field(setting.name.removeprefix(_PREFIXES.get(setting.section, "")).lstrip("-"))
+        _field_of(setting.name.removeprefix(_PREFIXES.get(setting.section, "")).lstrip("-"))
         or "enabled"
     )
 
 
-def _of_file(document: Document, notices: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    keys = {(setting.section, _key(setting)): setting.name for setting in SETTINGS}
+def _read_settings(document: Document, notices: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    keys = {(setting.section, _key_of(setting)): setting.name for setting in SETTINGS}
     sections = {setting.section: None for setting in SETTINGS}
     for section, values in document.values.items():
         if section == "controller":
             continue
         if section not in sections:
-            notices.append(_unknown(document, (section,), [*sections, "controller"]))
+            notices.append(_unknown_key_notice(document, (section,), [*sections, "controller"]))
             continue
         if not isinstance(values, dict | None):
             raise ConfigError(
@@ -127,14 +128,16 @@ def _of_file(document: Document, notices: list[str]) -> Iterator[tuple[str, tupl
             name = keys.get((section, key))
             if name is None:
                 notices.append(
-                    _unknown(document, (section, key), [name for at, name in keys if at == section])
+                    _unknown_key_notice(
+                        document, (section, key), [name for at, name in keys if at == section]
+                    )
                 )
                 continue
             if value is not None:
                 yield name, (str(value), f"{document.where(section, key)}: {key}")
 
 
-def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) -> str:
+def _unknown_key_notice(document: Document, keys: tuple[str, ...], there: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(keys[-1], there, n=1, cutoff=0.6)
@@ -145,7 +148,7 @@ def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) ->
     )
 
 
-def _checked(setting: HorovodSetting, text: str, source: str) -> str:
+def _check_setting(setting: HorovodSetting, text: str, source: str) -> str:
     choices = [choice.upper() for choice in setting.option.choices]
     if choices and text in choices:
         return text.lower()

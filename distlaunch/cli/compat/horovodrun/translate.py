@@ -50,13 +50,13 @@ def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> 
 
     Raises UsageError or ConfigError for options that distlaunch does not support.
     """
-    _refuse(given)
+    _refuse_options(given)
     command = read_command(rest)
     values = build(given, command.words, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN_OPTIONS}
     notices: list[str] = []
-    document = _document(own["config_file"])
-    values["opt"] = _settings(
+    document = _read_config_file(own["config_file"])
+    values["opt"] = _merge_settings(
         {field: texts[-1] for field, texts in given.items()}, document, values, notices
     )
     if own["tcp"]:
@@ -73,8 +73,8 @@ def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> 
         if not (text.isascii() and text.isdigit()):
             raise ConfigError(f"{_START_TIMEOUT} takes seconds, not {quoted(text)}")
         values["join_timeout"] = float(text)
-    workers = _size(own["num_proc"], values, environ, notices)
-    _network(own["network_interfaces"] or (), values)
+    workers = _set_size(own["num_proc"], values, environ, notices)
+    _set_network(own["network_interfaces"] or (), values)
     if own["verbose"]:
         values["explain"] = True
     names = NAMES
@@ -122,7 +122,7 @@ def _is_python(word: str) -> bool:
     )
 
 
-def _refuse(given: Given) -> None:
+def _refuse_options(given: Given) -> None:
     names = {option.field: option.name for option in OWN_OPTIONS}
     for option in ELASTIC_OPTIONS:
         if option.field in given:
@@ -152,7 +152,7 @@ def _refuse(given: Given) -> None:
         )
 
 
-def _document(path: str | None) -> Document | None:
+def _read_config_file(path: str | None) -> Document | None:
     if path is None:
         return None
     document = read_document(read_named_file(path, f"--config-file {printable(path)}"), path)
@@ -166,13 +166,14 @@ def _document(path: str | None) -> Document | None:
     return document
 
 
-def _settings(
+def _merge_settings(
     given: Mapping[str, str],
     document: Document | None,
     values: Mapping[str, Any],
     notices: list[str],
 ) -> tuple[str, ...]:
-    """Prefer the command line to the configuration file."""
+    """Return the words for ``-o``. The command line takes precedence over the configuration
+    file."""
     texts = given_settings(given)
     found = words(texts, document, notices)
     own: tuple[str, ...] = values.get("opt", ())
@@ -211,7 +212,7 @@ def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
     )
 
 
-def _size(
+def _set_size(
     count: int | None, values: dict[str, Any], environ: Mapping[str, str], notices: list[str]
 ) -> int:
     who = option_of_host_list(DropInOptions(**values))
@@ -232,7 +233,7 @@ def _size(
                 )
         values["hosts"] = f"localhost:{count}"  # workers use GPUs if there are any
         return count
-    hosts = _hosts(values, who)
+    hosts = _read_hosts(values, who)
     unknown = next((host.name for host in hosts if host.slots is None), None)
     if unknown is not None:
         raise UsageError(
@@ -245,12 +246,12 @@ def _size(
             f"-np {count}: the hosts have only {counted(total, 'slot')}",
             hint="give hosts more slots, as in a:4,b:4",
         )
-    values["hosts"] = _first(hosts, count or total)
+    values["hosts"] = _take_slots(hosts, count or total)
     values["given"]["hosts"] = who
     return count or total
 
 
-def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
+def _read_hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
     """Read the file only once, because it may be a pipe."""
     path = values.pop("hostfile", None)
     texts = {} if path is None else {path: read_host_file(path, who)}
@@ -258,8 +259,8 @@ def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
     return () if found is None else found.hosts
 
 
-def _first(hosts: Sequence[Host], count: int) -> str:
-    """Fill the hosts in order, as horovodrun does."""
+def _take_slots(hosts: Sequence[Host], count: int) -> str:
+    """Return a host list with ``count`` slots. The hosts are filled in order, as by horovodrun."""
     parts = []
     for host in hosts:
         taken = min(host.slots or 0, count)
@@ -272,7 +273,7 @@ def _first(hosts: Sequence[Host], count: int) -> str:
     return ",".join(parts)
 
 
-def _network(given: Sequence[str], values: dict[str, Any]) -> None:
+def _set_network(given: Sequence[str], values: dict[str, Any]) -> None:
     names = list(
         dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip())
     )

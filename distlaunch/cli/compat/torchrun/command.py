@@ -78,7 +78,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
     identity = read_surroundings(options, environ).identity
     if host is None or is_this_machine(host, identity):
         return
-    found = _addresses(host)
+    found = _resolve(host)
     if found and not any(is_this_machine(address, identity) for address in found):
         raise ConfigError(
             f"{Opt.RENDEZVOUS}: {printable(host)} is another machine, but without {Opt.NODE_RANK} "
@@ -88,7 +88,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
         )
 
 
-def _addresses(host: str) -> list[str]:
+def _resolve(host: str) -> list[str]:
     answers: list[list[Address] | OSError | UnicodeError] = []
     answered = threading.Event()
 
@@ -163,7 +163,8 @@ class TorchrunFront(Front):
         )
 
     def open_worker_sink(self, outer: OuterLauncher) -> Sink:
-        """Only rank 0 prints the notices."""
+        """Open the sink of a launcher that is a worker of another launcher. Only rank 0 prints the
+        notices."""
         self._first_rank, self._first_local_rank = outer.rank, outer.local_rank
         own = self._options.format is not None
         sink = super().open_worker_sink(outer) if own else self._open_torchruns([outer.rank])

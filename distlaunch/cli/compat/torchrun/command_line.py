@@ -128,26 +128,26 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
         case "flag":
             return read_switch(text.strip(), source)
         case "whole":
-            return _whole(text, source, most=MOST_COUNTED)
+            return _read_whole(text, source, most=MOST_COUNTED)
         case "port":
-            return _whole(text, source, most=_PORTS)
+            return _read_whole(text, source, most=_PORTS)
         case "number":
-            return _number(text, source)
+            return _read_number(text, source)
         case "choice":
             return read_choice(text, option.choices, source)
         case "nodes":
-            return _nodes(text, source)
+            return _read_nodes(text, source)
         case "workers":
             if text in _ACCELERATORS:
                 return text
             hint = "gpu counts CUDA and ROCm devices" if text in ("cuda", "rocm", "hip") else None
-            return _whole(
+            return _read_whole(
                 text, source, least=1, most=MOST_COUNTED, also=", auto, cpu, gpu or xpu", hint=hint
             )
         case "streams":
-            return _streams(text, source)
+            return _read_streams(text, source)
         case "ranks":
-            ranks = [_digits(part.strip(), most=MOST_COUNTED) for part in text.split(",")]
+            ranks = [_read_digits(part.strip(), most=MOST_COUNTED) for part in text.split(",")]
             if None in ranks:
                 raise option_error(source, f"takes local ranks such as 0,1,2, not {quoted(text)}")
             return frozenset(ranks)
@@ -157,10 +157,10 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
             )
 
 
-def _whole(
+def _read_whole(
     text: str, source: str, *, most: int, least: int = 0, also: str = "", hint: str | None = None
 ) -> int:
-    number = _digits(text.strip(), most=most)
+    number = _read_digits(text.strip(), most=most)
     if number is None or number < least:
         raise option_error(
             source,
@@ -170,14 +170,14 @@ def _whole(
     return number
 
 
-def _digits(text: str, *, most: int) -> int | None:
+def _read_digits(text: str, *, most: int) -> int | None:
     if not (text.isascii() and text.isdigit()):
         return None
     digits = text.lstrip("0") or "0"
     return number if len(digits) <= len(str(most)) and (number := int(digits)) <= most else None
 
 
-def _number(text: str, source: str) -> float:
+def _read_number(text: str, source: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -187,8 +187,8 @@ def _number(text: str, source: str) -> float:
     return value
 
 
-def _nodes(text: str, source: str) -> tuple[int, int]:
-    parts = [_digits(part.strip(), most=MOST_COUNTED) for part in text.split(":")]
+def _read_nodes(text: str, source: str) -> tuple[int, int]:
+    parts = [_read_digits(part.strip(), most=MOST_COUNTED) for part in text.split(":")]
     least, most = parts[0], parts[-1]
     if len(parts) > 2 or least is None or most is None:
         raise option_error(source, f"takes N or MIN:MAX, not {quoted(text)}")
@@ -197,14 +197,14 @@ def _nodes(text: str, source: str) -> tuple[int, int]:
     return least, most
 
 
-def _streams(text: str, source: str) -> Mapping[int, int] | int:
+def _read_streams(text: str, source: str) -> Mapping[int, int] | int:
     """Parse ``3``, or ``0:3,12:1`` by local rank: 1 stdout, 2 stderr, 3 both."""
     if text in ("0", "1", "2", "3"):
         return int(text)
     by_rank: dict[int, int] = {}
     for part in text.split(","):
         word, colon, value = part.partition(":")
-        rank = _digits(word, most=MOST_COUNTED)
+        rank = _read_digits(word, most=MOST_COUNTED)
         if not colon or value not in ("0", "1", "2", "3") or rank is None:
             raise option_error(
                 source,

@@ -24,10 +24,10 @@ def help_page(command: str) -> HelpPage:
             ),
         ),
         sections=(
-            ("Options:", [_row(option) for option in OPTIONS if option.effect == "does"]),
+            ("Options:", [_help_row(option) for option in OPTIONS if option.effect == "does"]),
             (
                 "Accepted without effect:",
-                [_row(option) for option in OPTIONS if option.effect == "accepted"],
+                [_help_row(option) for option in OPTIONS if option.effect == "accepted"],
             ),
         ),
         closing=(
@@ -49,6 +49,6 @@ def help_page(command: str) -> HelpPage:
     )
 
 
-def _row(option: TorchrunOption) -> Row:
+def _help_row(option: TorchrunOption) -> Row:
     note = f" Default: {option.default}." if option.default else ""
     return f"{', '.join(option.flags)} {option.metavar}".rstrip(), option.here + note

@@ -90,8 +90,8 @@ def translate(
         sources["master_addr"] = sources["rdzv_endpoint"]
     else:
         sources["rdzv_endpoint"] = sources["master_addr"]
-    values["master_addr"], values["master_port"] = _master(parsed)
-    values.update(_nodes(parsed))
+    values["master_addr"], values["master_port"] = _master_endpoint(parsed)
+    values.update(_node_options(parsed))
     values["grace"] = _shutdown_timeout(given, environ)
     values.setdefault("failure_grace", values["grace"])
     if (binding := given["numa_binding"]) is not None:
@@ -120,41 +120,41 @@ def translate(
         options.dialect,
         run_id=given["rdzv_id"],
         role=display.role,
-        prefix_columns=_columns(display) if display.tee else 0,
+        prefix_columns=_prefix_columns(display) if display.tee else 0,
         shows_bars="hidden" not in (display.mode(0, 1), display.mode(0, 2)),
         names=_option_names(sources, assumed=assumed),
     )
     options = replace(options, dialect=dialect)
-    notices = _notices(parsed, environ)
+    notices = _idle_notices(parsed, environ)
     return TorchrunTranslation(
         options=options, display=display, notices=notices, silent=silent, assumed=assumed
     )
 
 
-def _master(parsed: Parsed) -> tuple[str | None, int | None]:
+def _master_endpoint(parsed: Parsed) -> tuple[str | None, int | None]:
     """Return rank 0's address and port; None if distlaunch chooses.
 
     The endpoint of a static rendezvous is rank 0's. With another rendezvous, as in torchrun, rank 0
     gets a free port.
     """
     given = parsed.values
-    host, port = _static_or_other(parsed)
-    local = _bare(given["local_addr"])
+    host, port = _read_endpoint(parsed)
+    local = _without_brackets(given["local_addr"])
     if given["standalone"] or given["rdzv_backend"] != "static":
         return local, None
     if host is not None:
         return host, port
     if given["master_port"] is None:
         return local, None
-    return _bare(given["master_addr"]), given["master_port"] or None
+    return _without_brackets(given["master_addr"]), given["master_port"] or None
 
 
-def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
+def _read_endpoint(parsed: Parsed) -> tuple[str | None, int | None]:
     """Return the endpoint's host and port. Raises ConfigError if it is invalid, or is static and
     has no port."""
     given, source = parsed.values, parsed.sources["rdzv_endpoint"]
     text = (given["rdzv_endpoint"] or "").strip()
-    found = _endpoint(text, source)
+    found = _parse_endpoint(text, source)
     names_port = text.rpartition(":")[1] and not text.endswith("]")
     if text and not names_port and given["rdzv_backend"] == "static" and not given["standalone"]:
         raise option_error(
@@ -165,7 +165,7 @@ def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
     return found
 
 
-def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
+def _parse_endpoint(text: str, source: str) -> tuple[str | None, int | None]:
     text = text.strip()
     if not text:
         return None, None
@@ -176,18 +176,19 @@ def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
         raise option_error(
             source, f"takes HOST:PORT with a port from 0 to 65535, not {quoted(text)}"
         )
-    is_name = all(letter.isalnum() or letter in "_.:-" for letter in _bare(host) or "")
+    is_name = all(letter.isalnum() or letter in "_.:-" for letter in _without_brackets(host) or "")
     if not host or not is_name or host.startswith("[") != host.endswith("]"):
         raise option_error(source, f"takes HOST:PORT, not {quoted(text)}")
-    return _bare(host), int(number) or None
+    return _without_brackets(host), int(number) or None
 
 
-def _bare(host: str | None) -> str | None:
+def _without_brackets(host: str | None) -> str | None:
     return host[1:-1] if host and host[0] == "[" and host[-1] == "]" else host
 
 
-def _nodes(parsed: Parsed) -> dict[str, object]:
-    """Return the options with which several nodes find each other.
+def _node_options(parsed: Parsed) -> dict[str, object]:
+    """Return the options with which several nodes find each other; none for a job on this node
+    alone.
 
     The endpoint of a static rendezvous is node 0's address. Its port serves the launchers'
     rendezvous; rank 0 gets a free port.
@@ -199,9 +200,9 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
         given["node_rank"] if _is_ranked(parsed) or given["rdzv_backend"] == "static" else None
     )
     alone = most == 1 or given["standalone"]
-    host, port = _static_or_other(parsed)
+    host, port = _read_endpoint(parsed)
     if host is None and given["rdzv_backend"] == "static" and given["master_port"] is not None:
-        host, port = _bare(given["master_addr"]), given["master_port"] or None
+        host, port = _without_brackets(given["master_addr"]), given["master_port"] or None
     size = f"{least}:{most}" if least != most or most == 1 else str(least)
     if alone and max(least, (node_rank or 0) + 1) > 1:
         said = "--standalone" if given["standalone"] else f"{parsed.sources['nnodes']} {size}"
@@ -233,7 +234,7 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
     return (
         found
         if given["rdzv_backend"] == "static"
-        else {**found, "master_addr": _bare(given["local_addr"])}
+        else {**found, "master_addr": _without_brackets(given["local_addr"])}
     )
 
 
@@ -244,7 +245,8 @@ def _is_ranked(parsed: Parsed) -> bool:
 
 
 def _join_timeout(conf: str | None, source: str) -> float:
-    """Return seconds. Raises ConfigError for a text that torchrun does not accept."""
+    """Return the time that nodes have to join, in seconds. Raises ConfigError for a text that
+    torchrun does not accept."""
     items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
     entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
     pairs = dict(entries)
@@ -292,16 +294,17 @@ class OutputOptions(Record):
 
     @property
     def is_raw(self) -> bool:
-        """Output is shown unchanged, so that the only worker may have the terminal."""
+        """Whether output is shown unchanged, so that the only worker may have the terminal."""
         return not self.redirects and not self.tee and self.only is None
 
     def mode(self, rank: int, stream: int) -> Mode:
-        """``stream`` is 1 or 2, like the bits in the values of -r and -t."""
+        """Return how a stream is shown. ``stream`` is 1 or 2, like the bits in the values of -r and
+        -t."""
         if self.only is not None and rank not in self.only:
             return "hidden"
-        if _bits(self.tee, rank) & stream:
+        if _stream_bits(self.tee, rank) & stream:
             return "tee"
-        return "hidden" if _bits(self.redirects, rank) & stream else "raw"
+        return "hidden" if _stream_bits(self.redirects, rank) & stream else "raw"
 
     def prefix(self, local_rank: int, hostname: str, *, rank: int) -> bytes:
         """Return the prefix of a worker's lines."""
@@ -318,7 +321,7 @@ class OutputOptions(Record):
         return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
 
     def filters(self, stream: int) -> tuple[bytes, ...]:
-        """Lines that contain one of these words are copied."""
+        """Return the texts of a stream's filter. Lines that contain one of them are copied."""
         words = self.stdout_filters if stream == 1 else self.stderr_filters
         return tuple(word.encode(errors="surrogateescape") for word in words)
 
@@ -336,11 +339,11 @@ class OutputOptions(Record):
         ]
 
 
-def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
+def _stream_bits(streams: Mapping[int, int] | int, rank: int) -> int:
     return streams if isinstance(streams, int) else streams.get(rank, 0)
 
 
-def _columns(display: OutputOptions) -> int:
+def _prefix_columns(display: OutputOptions) -> int:
     return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
 
 
@@ -375,7 +378,7 @@ def _option_names(sources: Mapping[str, str], *, assumed: bool) -> OptionNames:
     )
 
 
-def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _idle_notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return notices about options without effect. PET_ variables are not reported."""
     given, values = {option.field for option in parsed.given}, parsed.values
     idle = [
@@ -383,7 +386,7 @@ def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
         for option in parsed.given
         if option.effect == "accepted" and values[option.field] is not None
     ]
-    if "rdzv_conf" in given and not _nodes(parsed):
+    if "rdzv_conf" in given and not _node_options(parsed):
         idle.insert(0, "--rdzv-conf")
     if "signals_to_handle" in given and set(str(values["signals_to_handle"]).split(",")) <= set(
         SIGNALS.split(",")
@@ -395,7 +398,7 @@ def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     notices = []
     if idle:
         notices.append(f"without effect here: {', '.join(idle)} (see distlaunch torchrun --help)")
-    if "nnodes" in given and values["nnodes"][1] > 1 and not _nodes(parsed):
+    if "nnodes" in given and values["nnodes"][1] > 1 and not _node_options(parsed):
         notices.append(
             f"--nnodes 1:{values['nnodes'][1]}: this one node runs; --rdzv-endpoint lets others "
             "join"
