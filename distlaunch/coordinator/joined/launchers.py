@@ -285,7 +285,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         """Report the launcher of a node to the policy once the launcher has joined, but not before
         ``delay_s``.
 
-        A launcher that was reported before is disconnected, and has to join again.
+        Node 0 is this launcher, and is reported at once. A launcher that was reported before is
+        disconnected, and has to join again.
         """
         if node == 0:
             self._events.append(a.Joined(node=0, host=self._host))

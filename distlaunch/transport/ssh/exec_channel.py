@@ -301,7 +301,7 @@ class ReceiveBuffer:
             self._wake()
 
     def release(self) -> None:
-        """Close the descriptor."""
+        """Discard the bytes in the buffer, and close its descriptor."""
         with self._lock:
             self._closed = True
             self._chunks.clear()

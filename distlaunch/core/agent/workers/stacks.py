@@ -121,8 +121,10 @@ class _Worker:
             self.read()
 
     def read(self) -> None:
-        """Read the stacks that have arrived; of more than ``most`` bytes the end, where
-        faulthandler writes the main thread."""
+        """Read the stacks that have arrived, and close the file.
+
+        Of more than ``most`` bytes the end is read, where faulthandler writes the main thread.
+        """
         size = os.fstat(self.descriptor).st_size
         start = max(self.before, size - self.most)
         self.text = (

@@ -242,7 +242,7 @@ class WarmStart:
             process_tree.kill_each_tree([self.pid])
 
     def _give_up(self, reason: str) -> None:
-        """Report the reason, and start all waiting workers cold."""
+        """Kill the server, report the reason, and start all waiting workers cold."""
         self._kill_server()
         self._close_output()
         self._report(w.PreloadFailed(reason=reason))
