@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from distlaunch.core.model.duration import format_duration
@@ -199,15 +199,26 @@ def describe_places(
     steps: Mapping[int, float],
     hosts: Callable[[int], str],
     script_dir: str,
+    behind: Collection[int] = (),
 ) -> StackPlaces:
-    """Return where workers are. Equal stacks are merged, and those that differ come first.
+    """Return where workers are. Equal stacks are merged. Those of ranks that are behind come first,
+    then those that differ, and last those of ranks that surely wait for others.
 
     ``unanswered``: ranks whose nodes have not answered. ``steps``: the last step of each rank.
+    ``behind``: ranks in whose collectives others wait.
     """
     groups = _group_by_place(stacks, script_dir)
     if unanswered:
         groups.append(_Group("unanswered", "", None, None, [], ranks=sorted(unanswered)))
-    groups.sort(key=lambda group: (group.kind not in _ODD_STATES, len(group.ranks), group.ranks[0]))
+    groups.sort(
+        key=lambda group: (
+            group.kind not in _ODD_STATES,
+            not any(rank in behind for rank in group.ranks),
+            group.waiting is Waiting.SURELY,
+            len(group.ranks),
+            group.ranks[0],
+        )
+    )
     places = _HostNames(hosts, [rank for group in groups for rank in group.ranks])
     lines: list[str] = []
     for group in groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from distlaunch.core.errors import UsageError
@@ -10,7 +10,7 @@ from distlaunch.core.model.record import Record, defaults_of, fields_of, plain
 from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.clean_text import shorten
-from distlaunch.diagnosis.collectives import group_orders
+from distlaunch.diagnosis.collectives import GroupOrder, group_orders
 from distlaunch.diagnosis.hang import describe_places
 from distlaunch.jobs.ask_running import NotNowError, ask_running, refuse_odd_answers
 from distlaunch.jobs.control import ANSWER_S
@@ -44,10 +44,20 @@ def read_stacks(
         snapshot = ask_running(job, command, "snapshot", timeout_s=ANSWER_S)
         answers = ask_running(job, command, "stacks", timeout_s=timeout_s, native=native)
         if snapshot["attempt"] != answers["attempt"]:
-            raise NotNowError(
-                f"job {printable(job.name)}: a restart has begun meanwhile", hint="ask again"
-            )
-        return report_of(job.name, snapshot, answers, ranks, native=native)
+            raise _restart_error(job)
+        again = None
+        if any(order.behind for order in _orders(answers, ranks, ())):
+            # The ranks of a job that goes on have answered at different collectives.
+            again = ask_running(job, command, "stacks", timeout_s=_ANSWER_S, native=False)
+            if again["attempt"] != answers["attempt"]:
+                raise _restart_error(job)
+        return report_of(job.name, snapshot, answers, ranks, native=native, again=again)
+
+
+def _restart_error(job: Job) -> NotNowError:
+    return NotNowError(
+        f"job {printable(job.name)}: a restart has begun meanwhile", hint="ask again"
+    )
 
 
 def report_of(
@@ -57,10 +67,12 @@ def report_of(
     ranks: Collection[int] | None,
     *,
     native: bool = False,
+    again: Mapping[str, Any] | None = None,
 ) -> StackReport:
     """Return the report of the launcher's answers, which may come from another release.
 
-    ``name`` is the job's name in ``ps``. Raises UsageError for a rank that does not run.
+    ``name`` is the job's name in ``ps``. ``again``: a second answer to the request for stacks, which
+    shows whether ranks are behind. Raises UsageError for a rank that does not run.
     """
     workers = {worker["rank"]: worker for worker in snapshot["workers"]}
     running = [rank for rank, worker in workers.items() if worker["state"] == "running"]
@@ -69,12 +81,8 @@ def report_of(
             f"{name_ranks(missing)} of job {printable(name)}: not running",
             hint=f"{name_ranks(running)} of attempt {snapshot['attempt']} run" if running else None,
         )
-    stacks = [
-        _read_stack(each)
-        for node in answers["nodes"]
-        for each in node["stacks"] or ()
-        if ranks is None or each["rank"] in ranks
-    ]
+    stacks = _stacks(answers, ranks)
+    orders = _orders(answers, ranks, tuple(workers), again)
     known = {stack.rank for stack in stacks}
     unanswered = [
         rank for rank in running if rank not in known and (ranks is None or rank in ranks)
@@ -85,6 +93,7 @@ def report_of(
         steps={rank: each["step"] for rank, each in workers.items() if each["step"] is not None},
         hosts=lambda rank: workers[rank]["host"] if rank in workers else "",
         script_dir=answers.get("script_dir", ""),
+        behind={rank for order in orders for rank in order.behind},
     )
     text = places.text
     groups: list[dict[str, Any]] = [dict(group) for group in places.groups]
@@ -99,8 +108,10 @@ def report_of(
             text += "".join(f"    {shorten(printable(line), _WIDTH)}\n" for line in found[0])
     if native and not any(group["native"] for group in groups):
         text += "no native frames: py-spy is not installed on the nodes, or may not read workers\n"
-    orders = group_orders({stack.rank: stack.process_groups for stack in stacks})
     text += "".join(f"{order.words}\n" for order in orders)
+    silent = [stack.rank for stack in stacks if not stack.process_groups]
+    if orders and silent:
+        text += f"{name_ranks(silent)}: no record of collectives\n"
     ended = sorted(rank for rank, each in workers.items() if each["state"] == "ended")
     if ended and ranks is None:
         text += f"{name_ranks(ended)}: ended\n"
@@ -129,6 +140,28 @@ def _native_frames(stack: m.Stack | None) -> list[str]:
         elif frames:
             break
     return frames[:_NATIVE_LINES]
+
+
+def _orders(
+    answers: Mapping[str, Any],
+    ranks: Collection[int] | None,
+    world: Sequence[int],
+    again: Mapping[str, Any] | None = None,
+) -> list[GroupOrder]:
+    first, second = (
+        {stack.rank: stack.process_groups for stack in _stacks(each, ranks)}
+        for each in (answers, again or answers)
+    )
+    return group_orders(first, second, world=world)
+
+
+def _stacks(answers: Mapping[str, Any], ranks: Collection[int] | None) -> list[m.Stack]:
+    return [
+        _read_stack(each)
+        for node in answers["nodes"]
+        for each in node["stacks"] or ()
+        if ranks is None or each["rank"] in ranks
+    ]
 
 
 def _read_stack(given: Mapping[str, Any]) -> m.Stack:

@@ -43,6 +43,33 @@ def test_the_rank_that_is_behind_is_named_with_the_collective(distlaunch, words)
     assert running.wait(LONG_S).returncode == 0
 
 
+def test_a_rank_that_has_begun_no_collective_is_behind_in_each_of_its_groups(distlaunch):
+    running = distlaunch.start(["train", "--num-procs", "3", PROGRAMS / "first_collective.py"])
+    running.wait_for(
+        lambda: all((distlaunch.work / f"ready-{rank}").exists() for rank in range(3)),
+        "process groups",
+        timeout=LONG_S,
+    )
+
+    def waits() -> dict | None:
+        result = distlaunch.run(["stack", "latest", "--format", "json"])
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout)
+        is_there = [group["waiting"] for group in found["process_groups"]] == [[0], [2]]
+        return found if is_there else None
+
+    found = running.wait_for(waits, "ranks that wait", timeout=LONG_S)
+    left, right = found["process_groups"]
+    assert (left["name"], left["ranks"], left["behind"]) == ("left", [0, 1], [1])
+    assert (right["name"], right["ranks"], right["behind"]) == ("right", [1, 2], [1])
+    assert found["groups"][0]["ranks"] == [1]
+    text = distlaunch.run(["stack", "latest"]).stdout
+    assert text.count("rank 1 is behind, before collective 1") == 2
+    assert "all ranks" not in text
+    (distlaunch.work / "go").touch()
+    assert running.wait(LONG_S).returncode == 0
+
+
 def test_a_worker_without_torch_has_no_further_thread(distlaunch):
     running = distlaunch.start(["train", "--num-procs", "1", PROGRAMS / "steps.py", "0.02"])
     sign = distlaunch.work / "stepping-0"

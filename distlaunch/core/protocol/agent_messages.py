@@ -71,9 +71,9 @@ class ProcessGroup(Record):
     """A process group of torch.distributed, as a worker sees it. Collectives are counted from 1."""
 
     number: str
-    """The group's number, the same in all workers."""
+    """torch's name of the group, which is a number and the same in all workers."""
     name: str
-    """Description or name of the group; empty if not known."""
+    """Description of the group; empty if not known."""
     enqueued: int
     """The last collective that the worker has begun; 0 or -1 if none."""
     pending: int | None

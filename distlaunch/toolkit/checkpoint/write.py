@@ -411,4 +411,12 @@ def new_groups() -> tuple[Group, Group]:
             "yet: "
             "call distlaunch.toolkit.init(), or torch.distributed.init_process_group(), before"
         )
-    return Group(dist.new_group(backend="gloo")), Group(dist.new_group(backend="gloo"))
+    return Group(_new_group()), Group(_new_group())
+
+
+def _new_group() -> Any:
+    """Return a group that ``distlaunch stack`` can name. torch before 2.4 has no descriptions."""
+    try:
+        return dist.new_group(backend="gloo", group_desc="distlaunch checkpoint")
+    except TypeError:
+        return dist.new_group(backend="gloo")

@@ -64,5 +64,50 @@ def test_groups_in_which_a_rank_is_behind_come_first():
     ]
 
 
+def test_a_rank_that_has_begun_no_collective_is_before_the_first():
+    waits = group(1, pending=1, operation="barrier", sizes="[]")
+    [order] = group_orders({0: [waits], 1: [group(0)], 2: [waits]}, world=(0, 1, 2))
+    assert (order.behind, order.waiting, order.enqueued) == ((1,), (0, 2), 0)
+    assert mentions(order.words, "rank 1 is behind", "before collective 1", "ranks 0,2", "barrier")
+    assert "[]" not in order.words
+
+
+def test_all_ranks_are_named_as_such_only_if_all_of_the_job_have_a_record():
+    waits = group(1, pending=1)
+    [order] = group_orders({0: [waits], 2: [waits]}, world=(0, 1, 2))
+    assert not order.is_whole
+    assert "ranks 0,2 are in" in order.words
+    [order] = group_orders({0: [waits], 1: [waits]}, world=(0, 1))
+    assert "all ranks are in" in order.words
+    [order] = group_orders({2: [group(211)]}, world=(0, 1, 2))
+    assert "rank 2 is after collective 211" in order.words
+
+
+def test_ranks_that_were_read_at_different_times_are_not_behind():
+    first = {0: [group(270)], 1: [group(271, pending=271)], 2: [group(271, pending=271)]}
+    later = {0: [group(275, pending=275)], 1: [group(275, pending=275)], 2: [group(274)]}
+    [order] = group_orders(first, later, world=(0, 1, 2))
+    assert (order.behind, order.waiting, order.enqueued, order.furthest) == ((), (), 274, 275)
+    assert mentions(order.words, "go on", 274, 275)
+    [order] = group_orders(first, first, world=(0, 1, 2))
+    assert order.behind == (0,)
+    [order] = group_orders(first, {rank: [group(280)] for rank in range(3)}, world=(0, 1, 2))
+    assert "all ranks are after collective 280" in order.words
+
+
+def test_a_difference_of_one_without_anybody_who_waits_is_none():
+    [order] = group_orders({0: [group(270)], 1: [group(271)]})
+    assert (order.behind, order.enqueued, order.furthest) == ((), 270, 271)
+
+
+def test_a_group_is_called_by_its_description_if_it_has_one():
+    for name, words in (("mesh_dp", "group mesh_dp:"), ("undefined", "group 3:"), ("", "group 3:")):
+        assert words in group_orders({0: [group(2, number="3", name=name)]})[0].words
+
+
+def test_a_group_without_any_collective_is_left_out():
+    assert group_orders({0: [group(0)], 1: [group(0)]}) == []
+
+
 def test_without_process_groups_there_is_nothing_to_say():
     assert group_orders({0: [], 1: []}) == []

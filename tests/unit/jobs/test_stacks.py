@@ -72,6 +72,43 @@ def test_the_rank_that_is_behind_in_a_collective_is_named():
     assert mentions(found.text, "rank 1", "ranks 0,2", "all_reduce")
 
 
+def test_a_rank_that_is_behind_stands_before_one_that_waits():
+    found = report(stack(0, WAITS), stack(1, LOADS), states=("running",) * 2)
+    assert [each["ranks"] for each in found.record["groups"]] == [[1], [0]]
+
+
+def test_a_rank_without_a_record_is_named_and_not_counted_as_one_of_all():
+    waits = {"process_groups": [group(1, 1)]}
+    found = report(stack(0, WAITS, **waits), stack(1, LOADS), stack(2, WAITS, **waits))
+    assert "all ranks" not in found.text
+    assert "ranks 0,2 are in collective 1" in found.text
+    assert "rank 1: no record" in found.text
+
+
+def test_a_rank_that_goes_on_in_a_second_answer_is_not_behind():
+    waits = {"process_groups": [group(7, 7)]}
+    later = {"process_groups": [group(9, 9)]}
+    again = {
+        "attempt": 1,
+        "nodes": [{"node": rank, "stacks": [stack(rank, WAITS, **later)]} for rank in range(3)],
+    }
+    found = report(
+        stack(0, WAITS, **waits),
+        stack(1, WAITS, process_groups=[group(6, None)]),
+        stack(2, WAITS, **waits),
+        again=again,
+    )
+    assert found.record["process_groups"][0]["behind"] == []
+    assert "behind" not in found.text
+
+
+def test_one_rank_is_not_called_all_ranks():
+    found = report(
+        *(stack(rank, LOADS, process_groups=[group(211, None)]) for rank in range(3)), ranks={2}
+    )
+    assert "rank 2 is after collective 211" in found.text
+
+
 def test_ranks_without_an_answer_and_ranks_that_have_ended_are_named():
     found = report(stack(0, WAITS), states=("running", "running", "ended"))
     assert (found.record["unanswered"], found.record["ended"]) == ([1], [2])
@@ -88,7 +125,8 @@ def test_only_the_ranks_that_are_asked_for_are_shown():
 
 def test_native_frames_are_those_of_the_main_thread():
     found = report(stack(0, WAITS, native=NATIVE), native=True)
-    assert found.record["groups"][0]["native"] == ["wait (libc.so.6)", "step (train.py:5)"]
+    [answered] = [each for each in found.record["groups"] if each["ranks"] == [0]]
+    assert answered["native"] == ["wait (libc.so.6)", "step (train.py:5)"]
     assert "libc.so.6" in found.text
     assert "x (y)" not in found.text
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MODULE = "torch.distributed.distributed_c10d"
 _CREDENTIALS = 12
 """Bytes of the kernel's struct ucred: pid, uid, gid."""
+_MOST_GROUPS = 64
 
 
 def watch(cookie: str) -> None:
@@ -75,9 +76,26 @@ def _record() -> bytes:
     torch: Any = sys.modules["torch._C._distributed_c10d"]
     as_json = getattr(torch, "_dump_fr_trace_json", None)
     if as_json is not None:
-        return bytes(as_json(includeCollectives=True, onlyActive=True))
+        return _with_groups(bytes(as_json(includeCollectives=True, onlyActive=True)))
     return bytes(
         torch._dump_fr_trace(  # noqa: SLF001 - torch has no public one
             includeCollectives=True, includeStackTraces=False, onlyActive=True
         )
     )
+
+
+def _with_groups(record: bytes) -> bytes:
+    """Add ``distlaunch_groups`` to a record: name and description of this worker's groups, in the
+    order in which they were made. torch's record has no group without a collective."""
+    import json
+
+    try:
+        names = list(sys.modules[MODULE]._world.pg_names.items())  # noqa: SLF001
+        groups = [
+            (str(name), str(getattr(group, "group_desc", "")))
+            for group, name in names[:_MOST_GROUPS]
+        ]
+    except (AttributeError, RuntimeError):  # a torch without it, or groups that change
+        return record
+    text = json.dumps(groups).encode()
+    return b'{"distlaunch_groups":' + text + b"," + record[1:] if record[:1] == b"{" else record

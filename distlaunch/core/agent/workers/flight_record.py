@@ -15,7 +15,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distlaunch.core.protocol import agent_messages as m
@@ -162,23 +162,55 @@ def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
     for entry in record.get("entries", ()):
         if not entry["is_p2p"] and not entry["retired"] and entry["state"] != "completed":
             pending.setdefault(_short_text(entry["pg_id"]), []).append(entry)
-    found = []
-    for name, status in list(record["pg_status"].items())[:_GROUPS]:
-        number = _short_text(name)
+    made = _groups_made(record.get("distlaunch_groups"), pending)
+    found = {}
+    for key, status in list(record["pg_status"].items())[:_GROUPS]:
+        number = _short_text(key)
         entries = sorted(pending.get(number, ()), key=lambda each: int(each["collective_seq_id"]))
         oldest = entries[0] if entries else None
-        words = [] if oldest is None else list(oldest["process_group"])
-        found.append(
-            m.ProcessGroup(
-                number=number,
-                name=_short_text(words[1] or words[0]) if len(words) > 1 else "",
-                enqueued=int(status["last_enqueued_collective"]),
-                pending=None if oldest is None else int(oldest["collective_seq_id"]),
-                operation="" if oldest is None else _operation(oldest),
-                sizes="" if oldest is None else _sizes_text(oldest["input_sizes"]),
-            )
+        name, description = made.get(number, (number, "")) if oldest is None else _names(oldest)
+        found[number] = m.ProcessGroup(
+            number=name,
+            name=description,
+            enqueued=int(status["last_enqueued_collective"]),
+            pending=None if oldest is None else int(oldest["collective_seq_id"]),
+            operation="" if oldest is None else _operation(oldest),
+            sizes="" if oldest is None else _sizes_text(oldest["input_sizes"]),
         )
-    return tuple(found)
+    for number, (name, description) in made.items():
+        if number not in found and len(found) < _GROUPS:  # without any collective so far
+            found[number] = m.ProcessGroup(
+                number=name, name=description, enqueued=0, pending=None, operation="", sizes=""
+            )
+    return tuple(found.values())
+
+
+def _groups_made(
+    given: Any, pending: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, tuple[str, str]]:
+    """Return name and description of each group by torch's number for it.
+
+    The number counts the groups that a worker has made, so it differs between workers. The name is
+    the same in all. Returns nothing if groups were destroyed, so that the count is not known.
+    """
+    if not isinstance(given, list):
+        return {}
+    made = {
+        str(number): (_short_text(name), _short_text(description))
+        for number, (name, description) in enumerate(given)
+    }
+    for number, entries in pending.items():
+        if made.get(number) != _names(entries[0]):
+            return {}
+    return made
+
+
+def _names(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Return name and description of the group of a collective."""
+    words = list(entry["process_group"])
+    if len(words) < 2:
+        return _short_text(entry["pg_id"]), ""
+    return _short_text(words[0]), _short_text(words[1])
 
 
 def _operation(entry: Mapping[str, Any]) -> str:

@@ -64,6 +64,25 @@ def test_a_rank_that_has_ended_all_has_no_pending_one():
     assert (group.enqueued, group.pending, group.operation) == (6, None, "")
 
 
+def test_groups_have_the_name_that_is_the_same_in_all_workers():
+    """Group numbers of torch count the groups of a worker: group 2 of the job may be a worker's second group."""
+    made = {"distlaunch_groups": [["0", "default_pg"], ["2", "pair"]]}
+    status = {"1": {"last_enqueued_collective": "4"}}
+    data = json.dumps({**made, "entries": [], "pg_status": status}).encode()
+    default, pair = sorted(f.parse_record(data), key=lambda each: each.number)
+    assert (pair.number, pair.name, pair.enqueued) == ("2", "pair", 4)
+    assert (default.number, default.name, default.enqueued) == ("0", "default_pg", 0)
+    waits = entry(5, pg_id=1, process_group=["2", "pair"])
+    data = json.dumps({**made, "entries": [waits], "pg_status": status}).encode()
+    assert f.parse_record(data)[0].number == "2"
+
+
+def test_groups_that_do_not_fit_the_record_are_not_believed():
+    made = {"distlaunch_groups": [["3", "made after others were destroyed"]]}
+    [group] = f.parse_record(json.dumps({**made, **record(entry(7))}).encode())
+    assert (group.number, group.name) == ("0", "default_pg")
+
+
 class Runs:
     """Its pickle would make a directory."""
 
@@ -150,6 +169,8 @@ def test_the_sizes_of_many_tensors_are_cut():
         json.dumps(record({"pg_id": 0})).encode(),
         json.dumps(record(enqueued="x")).encode(),
         json.dumps({"entries": 7, "pg_status": []}).encode(),
+        json.dumps({**record(entry(7)), "distlaunch_groups": [7]}).encode(),
+        json.dumps({**record(entry(7)), "distlaunch_groups": [[[], {}]]}).encode(),
         b"{" + b" " * (5 << 20),
     ],
 )
