@@ -97,7 +97,11 @@ def run_app(
 
 
 def _refuse_options_of_train(word: str) -> None:
-    """Raise UsageError. The hint names the command, or our option that replaces torchrun's."""
+    """Raise UsageError if ``word`` is an option of train or torchrun, or one that another program
+    adds; else do nothing.
+
+    The hint names the command, or our option that replaces torchrun's.
+    """
     flag = word.partition("=")[0].replace("_", "-")
     if flag == "--local-rank":
         raise UsageError(

@@ -57,7 +57,8 @@ _FILES = Candidates(kind="files")
 
 
 def completion(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run ``distlaunch completion WORDS`` and return the exit code. Raises UsageError."""
+    """Print the completion script of a shell, or the answer to one (``--words``). Return 0. Raises
+    UsageError."""
     if words[:1] == [_ASKED] and len(words) > 2:
         sys.stdout.write(_answer_script(words[1], words[2:], environ))
         return 0
@@ -106,7 +107,8 @@ def split_line(line: str) -> list[str]:
 
 
 def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
-    """Return the candidates for the last of the words that follow ``distlaunch``."""
+    """Return the candidates for the last of ``words``, which follow ``distlaunch`` on a command
+    line."""
     *before, word = words
     match before:
         case []:
@@ -256,7 +258,8 @@ def _complete_value(
 
 
 def _is_typed(part: str) -> bool:
-    """Return whether an alternative of a metavar is typed, like ``auto`` in ``N|auto``."""
+    """Return whether an alternative of a metavar is typed as it stands, like ``auto`` in
+    ``N|auto``."""
     return part.replace("-", "").replace("_", "").isalnum() and part[0].islower() and part.islower()
 
 

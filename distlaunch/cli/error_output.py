@@ -70,7 +70,8 @@ def repair_standard_streams() -> None:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run a command and return its exit code. Print every error in the form of its kind.
+    """Run a command and return its exit code. Print an expected error, save the traceback of any
+    other.
 
     Standard output is flushed here: a reader that has gone (``distlaunch plan | head``) has read
     what it wanted, and does not change the exit code.

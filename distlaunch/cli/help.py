@@ -59,13 +59,14 @@ class CommandHelp(Record):
 def print_help(
     words: Sequence[str], environ: Mapping[str, str], *, to: TextIO | None = None
 ) -> int:
-    """Print the help of the command that ``words`` begin with. Return the exit code."""
+    """Print the help of the command that ``words`` begin with, else the help of distlaunch. Return
+    0."""
     (to or sys.stdout).write(help_text(words, terminal_columns(environ)))
     return 0
 
 
 def help_text(words: Sequence[str], columns: int) -> str:
-    """Return the help of the command that ``words`` begin with, else that of distlaunch."""
+    """Return the help of the command that ``words`` begin with, else the help of distlaunch."""
     command = tuple(words[:2])
     while command not in _PAGES:
         command = command[:-1]
@@ -78,7 +79,7 @@ def help_page(command: Words) -> HelpPage:
 
 
 def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Print the help of a command, a page, or search results. Return the exit code.
+    """Print the help of a command, a page, an option, or search results. Return 0.
 
     Raises UsageError if nothing is found.
     """
@@ -110,13 +111,13 @@ def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def print_short_version() -> int:
-    """Print the version of distlaunch. Return the exit code."""
+    """Print the version of distlaunch. Return 0."""
     sys.stdout.write(f"distlaunch {distlaunch.__version__}\n")
     return 0
 
 
 def print_version() -> int:
-    """Print the versions and paths of distlaunch and Python. Return the exit code."""
+    """Print the versions and paths of distlaunch and Python. Return 0."""
     folder = os.path.dirname(os.path.abspath(distlaunch.__file__))
     sys.stdout.write(
         f"distlaunch {distlaunch.__version__} ({folder})\n"

@@ -52,7 +52,7 @@ class HelpPage(Record):
 
 
 def format_page(page: HelpPage, columns: int) -> str:
-    """Return the text of a help page. No name is cut."""
+    """Return the text of a help page. Names are never cut; they may be wider than ``columns``."""
     width = max(_NARROWEST, min(columns, _WIDEST))
     sections = (*page.sections, _HELP_ROW) if page.usage else page.sections
     blocks = [

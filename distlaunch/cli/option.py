@@ -1,4 +1,4 @@
-"""The options of a command, and the conversion of their texts to values."""
+"""The records of options, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def read_switch(text: str, source: str) -> bool:
 def _read_whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:
     """Read plain digits: no sign, no underscore, no digits of other scripts.
 
-    ``also`` names other forms of the option.
+    ``also`` names other forms of the option. Raises UsageError or ConfigError.
     """
     if not (text.isascii() and text.isdigit()):
         raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
@@ -284,7 +284,7 @@ def _read_count_or_range(text: str, source: str) -> int | tuple[int, int]:
 
 
 def _read_delay(text: str, source: str) -> tuple[float, float]:
-    """Read ``8:60``: the first and the longest delay in seconds."""
+    """Read ``8:60``, the first and the longest delay in seconds, or ``8``, which is both."""
     first, colon, most = text.partition(":")
     first_s = _read_seconds(first, source, also=" or S:MAX")
     if not colon:

@@ -69,7 +69,8 @@ def page_text(topic: str) -> str:
 
 
 def show_page(topic: str, columns: int) -> None:
-    """Show the page of a topic: formatted and in a pager on a terminal, otherwise as plain text."""
+    """Show the page of a topic: formatted on a terminal, in a pager if there is one, and otherwise
+    as plain text."""
     text = page_text(topic)
     if not sys.stdout.isatty():
         sys.stdout.write(plain_page(text, columns))
@@ -166,7 +167,7 @@ def with_topics(text: str, names: Mapping[str, str]) -> str:
 
 
 def plain_page(text: str, columns: int) -> str:
-    """Return a page for a terminal."""
+    """Return a page as plain text, wrapped to at most ``columns``."""
     width = max(_NARROWEST, min(columns, _WIDEST))
     names = file_topics()
     shown: list[str] = []

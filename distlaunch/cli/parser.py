@@ -71,15 +71,16 @@ def scan(
     dashed_values: bool = True,
     unknown: Unknown | None = None,
 ) -> tuple[Given, tuple[str, ...]]:
-    """Split ``argv`` into the options before the first positional word or ``--``, and the words
-    after.
+    """Split ``argv`` into the texts of the options before the first positional word or ``--``, and
+    the words from there on without that ``--``.
 
     A word that looks like an option is never the value of the option before it: ``--log-dir
-    --quiet`` is an error, ``--log-dir=--quiet`` is not. Other launchers' rules:
+    --quiet`` is an error, ``--log-dir=--quiet`` is not. Raises UsageError and HelpRequested.
 
-    ``abbreviated``: options whose long names may be abbreviated. ``drops_dashes``: one ``--``
-    directly after the script is dropped. ``dashed_values``: words with one dash are values, unless
-    they are an option. ``unknown``: raises the error for an unknown option.
+    Other launchers' rules: ``abbreviated``: options whose long names may be abbreviated.
+    ``drops_dashes``: one ``--`` directly after the script is dropped. ``dashed_values``: words with
+    one dash are values, unless they are an option. ``unknown``: raises the error for an unknown
+    option.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
     long = {flag: option for option in abbreviated for flag in option.flags if flag[1] == "-"}
@@ -290,7 +291,8 @@ def refuse_unknown(
 
 
 def _backend_in(words: Sequence[str]) -> str | None:
-    """Search words that may include words of the script."""
+    """Return the value of ``--backend`` among words that may include words of the script; None if
+    it is not there."""
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--backend":
@@ -358,7 +360,8 @@ def _overridden_fields(given: Given) -> set[str]:
 
 
 def _split_variable(text: str, variable: str) -> tuple[str, ...]:
-    """Split at white space. Quotes are those of a shell."""
+    """Split at white space, as a shell does: words may have quotes. Raises UsageError or
+    ConfigError."""
     import shlex
 
     try:
@@ -380,7 +383,10 @@ def _check_sizes(source: Mapping[str, str]) -> None:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each unknown DISTLAUNCH_ variable; most are misspelt."""
+    """Return a warning for each DISTLAUNCH_ variable that has no effect; most are misspelt.
+
+    This includes variables that workers get, set by a user who means an option.
+    """
     known = {option.variable for option in TRAIN_OPTIONS if option.variable is not None}
     ours = [
         name

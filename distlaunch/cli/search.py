@@ -157,7 +157,7 @@ def _compile_pattern(word: str) -> re.Pattern[str] | None:
 
 
 def _option_rows(pattern: re.Pattern[str]) -> list[Row]:
-    """Return options, those with the word in their name first."""
+    """Return the rows of options that mention the word, those with the word in their name first."""
     found: dict[str, tuple[bool, Row]] = {}
     for command, place, options in _option_tables():
         if place in _DROP_INS:

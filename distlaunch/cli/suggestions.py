@@ -1,4 +1,4 @@
-"""Suggest distlaunch's option or command to a user who typed one of another launcher.
+"""Suggest distlaunch's option or command to a user who typed another program's.
 
 Used only after a command line was rejected. Covers torchrun 2.2 to 2.13,
 ``torch.distributed.launch``, ``mpirun -n``, sbatch and others. Options that distlaunch spells as

@@ -53,7 +53,7 @@ def _run_with_console(options: TrainOptions, detached: DetachedLauncher | None) 
 
 
 class Front:
-    """Chooses how output is shown: by a console, or by passing the terminal to the only worker.
+    """Opens the output of a job: a console, or the terminal itself for the only worker.
 
     ``open_terminal`` and ``open_sink`` may be called in any order and agree on the choice.
     """

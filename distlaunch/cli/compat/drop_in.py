@@ -22,7 +22,8 @@ class Translation(Record):
 
 
 def train_option(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 - named as the field that it fills
-    """Return train's row of an option, with another launcher's spelling."""
+    """Return train's row of an option, with another launcher's ``flags`` (separated by spaces) and
+    ``help`` if given."""
     option = _TRAIN[field]
     return replace(option, flags=tuple(flags.split()) or option.flags, help=help or option.help)
 
@@ -41,7 +42,8 @@ def with_train_options(command_options: Sequence[Option], place: Place) -> tuple
 
 
 def underscored(options: Iterable[Option]) -> tuple[Option, ...]:
-    """Return options whose names have underscores in messages. The parser accepts dashes too."""
+    """Return the options with names that have underscores in messages. The parser accepts dashes
+    too."""
     return tuple(
         replace(option, shown=f"--{option.name[2:].replace('-', '_')}")
         if "-" in option.name[2:]
@@ -106,7 +108,11 @@ def run_drop_in(
     table: Iterable[Option],
     around: AbstractContextManager[None] | None = None,
 ) -> int:
-    """Print the notices, then run the job inside the context ``around``. Return the exit code."""
+    """Print the notices and warnings unless ``--quiet`` is given, then run the job inside the
+    context ``around``. Return the exit code.
+
+    ``table`` has the options of the command, for a warning about options after the script.
+    """
     from distlaunch.cli.commands.train import train
     from distlaunch.cli.error_output import print_warnings
     from distlaunch.cli.misplaced_options import misplaced_options

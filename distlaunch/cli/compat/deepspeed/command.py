@@ -32,9 +32,11 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 @contextmanager
 def pid_file(folder: str) -> Iterator[None]:
-    """Keep a file with this process's id in its content and name, as DeepSpeed's --save_pid does.
+    """Keep a file ``<process id>.deepspeed`` in ``folder`` while the context lasts, as DeepSpeed's
+    --save_pid does.
 
-    Raises ConfigError if the file cannot be written, or belongs to a live process.
+    Its content is the id, too. A file that another process has left behind is replaced. Raises
+    ConfigError if the file cannot be written, or belongs to a live process.
     """
     path = os.path.join(folder, f"{os.getpid()}.deepspeed")
     ours = False
@@ -58,7 +60,7 @@ def pid_file(folder: str) -> Iterator[None]:
 
 
 def _is_left_over(path: str) -> bool:
-    """Return whether it is a regular file of this user with a process id that is not in use, or is
+    """Return whether ``path`` is a regular file of this user whose process id is not in use, or is
     this process's own."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -53,7 +53,7 @@ _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
 
 
 class DeepspeedTranslation(Translation):
-    """A translated command. With ``save_pid``, a file with the process id is kept."""
+    """A translated command. ``save_pid``: keep a file with the launcher's process id."""
 
     save_pid: bool
 
@@ -67,7 +67,9 @@ def translate(
 ) -> DeepspeedTranslation:
     """Translate a parsed command line.
 
-    Raises UsageError or ConfigError for options that distlaunch does not support.
+    Values that mean "not set" to DeepSpeed (-1, or empty) count as not given. ``default_hostfile``
+    is read if it exists and nothing else names the nodes. Raises UsageError or ConfigError for
+    options that distlaunch does not support.
     """
     given = {field: texts for field, texts in given.items() if texts != [_UNSET.get(field)]}
     if (count := given.pop("num_accelerators", None)) is not None and given.setdefault(
@@ -109,7 +111,7 @@ def translate(
 
 
 def _names_for(own: Mapping[str, Any], values: Mapping[str, Any]) -> OptionNames:
-    """Return the names, some of which depend on what the user typed."""
+    """Return the names of options in messages. Some depend on what the user typed."""
     names, with_this_value = dict(NAMES.names), dict(NAMES.with_this_value)
     if own["num_gpus"]:
         names["gpus_per_node"] = "--num_gpus"
@@ -175,7 +177,11 @@ def _refuse_options(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 def _set_size(
     own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool
 ) -> None:
-    """Set one worker per GPU, or CPU workers if DeepSpeed itself would use the CPU."""
+    """Set the number of workers, and the device if DeepSpeed itself would use the CPU.
+
+    ``several``: there may be other machines. Raises UsageError if two options contradict each
+    other.
+    """
     if environ.get(_ACCELERATOR) == "cpu" and not {"gpus", "gpus_per_node"} & values.keys():
         values.setdefault("device", "cpu")
     count = own["num_gpus"]

@@ -25,7 +25,8 @@ _ASK = {
 
 
 def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command and return the exit code.
+    """Run the command, or print what ``--version`` or ``--check-build`` asks for. Return the exit
+    code.
 
     Raises HelpRequested, and LaunchError for an error before the job starts.
     """
@@ -45,9 +46,10 @@ def _find_python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def ask(field: str, python: str) -> int:
-    """Run a Python to print Horovod's version or features. Return the exit code.
+    """Print Horovod's version or features, as the interpreter ``python`` knows them. Return 0.
 
-    Raises ConfigError if it cannot be run, does not answer in time, or has no Horovod.
+    ``field`` is ``version`` or ``check_build``. Raises ConfigError if the interpreter cannot be
+    run, fails, does not answer in time, or has no Horovod.
     """
     try:
         done = subprocess.run(

@@ -62,7 +62,7 @@ def rows() -> Iterator[Option]:
 
 
 def given_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings on the command line by name.
+    """Return the texts of the settings on the command line by name.
 
     Raises UsageError if a switch is turned both on and off.
     """

@@ -252,7 +252,10 @@ def _set_size(
 
 
 def _read_hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
-    """Read the file only once, because it may be a pipe."""
+    """Return the hosts of ``-H`` or the host file, and take the file out of ``values``.
+
+    The file is read only once, because it may be a pipe.
+    """
     path = values.pop("hostfile", None)
     texts = {} if path is None else {path: read_host_file(path, who)}
     found = from_options.find(hosts=values.get("hosts"), hostfile=path, texts=texts, who=who)

@@ -69,10 +69,10 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
 
 
 def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the rendezvous is another machine although no node rank is set.
+    """Raise ConfigError if the rendezvous is another machine.
 
-    Every launcher would be node 0, and all would wait for each other. A name that cannot be
-    resolved within 3 s is accepted.
+    For a launcher that is node 0 only by default: otherwise every launcher would be node 0, and all
+    would wait for each other. A name that cannot be resolved within 3 s is accepted.
     """
     host = rendezvous_endpoint(options)[0]
     identity = read_surroundings(options, environ).identity
@@ -105,7 +105,8 @@ def _resolve(host: str) -> list[str]:
 
 
 class TorchrunFront(Front):
-    """Shows output as torchrun does, or with distlaunch's console if DISTLAUNCH_FORMAT is set."""
+    """Opens output that looks like torchrun's, or distlaunch's console if DISTLAUNCH_FORMAT is
+    set."""
 
     def __init__(self, translation: TorchrunTranslation) -> None:
         super().__init__(translation.options)
@@ -121,11 +122,12 @@ class TorchrunFront(Front):
         self._first_rank = 0
 
     def wants_terminal(self) -> bool:
-        """Return whether no option changes the output of the only worker."""
+        """Return whether an only worker may have the terminal itself: no option changes its
+        output."""
         return self._options.format is None and self._display.is_raw
 
     def open_sink(self, world_size: int) -> Sink:
-        """Open the sink and print the notices."""
+        """Open the sink, and print the notices unless DISTLAUNCH_QUIET is set."""
         return self._with_notices(super().open_sink(world_size), world_size)
 
     def _with_notices(self, sink: Sink, workers: int) -> Sink:
@@ -183,7 +185,8 @@ class TorchrunFront(Front):
         )
 
     def open_filters(self, world_size: int) -> dict[int, LineFilter]:
-        """Return a filter by stream for the lines of ``tee`` workers."""
+        """Return for each stream a filter that copies lines of ``tee`` workers. A stream without
+        filter words has none."""
         display, filters = self._display, {}
         for stream in (STDOUT, STDERR):
             if needles := display.filters(stream):

@@ -23,8 +23,8 @@ _ACCELERATORS = ("auto", "cpu", "gpu", "xpu")
 
 
 class Parsed(Record):
-    """``values`` has all options by field, ``given`` those on the command line, ``sources`` the
-    flag or variable of each value."""
+    """A parsed command line. ``values`` has all options by field, ``given`` those on the command
+    line, ``sources`` the flag or variable of each value."""
 
     values: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -102,7 +102,8 @@ def _refuse_unknown(
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each PET_ variable whose name is almost that of an option."""
+    """Return a warning for each unknown PET_ variable whose name is almost that of an option's
+    variable."""
     known = {option.variable for option in OPTIONS}
     others = sorted(name for name in environ if name.startswith("PET_") and name not in known)
     if not others:
@@ -118,9 +119,9 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def convert(option: TorchrunOption, text: str, source: str) -> object:
-    """Return the value of an option for a text.
+    """Return the value of an option for a text. An empty text of the kind ``text`` gives None.
 
-    Raises UsageError or ConfigError.
+    ``source`` is the flag or variable. Raises UsageError or ConfigError.
     """
     match option.kind:
         case "text":

@@ -32,7 +32,8 @@ PREFIX = "[${role_name}${local_rank}]:"
 
 
 class TorchrunOption(Spelling):
-    """``default`` is a text as on the command line; empty if there is none."""
+    """An option of torchrun. ``default`` is a text as on the command line, empty if there is none.
+    ``here`` says what the option does in distlaunch."""
 
     kind: Kind
     default: str
@@ -42,7 +43,7 @@ class TorchrunOption(Spelling):
 
     @property
     def variable(self) -> str:
-        """The environment variable that may hold the default."""
+        """The environment variable that may hold another default."""
         return "PET_" + self.field.upper()
 
 

@@ -1,4 +1,5 @@
-"""Translate the command line of torchrun into options of train, display options and notices."""
+"""Translate the command line of torchrun into options of train, options of its output, and
+notices."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
 class TorchrunTranslation(Record):
-    """``notices`` are printed unless ``silent``. ``assumed``: this launcher is node 0 only by
-    default."""
+    """A translated command. ``notices`` are printed unless ``silent``. ``assumed``: this launcher
+    is node 0 only by default."""
 
     options: TorchrunOptions
     display: OutputOptions
@@ -150,8 +151,8 @@ def _master_endpoint(parsed: Parsed) -> tuple[str | None, int | None]:
 
 
 def _read_endpoint(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Return the endpoint's host and port. Raises ConfigError if it is invalid, or is static and
-    has no port."""
+    """Return the host and port of --rdzv-endpoint. Raises ConfigError if it is invalid, or is
+    static and has no port."""
     given, source = parsed.values, parsed.sources["rdzv_endpoint"]
     text = (given["rdzv_endpoint"] or "").strip()
     found = _parse_endpoint(text, source)
@@ -298,8 +299,10 @@ class OutputOptions(Record):
         return not self.redirects and not self.tee and self.only is None
 
     def mode(self, rank: int, stream: int) -> Mode:
-        """Return how a stream is shown. ``stream`` is 1 or 2, like the bits in the values of -r and
-        -t."""
+        """Return how a stream of the worker with local rank ``rank`` is shown.
+
+        ``stream`` is 1 for stdout, 2 for stderr, like the bits in the values of -r and -t.
+        """
         if self.only is not None and rank not in self.only:
             return "hidden"
         if _stream_bits(self.tee, rank) & stream:
@@ -348,7 +351,7 @@ def _prefix_columns(display: OutputOptions) -> int:
 
 
 def _option_names(sources: Mapping[str, str], *, assumed: bool) -> OptionNames:
-    """Return torchrun's options, or the variables that set them.
+    """Return the names of options in messages: torchrun's, or the variables that set them.
 
     With ``assumed``, a port in use may belong to another launcher that is node 0 as well.
     """
