@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 from distlaunch.core.model.run_files import CONSOLE
 from distlaunch.jobs.job import Job
@@ -21,11 +22,8 @@ class ConsoleLog:
         """Open the file. Raises FileNotFoundError if the job has none, and OSError if it cannot be
         read as a file."""
         self._offset = 0
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        self._descriptor = os.open(os.path.join(job.path, CONSOLE), flags)
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            os.close(self._descriptor)
-            raise OSError(errno.EINVAL, "not a regular file")
+        self._path = os.path.join(job.path, CONSOLE)
+        self._descriptor = _open_file(self._path)
 
     def close(self) -> None:
         """Close the file."""
@@ -46,8 +44,32 @@ class ConsoleLog:
     def read(self) -> bytes:
         """Return the next block, empty if there is nothing. The place to read stays until
         ``advance``."""
-        return os.pread(self._descriptor, _BLOCK, self._offset)
+        block = os.pread(self._descriptor, _BLOCK, self._offset)
+        if block or not self._has_successor():
+            return block
+        block = os.pread(self._descriptor, _BLOCK, self._offset)  # written just before
+        if not block:
+            with suppress(OSError):
+                successor = _open_file(self._path)
+                os.close(self._descriptor)
+                self._descriptor, self._offset = successor, 0
+                block = os.pread(self._descriptor, _BLOCK, 0)
+        return block
+
+    def _has_successor(self) -> bool:
+        """Whether the launcher has begun a new file, because this one had reached its limit."""
+        with suppress(OSError):
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        return False
 
     def advance(self, count: int) -> None:
         """Move the place to read on by ``count`` bytes."""
         self._offset += count
+
+
+def _open_file(path: str) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError
 from distlaunch.core.model.option_names import Opt
-from distlaunch.core.model.run_files import CONSOLE, STDERR, STDOUT
+from distlaunch.core.model.run_files import BEFORE, CONSOLE, STDERR, STDOUT
 from distlaunch.core.model.text import printable
 from distlaunch.core.private_files import open_private
 from distlaunch.launch import logind
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 _VARIABLE = "_DISTLAUNCH_DETACHED"
 """Has the descriptors of a launcher that systemd-run has started."""
+CONSOLE_BYTES = 64 << 20
+"""Size of ``console.log`` at which a new one is begun."""
+_NEW = ".new"
+_CHECK_BYTES = 1 << 20
+"""The size is checked after so much output of workers."""
 _POLL_S = 0.1
 _BLOCK = 1 << 16
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -44,6 +49,10 @@ class DetachedLauncher:
         that stdout and stderr are written to before the run directory exists."""
         self._status = status
         self._early = early
+        self._path = ""
+        """Of ``console.log``; empty before it exists."""
+        self._output_bytes = 0
+        """How much output of workers has come since the size of ``console.log`` was checked."""
 
     def on_run_dir(self, path: str) -> None:
         """Write stdout and stderr to ``console.log`` in the run directory from now on, and tell the
@@ -52,10 +61,7 @@ class DetachedLauncher:
         The output before is copied there. Raises ConfigError if the file cannot be made.
         """
         try:
-            console = open_private(
-                os.path.join(path, CONSOLE),
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
-            )
+            console = _new_console(os.path.join(path, CONSOLE))
         except OSError as exc:
             raise ConfigError(
                 f"{CONSOLE} cannot be made in {printable(path)}: {os.strerror(exc.errno or 0)}"
@@ -66,7 +72,28 @@ class DetachedLauncher:
         self._copy(console, copied)
         os.close(console)
         os.close(self._early)
+        self._path = os.path.join(path, CONSOLE)
         self._send({"run_dir": path})
+
+    def on_output(self, size: int) -> None:
+        """Begin a new ``console.log`` if it has reached ``CONSOLE_BYTES``, and keep the previous one.
+
+        Called by one thread, for each output of workers. What other threads write at that moment is
+        in either file.
+        """
+        self._output_bytes += size
+        if self._output_bytes < _CHECK_BYTES or not self._path:
+            return
+        self._output_bytes = 0
+        with suppress(OSError):
+            if os.fstat(STDOUT).st_size < CONSOLE_BYTES:
+                return
+            console = _new_console(self._path + _NEW)
+            os.replace(self._path, self._path + BEFORE)
+            os.replace(self._path + _NEW, self._path)
+            for number in (STDOUT, STDERR):
+                os.dup2(console, number)
+            os.close(console)
 
     def on_started(self) -> None:
         """Tell the waiting command that all workers have started, so that it returns."""
@@ -88,6 +115,12 @@ class DetachedLauncher:
     def _send(self, message: Mapping[str, object]) -> None:
         with suppress(OSError):  # the command was killed
             os.write(self._status, json.dumps(message).encode("ascii") + b"\n")
+
+
+def _new_console(path: str) -> int:
+    return open_private(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    )
 
 
 def start_detached(

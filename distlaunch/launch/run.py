@@ -201,6 +201,7 @@ def _run_plan(
         layout=plan.layout,
         ranks=range(workers),
         filters=opening.filters(workers) if opening.filters else None,
+        on_output=None if opening.detached is None else opening.detached.on_output,
     )
     with ExitStack() as stack:
         stack.callback(run_dir.close)

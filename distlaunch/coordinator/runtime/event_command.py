@@ -21,7 +21,7 @@ from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
 from distlaunch.core.agent.workers.log_files import open_to_append
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.option_names import Opt
-from distlaunch.core.model.run_files import ON_EVENT_LOG
+from distlaunch.core.model.run_files import BEFORE, ON_EVENT_LOG
 from distlaunch.core.model.text import counted, ended_how, printable, quoted
 from distlaunch.transport.child_process import KillSwitch, guarded
 
@@ -45,6 +45,9 @@ _MOST_WAITING = 1000
 _SWITCH_IS_STDIN = "exec 3<&0 <&1 1>&2"
 """The event comes on stdout, and stdout becomes the log file."""
 _LAST_BYTES = 4096
+MOST_LOG_BYTES = 8 << 20
+"""Size of the log file at which a new one is begun, before the next event."""
+_LOG_CHECK_S = 0.5
 _KILL_S = 5.0
 _OUR_VARIABLES = "DISTLAUNCH_"
 _FIELD_VARIABLES = {
@@ -253,9 +256,8 @@ class EventCommand:
             for descriptor in (switch, event, log):
                 if descriptor >= 0:
                     os.close(descriptor)
-        try:
-            code = process.wait(self._command_s)
-        except subprocess.TimeoutExpired:
+        code = self._wait_for(process)
+        if code is None:
             kill_switch.close()
             process.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -270,15 +272,31 @@ class EventCommand:
         """Return a descriptor for the command's output, and the size of the log file."""
         try:
             log = open_to_append(self._log)
+            if os.fstat(log).st_size >= MOST_LOG_BYTES:
+                os.close(log)
+                os.replace(self._log, self._log + BEFORE)
+                log = open_to_append(self._log)
         except OSError:  # the disk is full, or somebody has removed the run directory
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 0
         return log, os.fstat(log).st_size
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Return how the command ended; None if it takes too long. Meanwhile, drop output beyond
+        twice the limit."""
+        until = time.monotonic() + self._command_s
+        while (left_s := until - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left_s, _LOG_CHECK_S))
+            with suppress(OSError):
+                if os.stat(self._log).st_size > 2 * MOST_LOG_BYTES:
+                    os.truncate(self._log, 2 * MOST_LOG_BYTES)
+        return None
 
     def _last_line(self, began: int) -> str:
         """Return the last line that the command wrote. ``began``: the size of the log before."""
         with suppress(OSError), open(self._log, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(max(began, size - _LAST_BYTES))
+            file.seek(max(min(began, size), size - _LAST_BYTES))
             words = file.read(_LAST_BYTES).decode(errors="replace").split("\n")
             return next((line.strip() for line in reversed(words) if line.strip()), "")
         return ""

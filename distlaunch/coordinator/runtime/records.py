@@ -105,6 +105,7 @@ class OutputFiles:
         layout: Layout = TRAIN,
         ranks: Sequence[int] = (),
         filters: Mapping[int, LineFilter] | None = None,
+        on_output: Callable[[int], None] | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._sink = sink
@@ -112,6 +113,8 @@ class OutputFiles:
         self.ranks = ranks
         """The ranks of this launcher. With several launchers they may differ in each attempt."""
         self._filters = filters or {}
+        self._on_output = on_output
+        """Is called with the size of each chunk."""
         self.output_bytes = 0
         """How much output has come, in all attempts."""
         self._open: set[int] = set()  # ranks whose output has not ended
@@ -148,6 +151,8 @@ class OutputFiles:
         if stream in self._filters:
             self._filters[stream].output(rank, data)
         self._sink.output(rank, stream, data, now)
+        if self._on_output is not None:
+            self._on_output(len(data))
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Close the rank's files, and let the console show its last line."""

@@ -26,6 +26,9 @@ MARKER = ".distlaunch-run"
 """Marks a run directory. distlaunch removes no directory without this file."""
 SETUP = "distlaunch-setup"
 """$0 of the shell that runs --setup. The command and its interpreter follow the text of --setup."""
+BEFORE = ".1"
+"""Suffix of the previous part of ``ON_EVENT_LOG`` and ``CONSOLE``. A file that has reached its limit
+gets it, and a new file is begun."""
 CONSOLE = "console.log"
 """Console of a launcher that --detach has started."""
 FAULTS = "faults.log"
@@ -136,6 +139,9 @@ _OURS = {
     ON_EVENT_LOG,
     MARKER,
     CONSOLE,
+    f"{CONSOLE}{BEFORE}",
+    f"{CONSOLE}.new",
+    f"{ON_EVENT_LOG}{BEFORE}",
     FAULTS,
     PID,
     TORCHRUN.stdout,

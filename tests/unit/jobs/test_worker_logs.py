@@ -10,7 +10,15 @@ import pytest
 from distlaunch.core.agent.workers import log_files as writer
 from distlaunch.core.agent.workers.log_files import LogFiles
 from distlaunch.core.model.log_times import Mark, unpack_marks
-from distlaunch.core.model.run_files import CONSOLE, STDERR, STDOUT, TORCHRUN, TRAIN, times_path
+from distlaunch.core.model.run_files import (
+    BEFORE,
+    CONSOLE,
+    STDERR,
+    STDOUT,
+    TORCHRUN,
+    TRAIN,
+    times_path,
+)
 from distlaunch.jobs.console_log import ConsoleLog
 from distlaunch.jobs.job import read_job
 from distlaunch.jobs.worker_logs import LogFollower, attempts_of, last_lines, log_files, read_lines
@@ -189,3 +197,19 @@ def test_a_console_that_is_no_regular_file_is_refused(run_dir, kind):
     with pytest.raises(OSError, match=r"\w") as caught:
         ConsoleLog(read_job(str(run_dir)))
     assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_the_console_is_read_on_in_the_file_that_follows_a_full_one(run_dir):
+    console = run_dir / CONSOLE
+    console.write_text("first")
+    log = ConsoleLog(read_job(str(run_dir)))
+    log.advance(len(log.read()))
+    console.rename(f"{console}{BEFORE}")
+    with (run_dir / f"{CONSOLE}{BEFORE}").open("a") as file:
+        file.write(" late")
+    assert log.read() == b" late"  # before the new file is there
+    log.advance(len(b" late"))
+    assert log.read() == b""
+    console.write_text("second")
+    assert log.read() == b"second"
+    log.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,24 @@ def test_a_forwarded_agent_matters_if_a_lost_node_may_be_connected_again(options
 )
 def test_whom_logind_kills(lines, kills):
     assert logind._kills(lines, "ann") is kills
+
+
+WRITES = """
+import os, sys
+from distlaunch.launch import detach
+
+detach.CONSOLE_BYTES = 100
+launcher = detach.DetachedLauncher(os.pipe()[1], os.memfd_create("early"))
+launcher.on_run_dir(sys.argv[1])
+for text in (b"a" * 50, b"b" * 50, b"c", b"d" * 100, b"e"):
+    os.write(1, text)
+    launcher.on_output(1 << 20)
+os.write(2, b"f")
+"""
+
+
+def test_a_full_console_is_kept_and_a_new_one_is_begun(tmp_path):
+    subprocess.run([sys.executable, "-c", WRITES, tmp_path], check=True, timeout=60)
+    assert (tmp_path / "console.log.1").read_text() == "c" + "d" * 100
+    assert (tmp_path / "console.log").read_text() == "ef"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["console.log", "console.log.1"]

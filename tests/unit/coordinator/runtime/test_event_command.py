@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from distlaunch.coordinator.runtime import event_command
 from distlaunch.coordinator.runtime.event_command import EventCommand
 
 
@@ -88,3 +89,25 @@ def test_a_run_directory_that_is_gone_does_not_stop_the_command(command, tmp_pat
     made.finish()
     assert "job_ended" in (tmp_path / "seen").read_text()
     assert len(made.said) == 1
+
+
+def test_a_full_log_is_kept_and_a_new_one_is_begun(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(event_command, "MOST_LOG_BYTES", 10)
+    made = command("echo $DISTLAUNCH_EVENT", command_s=60.0)
+    for kind in ("job_started", "failure", "job_ended"):
+        made.observe({"type": kind})
+    made.finish()
+    assert (tmp_path / "on-event.log.1").read_text() == "job_started\n"
+    assert (tmp_path / "on-event.log").read_text() == "failure\njob_ended\n"
+    assert made.said == []
+
+
+def test_output_of_one_command_beyond_twice_the_limit_is_dropped(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(event_command, "MOST_LOG_BYTES", 1000)
+    log = tmp_path / "on-event.log"
+    script = 'head -c 5000 /dev/zero; until [ $(stat -c %s "$HERE/on-event.log") = 2000 ]; do sleep 0.05; done'
+    made = command(script, command_s=60.0, end_s=60.0)
+    made.observe({"type": "job_ended"})
+    made.finish()
+    assert log.stat().st_size == 2000
+    assert made.said == []
