@@ -340,6 +340,7 @@ _JOB_COMMANDS = (
     _jobs(
         "events",
         "Print what happened in a job.",
+        ("distlaunch events latest --type failure,hang --tail 5", "The last failures and hangs."),
         ("distlaunch events latest --format json | jq .type", "For programs."),
     ),
     _jobs(

@@ -150,6 +150,17 @@ def test_events_end_with_the_exit_code(distlaunch, ended):
     assert mentions(shown[-1], "job_ended", "exit code 0")
 
 
+def test_a_strange_log_directory_is_shown_in_one_line_and_its_job_is_found(distlaunch):
+    put(distlaunch)
+    words = ["--log-dir", "new\nline \x1b[31m", "--job-id", "odd"]
+    result = distlaunch.train("--num-procs", "1", *words, PROGRAMS / "prints_and_waits.py", "1")
+    assert mentions(result.stderr, "job odd", r"new\nline \x1b[31m/odd")
+    status = distlaunch.run(["status", "odd"])
+    assert (status.returncode, "\x1b" in status.stdout) == (0, False)
+    assert mentions(status.stdout, "logs", r"new\nline \x1b[31m/odd")
+    assert distlaunch.run(["rm", "odd"]).returncode == 0
+
+
 def test_events_are_chosen_by_type_and_number(distlaunch, ended):
     result = distlaunch.run(["events", "latest", "--type", "job-started,worker_exited", "-n", "2"])
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["worker_exited"] * 2

@@ -369,7 +369,7 @@ class Runner:
     def _run(self) -> int:
         plan = self._plan
         if plan.first_shown == 0:  # an outer launcher's other workers show it already
-            self._sink.say(f"job {plan.name}: {_what_where(plan)}; logs: {plan.run_dir}")
+            self._sink.say(f"job {plan.name}: {_what_where(plan)}; logs: {printable(plan.run_dir)}")
         if self._policy.settings.node_setup is None:
             self._say_notes(plan)
         self._write_event(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from statistics import median
 from typing import Any
 
+from distlaunch.core.model.log_times import unpack_marks
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.run_files import plan_path
+from distlaunch.core.model.run_files import plan_path, times_path
 from distlaunch.diagnosis.stragglers import are_equal
 from distlaunch.jobs.events import is_stop_signal, read_events
 from distlaunch.jobs.job import Job, State
@@ -36,6 +37,7 @@ from distlaunch.jobs.status import MOST_RANKS, job_record, read_rank
 SCHEMA = 1
 """Of ``--format json``. Increased when a field changes its meaning or is removed."""
 _MOST_PLAN_BYTES = 1 << 28
+_MOST_INDEX_BYTES = 1 << 26
 _MOST_PLANS = 50
 
 
@@ -274,7 +276,21 @@ def _end_time(
     if job.state is State.RUNNING:
         return now
     last = max((each["time"] for each in events), default=job.changed)
-    return float(max([last, *(samples[-1][0] for samples in series.values())]))
+    reported = [samples[-1][0] for samples in series.values()]
+    return float(max([last, *reported, *_output_times(job, events)]))
+
+
+def _output_times(job: Job, events: Iterable[Mapping[str, Any]]) -> Iterator[float]:
+    """Yield the times at which output of the newest attempt has come."""
+    attempts = [
+        number
+        for event in events
+        if event["type"] == "attempt_started"
+        and (number := _int_or_none(event.get("attempt"))) is not None
+    ]
+    if attempts:
+        data = read_start(times_path(job.path, attempts[-1]), _MOST_INDEX_BYTES)
+        yield from (mark.time for mark in unpack_marks(data) if 0 <= mark.time < LATEST)
 
 
 def _build_attempts(

@@ -10,6 +10,7 @@ import pytest
 
 from distlaunch.coordinator.runtime.records import DiskWork
 from distlaunch.coordinator.runtime.series_file import SeriesFile
+from distlaunch.core.model.log_times import Mark
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.jobs.job import read_job
 from distlaunch.jobs.report.job_report import JobReport, Missing, build_report, report_record
@@ -67,6 +68,10 @@ class Written:
         self._series.write(time)
         self._series.close()
         return self.read()
+
+    def close(self) -> None:
+        self._events.close()
+        self._series.close()
 
     def read(self) -> JobReport:
         job = read_job(str(self.path))
@@ -355,6 +360,16 @@ def test_the_report_and_the_status_of_a_stopped_job_name_the_signal_and_the_last
     assert report_record(report)["stop_signal"] == "SIGTERM"
     status = read_status(read_job(str(run_dir.path))).record()
     assert [worker["step"] for worker in status["workers"]] == [27, 27]
+
+
+def test_a_job_without_an_end_event_ended_with_its_last_output(run_dir):
+    run_dir.start(2)
+    run_dir.attempt(1, 0, 2)
+    marks = [Mark(time=TIME + second, rank=0, stream=0, offset=second) for second in (2, 300)]
+    (run_dir.path / "times-0.index").write_bytes(b"".join(mark.pack() for mark in marks))
+    run_dir.close()
+    report = run_dir.read()
+    assert report.end - report.begin == 300.0
 
 
 def test_without_series_the_step_is_that_of_the_rank_in_the_last_event(run_dir):
