@@ -10,12 +10,13 @@ import json
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 
 import pytest
 
-from tests.cluster.hosts import HEAD, until
+from tests.cluster.hosts import HEAD, faults, until
 from tests.cluster.launchers_on_hosts import HostLaunchers
-from tests.cluster.stepping import AGENT, Stepping
+from tests.cluster.stepping import AGENT, Stepping, wait_empty
 from tests.facts import mentions
 from tests.launcher import PROGRAMS
 
@@ -96,6 +97,67 @@ def test_a_job_by_ssh_is_seen_from_its_own_host_and_from_another_one(hosts):
         assert ask(hosts, "status", "exp", host=host)["state"] == "stopped"
     assert run(hosts, "rm", "exp", host="n2").returncode == 0
     assert not run_dir.exists()
+
+
+def test_the_launcher_answers_while_a_node_is_lost_and_comes_back_and_its_logs_are_read(hosts):
+    job = Stepping(
+        hosts,
+        FOUR,
+        *("--num-nodes", "3:4", "--job-id", "exp", "--node-logs", "here"),
+        *("--lost-after", "5", "--max-restarts", "1", "--min-uptime", "0"),
+        words=("chats",),
+    )
+    job.up()
+
+    def answers(names: Sequence[str], *, silent: Sequence[str] = ()) -> None:
+        """Check that status, top and stack know just these hosts."""
+        status = ask(hosts, "status", "exp")
+        assert {each["host"] for each in status["workers"]} == set(names)
+        view = ask(hosts, "top", "exp", "--once")
+        assert {row["host"] for row in view["ranks"]} == set(names)
+        assert set(view["unanswered"]) <= set(silent)
+        stack = ask(hosts, "stack", "exp")
+        shown = {host for group in stack["groups"] for host in group["hosts"]}
+        assert shown == set(names)
+
+    answers(["n1", "n2", "n3", "n4"])
+    faults.cut(hosts, "n4")
+    # The node is silent, and then lost.
+    for command in (["status"], ["top", "--once"], ["stack"]):
+        assert run(hosts, *command, "exp").returncode == 0
+    job.wait_attempt(("n1", "n2", "n3"))
+    answers(["n1", "n2", "n3"])
+    result = run(hosts, "logs", "exp", "--attempt", "0", "--rank", "3")
+    assert mentions(result.stderr, "n4", "rank 3", hosts.work / "here" / "exp" / "attempt-0")
+    arrived = result.stdout.splitlines()
+    assert arrived
+
+    wait_empty(hosts, "n4", within_s=30)  # its agent has noticed it, too
+    faults.cut(hosts, "n4", on=False)
+    job.running.wait_event("node_joined", count=5)
+    answers(["n1", "n2", "n3"])
+    until(
+        lambda: run(hosts, "logs", "exp", "--attempt", "0", "--rank", "3").stderr == "",
+        "the logs of n4",
+        within_s=30,
+    )
+    written = (hosts.work / "here" / "exp" / "attempt-0" / "rank-3.log").read_text().splitlines()
+    assert len(written) > len(arrived)
+    for options, expected in (
+        ([], written),
+        (["--tail", "4"], written[-4:]),
+        (["--since", "1h", "--grep", "workers is up"], written[:1]),
+    ):
+        result = run(hosts, "logs", "exp", "--attempt", "0", "--rank", "3", *options)
+        assert (result.stdout.splitlines(), result.stderr) == (expected, "")
+    everything = run(hosts, "logs", "exp", "--attempt", "0").stdout.splitlines()
+    assert [line for line in everything if line.startswith("[3] ")] == [
+        f"[3] {line}" for line in written
+    ]
+    job.fail()
+    job.wait_attempt(["n1", "n2", "n3", "n4"], after=1)
+    answers(["n1", "n2", "n3", "n4"])
+    job.enough()
 
 
 def test_logs_of_launchers_of_each_node_are_read_through_the_coordinator(hosts):

@@ -223,10 +223,9 @@ class AttemptStart:
         """Return the name of a node's host."""
         return self._node_setup.nodes[node].host
 
-    def is_ready(self, node: int) -> bool:
-        """Return whether a node is connected and has been surveyed."""
-        known = self._node_setup.nodes[node]
-        return known.state == "joined" and known.surveyed is not None
+    def is_connected(self, node: int) -> bool:
+        """Return whether a node is connected, even if it takes no part in the attempt."""
+        return self._node_setup.nodes[node].state == "joined"
 
     def why_lost(self, node: int) -> str:
         """Return the reason for the loss of a node, as a clause."""

@@ -174,9 +174,9 @@ class JobPolicy:
         """The current attempt, or the last one."""
         return self._run
 
-    def is_ready(self, node: int) -> bool:
-        """Return whether a node is connected and has been surveyed."""
-        return self._attempt_start is None or self._attempt_start.is_ready(node)
+    def is_connected(self, node: int) -> bool:
+        """Return whether a node is connected, even if it takes no part in the attempt."""
+        return self._attempt_start is None or self._attempt_start.is_connected(node)
 
     @property
     def node_losses(self) -> int:

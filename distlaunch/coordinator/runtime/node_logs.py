@@ -60,14 +60,14 @@ class NodeLogs:
         clock: Callable[[], float],
         place: LogPlace,
         attempts: Mapping[int, AttemptNodes],
-        is_ready: Callable[[int], bool],
+        is_connected: Callable[[int], bool],
     ) -> None:
-        """Read logs of these attempts' nodes. ``is_ready`` returns whether a node is connected and
-        can be asked."""
+        """Read logs of these attempts' nodes. ``is_connected`` returns whether a node can be
+        asked."""
         self._send = send
         self._clock = clock
         self._place = place
-        self._is_ready = is_ready
+        self._is_connected = is_connected
         self._serial = 0
         self._attempts = attempts
         self._waiting: dict[int, deque[_Request]] = {}
@@ -146,7 +146,7 @@ class NodeLogs:
     # --- the nodes
 
     def _ask(self, node: int, message: m.ListLogs | m.ReadLog, on_answer: _OnAnswer) -> None:
-        if not self._is_ready(node):
+        if not self._is_connected(node):
             on_answer(_NOT_CONNECTED)
             return
         self._waiting.setdefault(node, deque()).append(_Request(message, on_answer))

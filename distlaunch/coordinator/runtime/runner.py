@@ -317,7 +317,7 @@ class Runner:
                     directory=place if self._node_logs else "", log_bytes=plan.layout.log_bytes
                 ),
                 attempts=self._log_nodes,
-                is_ready=self._policy.is_ready,
+                is_connected=self._policy.is_connected,
             )
         return self._logs
 

@@ -37,7 +37,7 @@ class Nodes:
             clock=lambda: self.now,
             place=LogPlace(directory="/logs/exp", log_bytes=9),
             attempts={1: FOUR},
-            is_ready=lambda node: node not in self.away,
+            is_connected=lambda node: node not in self.away,
         )
 
     def read(self, rank: int, *, offset: int = 0, size: int = 10):
@@ -130,7 +130,7 @@ def test_parts_of_many_nodes_are_not_in_flight_together():
                 node_ranks={each: each for each in many},
             )
         },
-        is_ready=lambda _: True,
+        is_connected=lambda _: True,
     )
     parts = [nodes.read(rank) for rank in many]
     while not all(part.done() for part in parts):
