@@ -82,8 +82,8 @@ class RemoteLogs:
         """By attempt and rank: when to ask again for files that could not be listed."""
         self._remote: dict[str, _Remote] = {}
         """By the path of the ``LogFile``."""
-        self._found: dict[int, _Found] = {}
-        """By attempt: the files on other nodes."""
+        self._found: dict[tuple[int, frozenset[int] | None], _Found] = {}
+        """By attempt and ranks: the files on other nodes."""
         self._cache: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
         """By path: the offset and the bytes of the last part that was read."""
         self._cached_bytes = 0
@@ -95,9 +95,10 @@ class RemoteLogs:
     def find(self, attempt: int, ranks: Collection[int] | None) -> list[LogFile]:
         """Return the log files of an attempt, on any host, ordered by rank and stream."""
         local = log_files(self._job, attempt, ranks)
-        found = self._found.get(attempt)
+        asked = (attempt, None if ranks is None else frozenset(ranks))
+        found = self._found.get(asked)
         if found is None or time.monotonic() >= found.at + _LIST_S:
-            found = self._found[attempt] = self._find_remote(attempt, ranks)
+            found = self._found[asked] = self._find_remote(attempt, ranks)
         theirs: dict[int, list[LogFile]] = {}
         for file in found.files:
             theirs.setdefault(file.rank, []).append(file)
