@@ -5,6 +5,7 @@ The awaited rank has raised no exception. It is found in one of these ways:
 * A message of a library names it.
 * It has ended with 0.
 * It is behind, by the sequence numbers of NCCL's watchdog.
+* Its NCCL heartbeat monitor has ended it, because the watchdog was stuck.
 * Its stack shows that it is not in the collective.
 """
 
@@ -13,13 +14,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum, auto
 
-from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.record import Record, assert_never, replace
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence
+from distlaunch.diagnosis.failed_waits import (
+    Call,
+    call_of_wait,
+    find_failed_wait,
+    how_it_ended,
+    how_they_stayed_away,
+    what_they_missed,
+)
+from distlaunch.diagnosis.failure_kinds import Hint
+from distlaunch.diagnosis.model import FailedWait, Mechanism, WaitKind
 from distlaunch.diagnosis.stack_parser import StackView, ThreadStack, main_thread, parse_stacks
 from distlaunch.diagnosis.waits import Wait, Waiting, find_wait, hint_for_place
 
@@ -63,13 +75,21 @@ _WORK = re.compile(
     # torch 2.0 to 2.13: "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5,
     # OpType=ALLREDUCE, ...) ran for 600013 milliseconds before timing out."
     r"\[Rank (\d+)\] Watchdog caught collective operation timeout: "
-    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
+    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:[^)\n]*Timeout\(ms\)=(\d+))?"
 )
 _ENQUEUED = re.compile(
     # torch 2.4: "[PG 1 Rank 3] Timeout at NCCL work: 9141, last enqueued NCCL work: 9141, last
-    # completed NCCL work: 9140."; 2.6: "... PG status: last enqueued work: 120051, last completed
-    # work: 120048"
-    r"Rank (\d+)\].{0,200}?last enqueued (?:NCCL )?work: (\d+), last completed (?:NCCL )?work: (\d+)"
+    # completed NCCL work: 9140."; 2.6: "[PG ID 0 PG GUID 0(default_pg) Rank 2] ... PG status: last
+    # enqueued work: 120051, last completed work: 120048". The rank is that in the group.
+    r"\[(?:PG (?:ID \S+ PG GUID )?(?P<group>[^\]\n]{1,80}?) )?Rank \d+\].{0,200}?"
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: "
+    r"(?P<completed>\d+)"
+)
+_STUCK = re.compile(
+    # torch 2.2: "[PG 0 Rank 1] Heartbeat monitor timed out! Process will be terminated after dumping
+    # debug info."; 2.2 to 2.13: "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making
+    # progress in monitoring enqueued collectives."
+    r"watchdog got stuck for (\d+) seconds|Heartbeat monitor timed out! Process will be terminated"
 )
 _RAISED_IN = re.compile(
     # torch.distributed.checkpoint 1.13 to 2.13: "CheckpointException ranks:dict_keys([2])"
@@ -105,27 +125,96 @@ class Stall(Record):
     text: str
 
 
+class Absence(Enum):
+    """What awaited ranks did instead of what the others waited for."""
+
+    AWAY = auto()
+    """They did something else."""
+    ENDED = auto()
+    """They ended with 0."""
+    OVER = auto()
+    """They had come to the end of their script."""
+    BEHIND = auto()
+    """They had begun fewer collectives than the others."""
+    STUCK = auto()
+    """Their NCCL heartbeat monitor ended them."""
+    ODD = auto()
+    """They called something else, or gave it something else, than the others."""
+
+
 class Awaited(Record):
     """The ranks that other ranks waited for."""
 
     ranks: tuple[int, ...]
-    summary: str
-    """A clause on what the ranks did: ``did not take part: ranks 0-1 timed out waiting``."""
+    absence: Absence
+    failed: tuple[int, ...] = ()
+    """The ranks that waited in vain and failed."""
+    odd: str = ""
+    """If ``ODD``, a clause on the difference: ``called broadcast while rank 0 called barrier``."""
+    inside: str | None = None
+    """If ``AWAY``, the call in which these ranks waited."""
+    wait: FailedWait | None = None
+    """What the others waited in, if it is known."""
     frame: str | None = None
     """The innermost frame of the user's code in the first of these ranks."""
-    is_over: bool = False
-    """Whether the ranks had come to the end of their script."""
     stack: tuple[str, ...] = ()
     """The stack of the first of these ranks, shortened, innermost frame first."""
-    is_absent: bool = False
-    """Whether the ranks did not come to the collective or the store."""
-    is_behind: bool = False
-    """Whether the ranks had issued fewer collectives than the others."""
-    place_hint: str | None = None
+    place_hint: Hint | None = None
     """The hint for the library call in which the first of these ranks is."""
     progress: tuple[str, ...] = ()
     """Lines on the last NCCL work of these ranks."""
     stall: Stall | None = None
+
+    @property
+    def summary(self) -> str:
+        """A clause on what the ranks did and on what the others waited in."""
+        one = len(self.ranks) == 1
+        them, wait = "it" if one else "them", self.wait
+        how = how_it_ended(wait) if wait is not None else ""
+        ended = f": {how}" if how else ""
+        before = (
+            f"while {name_ranks(self.failed)} waited for {them}"
+            if wait is None
+            else f"before {what_they_missed(wait)}"
+        )
+        match self.absence:
+            case Absence.ODD:
+                return f"{self.odd}{ended}"
+            case Absence.ENDED:
+                return f"ended with exit code 0 {before}{ended}"
+            case Absence.OVER:
+                script = "its script" if one else "their scripts"
+                return f"had come to the end of {script} {before}{ended}"
+            case Absence.BEHIND:
+                return f"{_order(self)}{ended}"
+            case Absence.STUCK:
+                stuck = (
+                    "" if wait is None or wait.timeout_s is None else f" for {wait.timeout_s:g} s"
+                )
+                if one:
+                    return f"was ended by its NCCL heartbeat monitor: its watchdog was stuck{stuck}"
+                return f"were ended by their NCCL heartbeat monitors: their watchdogs were stuck{stuck}"
+            case Absence.AWAY:
+                inside = f", and waited in {self.inside}" if self.inside else ""
+                if wait is None:
+                    waited = f"{name_ranks(self.failed)} timed out waiting for {them}"
+                    return f"did not take part{inside}: {waited}"
+                return f"{how_they_stayed_away(wait)}{inside}{ended or ': they timed out'}"
+            case _:
+                assert_never(self.absence)
+
+
+def _order(awaited: Awaited) -> str:
+    wait = awaited.wait
+    if wait is None:
+        return "had begun fewer collectives"
+    verb, at = ("has", "it is") if len(awaited.ranks) == 1 else ("have", "they are")
+    others = "is" if len(wait.ranks) == 1 else "are"
+    call = f" ({wait.call})" if wait.call else ""
+    return (
+        f"{verb} the lowest sequence number: {at} at SeqNum {wait.last_sequence}, "
+        f"{name_ranks(wait.ranks)} {others} at {wait.sequence}{call}"
+    )
 
 
 class _Place:
@@ -143,6 +232,10 @@ class _Place:
     @property
     def call(self) -> str | None:
         return self.wait.name if self.wait is not None and self.waits_surely else None
+
+    @property
+    def waits_in(self) -> Call | None:
+        return call_of_wait(self.wait)
 
     @property
     def is_over(self) -> bool:
@@ -179,26 +272,55 @@ def find_awaited(
     failed = {one.end.rank for one in victims}
     if not failed:
         return None
-    text = {
+    logs = {
         end.rank: end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
         for end in ends[:_READ_RANKS]
         if end.returncode != 0
     }
     places = _places_of_stacks(stacks, script_dir)
-    named = _named(_NAMING, text.values()) - failed or _named(_NAMING_NOW, text.values())
+    awaited = _find(victims, ends, running, places, logs, script_dir)
+    if awaited is None or awaited.absence is Absence.BEHIND:
+        return awaited
+    waiting = {rank: place.waits_in for rank, place in places.items()}
+    wait = find_failed_wait(
+        victims,
+        {rank: log for rank, log in logs.items() if rank in failed},
+        {rank: call for rank, call in waiting.items() if call is not None},
+        awaited=awaited.ranks,
+        script_dir=script_dir,
+    )
+    if awaited.absence is Absence.STUCK:
+        stuck = awaited.wait or FailedWait(kind=WaitKind.COLLECTIVE)
+        wait = replace(wait or stuck, mechanism=Mechanism.NCCL_HEARTBEAT, timeout_s=stuck.timeout_s)
+    return replace(awaited, wait=wait)
+
+
+def _find(
+    victims: Sequence[FailureEvidence],
+    ends: Sequence[WorkerExit],
+    running: Sequence[int],
+    places: Mapping[int, _Place],
+    logs: Mapping[int, str],
+    script_dir: str,
+) -> Awaited | None:
+    failed = {one.end.rank for one in victims}
+    named = _named(_NAMING, logs.values()) - failed or _named(_NAMING_NOW, logs.values())
     failed -= named
     progress = _progress(ends)
-    stall = next(filter(None, (_stall(rank, told) for rank, told in text.items())), None)
-    text = {rank: told for rank, told in text.items() if rank in failed}
+    stall = next(filter(None, (_stall(rank, told) for rank, told in logs.items())), None)
+    logs = {rank: told for rank, told in logs.items() if rank in failed}
     if named and failed:
         return replace(_absent(sorted(named), failed, places, progress), stall=stall)
     first_s = min(one.end.ended_s for one in victims)
+    waited = tuple(sorted(failed))
     if early := [end.rank for end in ends if _ended_early(end, first_s)]:
-        return _ended(early, failed)
+        return Awaited(ranks=tuple(early), absence=Absence.ENDED, failed=waited)
     silent = sorted(({end.rank for end in ends if end.told_to_stop} | set(running)) - failed)
     if over := [rank for rank in silent if rank in places and places[rank].is_over]:
-        return _over(over, failed)
-    if behind := _behind(text, progress):
+        return Awaited(ranks=tuple(over), absence=Absence.OVER, failed=waited)
+    if stuck := _stuck(victims, logs, len(ends) + len(running)):
+        return stuck
+    if behind := _behind(logs, progress):
         return behind
     if all(one.standing is not Standing.TIMED_OUT for one in victims):
         return None
@@ -241,7 +363,8 @@ def find_odd_parameters(
         them = "its" if len(ranks) == 1 else "their"
         return Awaited(
             ranks=tuple(ranks),
-            summary=f"gave DDP {rare} parameters, and {name_ranks(others)} {common}: {them} model "
+            absence=Absence.ODD,
+            odd=f"gave DDP {rare} parameters, and {name_ranks(others)} {common}: {them} model "
             "differs",
         )
     # Rank 0 broadcasts its sizes: if all others complain alike, rank 0 differs.
@@ -253,7 +376,8 @@ def find_odd_parameters(
         number, shape = next(iter(sizes.values()))
         return Awaited(
             ranks=(0,),
-            summary=f"gave DDP a parameter {number} of another size than the {shape} of "
+            absence=Absence.ODD,
+            odd=f"gave DDP a parameter {number} of another size than the {shape} of "
             f"{name_ranks(sorted(sizes))}: its model differs",
         )
     return None
@@ -298,44 +422,44 @@ def _ended_early(end: WorkerExit, first_s: float) -> bool:
     return end.returncode == 0 and not end.told_to_stop and end.ended_s <= first_s + _NOTICED_S
 
 
-def _ended(early: Sequence[int], failed: set[int]) -> Awaited:
-    them = "it" if len(early) == 1 else "them"
-    return Awaited(
-        ranks=tuple(early),
-        summary=f"ended with exit code 0 while {name_ranks(sorted(failed))} waited for {them}",
-    )
-
-
-def _over(ranks: Sequence[int], failed: set[int]) -> Awaited:
-    them = "it" if len(ranks) == 1 else "them"
-    script = "its script" if len(ranks) == 1 else "their scripts"
-    return Awaited(
-        ranks=tuple(ranks),
-        is_over=True,
-        summary=f"had come to the end of {script} while {name_ranks(sorted(failed))} waited for "
-        f"{them}",
-    )
-
-
 def _absent(
     ranks: Sequence[int],
     failed: set[int],
     places: Mapping[int, _Place],
     progress: Mapping[int, str],
 ) -> Awaited:
-    them = "it" if len(ranks) == 1 else "them"
     place = places.get(ranks[0])
     call = place.call if place else None
-    inside = f", and waited in {call}" if call else ""
     return Awaited(
         ranks=tuple(ranks),
-        summary=f"did not take part{inside}: {name_ranks(sorted(failed))} timed out waiting for "
-        f"{them}",
+        absence=Absence.AWAY,
+        failed=tuple(sorted(failed)),
+        inside=call,
         frame=place.frame if place else None,
         stack=place.stack if place else (),
-        is_absent=True,
         place_hint=hint_for_place(place.view) if place and place.view and not call else None,
         progress=_of_ranks(progress, ranks),
+    )
+
+
+def _stuck(
+    victims: Sequence[FailureEvidence], logs: Mapping[int, str], world_size: int
+) -> Awaited | None:
+    """Return the ranks that their NCCL heartbeat monitor has ended, if most ranks are others."""
+    found = {rank: match for rank, log in logs.items() if (match := _STUCK.search(log)) is not None}
+    if not found or 2 * len(found) > world_size:
+        return None
+    ranks = tuple(sorted(found))
+    seconds = next((match[1] for match in found.values() if match[1]), None)
+    one = next((one for one in victims if one.end.rank == ranks[0]), None)
+    return Awaited(
+        ranks=ranks,
+        absence=Absence.STUCK,
+        failed=tuple(sorted({one.end.rank for one in victims} - set(ranks))),
+        wait=FailedWait(
+            kind=WaitKind.COLLECTIVE, timeout_s=None if seconds is None else float(seconds[:9])
+        ),
+        frame=one.frame if one is not None else None,
     )
 
 
@@ -356,44 +480,67 @@ def _stall(rank: int, text: str) -> Stall | None:
 
 
 def _progress(ends: Sequence[WorkerExit]) -> dict[int, str]:
-    """Return by rank a line on its last NCCL work, as any rank has written it."""
+    """Return by rank a line on its last NCCL work."""
     found: dict[int, str] = {}
     for end in ends[:_READ_RANKS]:
         text = end.stderr_tail[-_READ_BYTES:].decode("utf-8", "replace")
         kinds = {match[2]: match[3] for match in _WORK.finditer(text)}
         for match in _ENQUEUED.finditer(text):
-            name = f" ({kinds[match[2]]})" if match[2] in kinds else ""
-            found[int(match[1][:9])] = (
-                f"{name_ranks((int(match[1][:9]),))}: last enqueued NCCL work {match[2]}{name}, last "
-                f"completed {match[3]}"
+            enqueued = match["enqueued"]
+            name = f" ({kinds[enqueued]})" if enqueued in kinds else ""
+            found[end.rank] = (
+                f"{name_ranks((end.rank,))}: last enqueued NCCL work {enqueued}{name}, last "
+                f"completed {match['completed']}"
             )
     return found
 
 
-def _behind(texts: Mapping[int, str], progress: Mapping[int, str]) -> Awaited | None:
-    """Return the ranks whose NCCL work has the lowest number, or another type; None if all are
-    equal or nothing is known."""
-    enqueued: dict[int, int] = {}
-    calls: dict[int, str] = {}
-    for rank, text in texts.items():
-        for match in _ENQUEUED.finditer(text):
-            enqueued[rank] = int(match[2][:18])
-        if (work := _WORK.search(text)) is not None:
-            calls[rank] = f"NCCL {work[3]} number {work[2]}"
-            enqueued.setdefault(rank, int(work[2][:18]))
-    numbers = sorted(set(enqueued.values()))
-    if len(numbers) > 1:
-        low = sorted(rank for rank, number in enqueued.items() if number == numbers[0])
-        rest = sorted(set(enqueued) - set(low))
-        verb = "is" if len(low) == 1 else "are"
-        return Awaited(
-            ranks=tuple(low),
-            summary=f"{verb} behind: the last collective was number {numbers[0]}, and "
-            f"{numbers[1]} or more on {name_ranks(rest)}",
-            is_behind=True,
-            progress=_of_ranks(progress, low),
-        )
+def _behind(logs: Mapping[int, str], progress: Mapping[int, str]) -> Awaited | None:
+    """Return the ranks whose NCCL work has the lowest number in its group, or another type."""
+    groups: dict[str, dict[int, int]] = {}
+    works: dict[int, re.Match[str]] = {}
+    for rank, log in logs.items():
+        enqueued = {match["group"] or "": match["enqueued"] for match in _ENQUEUED.finditer(log)}
+        if (work := _WORK.search(log)) is not None:
+            works[rank] = work
+            enqueued = enqueued or {"": work[2]}
+        for group, number in enqueued.items():
+            groups.setdefault(group, {})[rank] = int(number[:18])
+    for members in sorted(groups.values(), key=len, reverse=True):
+        numbers = sorted(set(members.values()))
+        if len(numbers) > 1:
+            return _lowest(members, numbers, works, progress)
+    calls = {rank: f"NCCL {work[3]} number {work[2]}" for rank, work in works.items()}
     return _odd(calls, None)
+
+
+def _lowest(
+    members: Mapping[int, int],
+    numbers: Sequence[int],
+    works: Mapping[int, re.Match[str]],
+    progress: Mapping[int, str],
+) -> Awaited:
+    low = sorted(rank for rank, number in members.items() if number == numbers[0])
+    rest = sorted(set(members) - set(low))
+    work = next((works[rank] for rank in rest if rank in works), None)
+    waits = work is not None and int(work[2][:18]) > numbers[0]
+    number = int(work[2][:18]) if work is not None and waits else numbers[1]
+    call = work[3] if work is not None and int(work[2][:18]) == number else None
+    return Awaited(
+        ranks=tuple(low),
+        absence=Absence.BEHIND,
+        failed=tuple(rest),
+        wait=FailedWait(
+            kind=WaitKind.COLLECTIVE,
+            mechanism=Mechanism.NCCL_WATCHDOG,
+            ranks=tuple(rest),
+            call=call,
+            timeout_s=int(work[4][:18]) / 1000 if work is not None and work[4] else None,
+            sequence=number,
+            last_sequence=numbers[0],
+        ),
+        progress=_of_ranks(progress, low),
+    )
 
 
 def _elsewhere(
@@ -434,7 +581,8 @@ def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Await
     place = places.get(ranks[0]) if places else None
     return Awaited(
         ranks=tuple(ranks),
-        summary=f"called {rare} while {name_ranks(others)} called {common}",
+        absence=Absence.ODD,
+        odd=f"called {rare} while {name_ranks(others)} called {common}",
         frame=place.frame if place else None,
         stack=place.stack if place else (),
     )

@@ -69,6 +69,7 @@ _TIMED_OUT = (
     "client socket has timed out",
     "heartbeat monitor timed out",
     "heartbeatmonitor",
+    "watchdog got stuck for",
     "process group watchdog thread terminated",
     "collective timeout",
     "are waiting for remainder of ranks",

@@ -17,6 +17,7 @@ from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.awaited import (
+    Absence,
     Awaited,
     find_awaited,
     find_odd_collective,
@@ -24,11 +25,20 @@ from distlaunch.diagnosis.awaited import (
     ranks_in_the_script,
     ranks_with_the_exception,
 )
-from distlaunch.diagnosis.awaited_hints import hint_for_awaited
+from distlaunch.diagnosis.awaited_hints import (
+    hint_at_connections,
+    hint_at_different_collectives,
+    hint_at_early_ends,
+    hint_at_end_of_script,
+    hint_at_missing_ranks,
+    hint_at_running_ranks,
+    hint_for_awaited,
+)
 from distlaunch.diagnosis.clean_text import shorten_middle, to_lines
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, printed_s, read, was_stopped
 from distlaunch.diagnosis.exception_text import text_of
+from distlaunch.diagnosis.failure_kinds import FailureKind, Hint
 from distlaunch.diagnosis.hints import hint_for
 from distlaunch.diagnosis.last_lines import is_logged_error, last_lines, line_about_waiting
 from distlaunch.diagnosis.model import Cause, Diagnosis
@@ -151,7 +161,10 @@ def diagnose(
             script_dir,
         )
     )
+    stuck = awaited is not None and awaited.absence is Absence.STUCK
     if awaited is not None:
+        if stuck:  # its own message says more than those of the others
+            best = seen.get(awaited.ranks[0], best)
         cause = _of_awaited(awaited, best, ends)
         if not cause_seen:
             first = (best.end.rank, *(end.rank for end in bad if end.rank != best.end.rank))
@@ -177,18 +190,22 @@ def diagnose(
         master_port=master_port,
         nodes=len({end.host for end in ends}),
     )
-    hint = known.text if known else None
-    if cause_seen:
+    hint = known
+    if cause_seen or (stuck and known is not None):
         pass
-    elif awaited is not None and awaited.is_over:
-        hint = "do all ranks run the same number of steps?"
+    elif awaited is not None and awaited.absence is Absence.OVER:
+        hint = hint_at_end_of_script()
     elif not (known and known.tells_why_ranks_did_not_meet):
         hint = _hint_to_meet(awaited, best, hint) or (
-            _hint_at_others(ends, running, world_size, lost) or hint or _hint_at_network(best)
+            _hint_at_others(ends, running, world_size, lost)
+            or hint
+            or hint_at_connections(best.standing)
         )
     if hint is None and after_grace is not None and any(map(was_killed_by_us, others)):
-        hint = (
-            f"if one that was killed was saving its state, a longer {Opt.FAILURE_GRACE} lets it end"
+        hint = Hint(
+            kind=FailureKind.SIGNAL,
+            text=f"if one that was killed was saving its state, a longer {Opt.FAILURE_GRACE} lets "
+            "it end",
         )
     return Diagnosis(
         cause=cause,
@@ -209,8 +226,8 @@ def diagnose(
             world_size=world_size,
             after_grace=after_grace,
         ),
-        hint=hint,
-        hint_kind=known.kind.value if known and known.text == hint else None,
+        hint=None if hint is None else hint.text,
+        hint_kind=None if hint is None else hint.kind.value,
         repeats=best.repeats if cause_seen else None,
         signature=_signature(best) if cause_seen else None,
         cause_seen=cause_seen,
@@ -478,6 +495,7 @@ def _of_awaited(awaited: Awaited, best: FailureEvidence, ends: Sequence[WorkerEx
         frame=awaited.frame,
         excerpt=awaited.stack or (() if awaited.frame else best.excerpt),
         awaited=True,
+        wait=awaited.wait,
         told_by=told_by,
     )
 
@@ -498,52 +516,34 @@ def _hint_at_others(
     running: Sequence[int],
     world_size: int,
     lost: Collection[int],
-) -> str | None:
-    """Return a hint about the ranks that did not fail, one of which exited too early or hangs; None
-    if there are none."""
+) -> Hint | None:
+    """Return a hint about the ranks that did not fail, one of which exited too early or hangs."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
-        return (
-            f"{name_ranks(early)} had already ended with exit code 0: do all ranks run the same "
-            "number of steps?"
-        )
+        return hint_at_early_ends(early)
     late = sorted(
         {end.rank for end in ends if was_stopped(end) and end.rank not in lost} | set(running)
     )
     if late:
-        if len(late) == 1:
-            return (
-                f"{name_ranks(late)} was still running and had not failed: with a "
-                f"{Opt.HANG_TIMEOUT} "
-                "below the timeout of the collective, the report shows where it hangs"
-            )
-        return (
-            f"{name_ranks(late)} were still running and had not failed: with a {Opt.HANG_TIMEOUT} "
-            "below the timeout of the collective, the report shows where they hang"
-        )
+        return hint_at_running_ranks(late)
     known = {end.rank for end in ends}
     if missing := [rank for rank in range(world_size) if rank not in known]:
-        return f"{name_ranks(missing)} did not fail: did it end early, or does it hang?"
+        return hint_at_missing_ranks(missing)
     return None
 
 
-def _hint_to_meet(awaited: Awaited | None, best: FailureEvidence, known: str | None) -> str | None:
+def _hint_to_meet(
+    awaited: Awaited | None, best: FailureEvidence, known: Hint | None
+) -> Hint | None:
     """Return the hint for the awaited ranks if their line, or their number of collectives, is
     known."""
-    if awaited is None or (awaited.frame is None and not awaited.is_behind and not awaited.stall):
+    if awaited is None or (
+        awaited.frame is None and awaited.absence is not Absence.BEHIND and not awaited.stall
+    ):
         return None
     stall = awaited.stall.text if awaited.stall else ""
     text = f"{best.message or ''}\n{best.text}\n{stall}"
-    return hint_for_awaited(awaited, text) or known or DIFFERENT
-
-
-def _hint_at_network(best: FailureEvidence) -> str:
-    if best.standing is Standing.TIMED_OUT:
-        return (
-            "ranks waited for each other: do all of them call the same collectives in the same "
-            "order?"
-        )
-    return "a connection broke while all ranks ran: look at the nodes' network"
+    return hint_for_awaited(awaited, text) or known or hint_at_different_collectives(DIFFERENT)
 
 
 def _others(

@@ -425,9 +425,8 @@ def _judge_places(
 
 
 def _place_hint(groups: Sequence[_Group]) -> str | None:
-    return next(
-        (hint for group in groups if group.view and (hint := hint_for_place(group.view))), None
-    )
+    found = (hint_for_place(group.view) for group in groups if group.view)
+    return next((hint.text for hint in found if hint), None)
 
 
 def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, float]) -> str:
@@ -701,10 +700,8 @@ def _merged(
             if (
                 by_line
             ):  # what is waited for here tells ranks apart that are in the same call of a library
-                key = (
-                    view.key(waits_in, wait.frame if wait else None),
-                    None if wait else hint_for_place(view),
-                )
+                hint = None if wait else hint_for_place(view)
+                key = (view.key(waits_in, wait.frame if wait else None), hint and hint.text)
             else:
                 key = (place and (place.file, place.function), waits_in)
         elif kind == "silent":

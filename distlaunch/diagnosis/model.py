@@ -2,11 +2,62 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Literal
 
 from distlaunch.core.model.record import Record
 
 RepeatKind = Literal["syntax error", "import error", "missing script", "usage error"]
+
+
+class WaitKind(Enum):
+    """For what ranks waited in vain. The value is that in ``report.json``."""
+
+    RENDEZVOUS = "rendezvous"
+    """For the process group to form."""
+    BARRIER = "barrier"
+    COLLECTIVE = "collective"
+    KEY = "key"
+    """For a key that the script sets in a store."""
+
+
+class Mechanism(Enum):
+    """Who ended a wait. The value is that in ``report.json``."""
+
+    MONITORED_BARRIER = "monitored_barrier"
+    TCP_STORE = "tcp_store"
+    TCP_STORE_CONNECTION = "tcp_store_connection"
+    """The store of rank 0 could not be connected."""
+    STORE_BARRIER = "store_based_barrier"
+    GLOO = "gloo"
+    NCCL_WATCHDOG = "nccl_watchdog"
+    NCCL_HEARTBEAT = "nccl_heartbeat_monitor"
+    HOROVOD = "horovod"
+    TENSORFLOW = "tensorflow"
+    JAX = "jax"
+    RAY = "ray"
+    MPI = "mpi"
+
+
+class FailedWait(Record):
+    """In which call ranks waited in vain for the awaited ranks. What is not known is None."""
+
+    kind: WaitKind
+    mechanism: Mechanism | None = None
+    ranks: tuple[int, ...] = ()
+    """The ranks that waited."""
+    call: str | None = None
+    """The collective, as the library names it: ``all_reduce``, ``ALLREDUCE``, ``allreduce.grad``."""
+    timeout_s: float | None = None
+    sequence: int | None = None
+    """The number of the collective in the process group."""
+    last_sequence: int | None = None
+    """The number of the last collective of the awaited ranks, if they are behind."""
+    joined: int | None = None
+    expected: int | None = None
+    """In a rendezvous, ``joined`` of ``expected`` ranks had come."""
+    key: str | None = None
+    """The key of the store."""
 
 
 class Cause(Record):
@@ -36,6 +87,8 @@ class Cause(Record):
     the stack of the first rank."""
     told_by: int | None = None
     """The rank that waited until the timeout and printed the exception."""
+    wait: FailedWait | None = None
+    """The call in which the others waited, if ``awaited`` and if it is known."""
     written: tuple[str, ...] = ()
     """Lines on what ranks had written about their wait, if ``awaited``."""
     stream: Literal["stderr", "stdout"] = "stderr"

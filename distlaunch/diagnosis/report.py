@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distlaunch.core.model.duration import format_duration
 from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.diagnosis.clean_text import shorten_middle
-from distlaunch.diagnosis.model import Cause, Diagnosis
+from distlaunch.diagnosis.model import Cause, Diagnosis, FailedWait
 
 _WIDTH = 100
 _EXCEPTION_LINES = 7
@@ -52,7 +52,8 @@ def render_report(
     )
     when = _while_stopping(cause) if while_stopping else ""
     verb = "" if cause.awaited else f"failed{when}{first}: "
-    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} {verb}{cause.summary}", "")
+    place = _place_of_awaited(cause)
+    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} {verb}{cause.summary}{place}", "")
     exception = (
         f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ")
         if cause.exception_type
@@ -61,7 +62,7 @@ def render_report(
     if exception:
         told = "" if cause.told_by is None else f"{name_ranks((cause.told_by,))}: "
         lines += _wrapped(f"{told}{exception}", "  ", limit=_EXCEPTION_LINES - 2 * cause.awaited)
-    if cause.frame:
+    if cause.frame and not place:
         lines += [f"  at {cause.frame}"]
     for other in (*cause.written, *diagnosis.failed_too):
         lines += _wrapped(other, "  ", limit=3)
@@ -166,6 +167,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
         "last_words": cause.last_words,
         "stream": cause.stream,
         "awaited": cause.awaited,
+        "wait": _wait_record(cause.wait),
         "told_by": cause.told_by,
         "written": list(cause.written),
         "failed_too": list(diagnosis.failed_too),
@@ -176,6 +178,31 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
         "signature": list(diagnosis.signature) if diagnosis.signature else None,
         "log_path": cause.log_path,
     }
+
+
+def _wait_record(wait: FailedWait | None) -> dict[str, object] | None:
+    if wait is None:
+        return None
+    return {
+        "kind": wait.kind.value,
+        "mechanism": None if wait.mechanism is None else wait.mechanism.value,
+        "ranks": list(wait.ranks),
+        "call": wait.call,
+        "timeout_s": wait.timeout_s,
+        "sequence": wait.sequence,
+        "last_sequence": wait.last_sequence,
+        "joined": wait.joined,
+        "expected": wait.expected,
+        "key": wait.key,
+    }
+
+
+def _place_of_awaited(cause: Cause) -> str:
+    """Return where the first awaited rank was, in parentheses. Return an empty text if it is not
+    known."""
+    if not cause.awaited or cause.frame is None:
+        return ""
+    return f" ({name_ranks(cause.ranks[:1])} was at {cause.frame})"
 
 
 def _who(ranks: Sequence[int], world_size: int) -> str:

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.failure_kinds import FailureKind, Hint
 from distlaunch.diagnosis.place_hints import find_place
 from distlaunch.diagnosis.stack_parser import StackView
 from distlaunch.diagnosis.tracebacks import Frame
@@ -234,16 +235,17 @@ def waits_for_children(view: StackView) -> bool:
     return any(part in frame.file for frame in view.below for part in _CHILDREN)
 
 
-def hint_for_place(view: StackView) -> str | None:
+def hint_for_place(view: StackView) -> Hint | None:
     """Return a hint for a worker that does not wait for other ranks, by the library call that its
     stack shows. Return None if no hint is known."""
     row = find_place(view.below)
     if row is None and not view.below and _QUESTION.search(view.source):
-        return (
-            "it waits for a line on stdin: take the value from an option or a variable, and remove "
-            "breakpoints (docs/debugging.md)"
+        return Hint(
+            kind=FailureKind.QUESTION,
+            text="it waits for a line on stdin: take the value from an option or a variable, and "
+            "remove breakpoints (docs/debugging.md)",
         )
-    return row.hint.format(Opt=Opt) if row else None
+    return Hint(kind=row.kind, text=row.hint.format(Opt=Opt)) if row else None
 
 
 def hint_for_all(waits: Sequence[Wait]) -> str | None:

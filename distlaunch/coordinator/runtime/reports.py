@@ -128,11 +128,12 @@ class Reporter:
             if cause.ranks
             else None
         )
-        what = (
-            f"{cause.exception_type}: {cause.message}"
-            if cause.exception_type
-            else cause.message or cause.summary
-        )
+        if cause.awaited:  # the exception is that of a rank that waited
+            what = one_line(self._shown(diagnosis))
+        elif cause.exception_type:
+            what = f"{cause.exception_type}: {cause.message}"
+        else:
+            what = cause.message or cause.summary
         self.summary = what
         record = {"diagnosis": diagnosis_record(diagnosis)}
         self._show(text, action)

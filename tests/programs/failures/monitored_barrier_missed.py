@@ -1,6 +1,6 @@
 # expect-rank: 2
 # expect-exit: 1
-# expect-cause: Rank 2 failed to pass monitoredBarrier
+# expect-cause: did not come to the barrier that ranks 0-1,3 waited for: monitoredBarrier timed out after 2 s
 # expect-frame: monitored_barrier_missed.py:16 in evaluate
 """Rank 2 evaluates longer than the others wait in monitored_barrier."""
 

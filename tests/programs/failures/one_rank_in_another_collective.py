@@ -1,6 +1,6 @@
 # expect-rank: 3
 # expect-exit: 1
-# expect-cause: called torch.distributed broadcast while ranks 0-2 called torch.distributed all_reduce
+# expect-cause: called torch.distributed broadcast while ranks 0-2 called torch.distributed all_reduce: gloo timed out after 3 s
 """Rank 3 takes another branch and broadcasts while the others reduce: all time out."""
 
 import torch
