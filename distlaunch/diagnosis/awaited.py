@@ -445,7 +445,8 @@ def _absent(
 def _stuck(
     victims: Sequence[FailureEvidence], logs: Mapping[int, str], world_size: int
 ) -> Awaited | None:
-    """Return the ranks that their NCCL heartbeat monitor has ended, if most ranks are others."""
+    """Return the ranks that their NCCL heartbeat monitor has ended; None if there are none, or if
+    they are most ranks."""
     found = {rank: match for rank, log in logs.items() if (match := _STUCK.search(log)) is not None}
     if not found or 2 * len(found) > world_size:
         return None
@@ -496,7 +497,8 @@ def _progress(ends: Sequence[WorkerExit]) -> dict[int, str]:
 
 
 def _behind(logs: Mapping[int, str], progress: Mapping[int, str]) -> Awaited | None:
-    """Return the ranks whose NCCL work has the lowest number in its group, or another type."""
+    """Return the ranks whose NCCL work has the lowest number in its group, or another type; None if
+    all are equal or nothing is known."""
     groups: dict[str, dict[int, int]] = {}
     works: dict[int, re.Match[str]] = {}
     for rank, log in logs.items():

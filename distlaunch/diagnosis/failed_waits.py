@@ -163,7 +163,8 @@ def key_of(text: str) -> str | None:
 
 
 def call_of_wait(wait: Wait | None) -> Call | None:
-    """Return the call of a stack that waits for other ranks."""
+    """Return a call of a stack as that in which a rank waited; None if it need not wait for other
+    ranks."""
     if wait is None or (wait.waiting is not Waiting.SURELY and wait.name != "backward"):
         return None
     library, _, _ = wait.name.partition(" ")
@@ -185,7 +186,8 @@ def call_of_wait(wait: Wait | None) -> Call | None:
 
 
 def call_of(evidence: FailureEvidence, script_dir: str) -> Call | None:
-    """Return the call in which a failed rank waited, by the traceback of its exception."""
+    """Return the call in which a failed rank waited, by the traceback of its exception; None if
+    that shows none."""
     frames = tuple(reversed(evidence.frames))
     if not frames:
         return None

@@ -517,7 +517,8 @@ def _hint_at_others(
     world_size: int,
     lost: Collection[int],
 ) -> Hint | None:
-    """Return a hint about the ranks that did not fail, one of which exited too early or hangs."""
+    """Return a hint about the ranks that did not fail, one of which exited too early or hangs; None
+    if there are none."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
         return hint_at_early_ends(early)
