@@ -23,7 +23,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence
 from distlaunch.diagnosis.failed_waits import (
-    Call,
+    WaitingCall,
     call_of_wait,
     find_failed_wait,
     how_it_ended,
@@ -125,7 +125,7 @@ class Stall(Record):
     text: str
 
 
-class Absence(Enum):
+class AwaitedState(Enum):
     """What awaited ranks did instead of what the others waited for."""
 
     AWAY = auto()
@@ -146,7 +146,7 @@ class Awaited(Record):
     """The ranks that other ranks waited for."""
 
     ranks: tuple[int, ...]
-    absence: Absence
+    state: AwaitedState
     failed: tuple[int, ...] = ()
     """The ranks that waited in vain and failed."""
     odd: str = ""
@@ -177,31 +177,31 @@ class Awaited(Record):
             if wait is None
             else f"before {what_they_missed(wait)}"
         )
-        match self.absence:
-            case Absence.ODD:
+        match self.state:
+            case AwaitedState.ODD:
                 return f"{self.odd}{ended}"
-            case Absence.ENDED:
+            case AwaitedState.ENDED:
                 return f"ended with exit code 0 {before}{ended}"
-            case Absence.OVER:
+            case AwaitedState.OVER:
                 script = "its script" if one else "their scripts"
                 return f"had come to the end of {script} {before}{ended}"
-            case Absence.BEHIND:
+            case AwaitedState.BEHIND:
                 return f"{_order(self)}{ended}"
-            case Absence.STUCK:
+            case AwaitedState.STUCK:
                 stuck = (
                     "" if wait is None or wait.timeout_s is None else f" for {wait.timeout_s:g} s"
                 )
                 if one:
                     return f"was ended by its NCCL heartbeat monitor: its watchdog was stuck{stuck}"
                 return f"were ended by their NCCL heartbeat monitors: their watchdogs were stuck{stuck}"
-            case Absence.AWAY:
+            case AwaitedState.AWAY:
                 inside = f", and waited in {self.inside}" if self.inside else ""
                 if wait is None:
                     waited = f"{name_ranks(self.failed)} timed out waiting for {them}"
                     return f"did not take part{inside}: {waited}"
                 return f"{how_they_stayed_away(wait)}{inside}{ended or ': they timed out'}"
             case _:
-                assert_never(self.absence)
+                assert_never(self.state)
 
 
 def _order(awaited: Awaited) -> str:
@@ -234,7 +234,7 @@ class _Place:
         return self.wait.name if self.wait is not None and self.waits_surely else None
 
     @property
-    def waits_in(self) -> Call | None:
+    def waits_in(self) -> WaitingCall | None:
         return call_of_wait(self.wait)
 
     @property
@@ -279,7 +279,7 @@ def find_awaited(
     }
     places = _places_of_stacks(stacks, script_dir)
     awaited = _find(victims, ends, running, places, logs, script_dir)
-    if awaited is None or awaited.absence is Absence.BEHIND:
+    if awaited is None or awaited.state is AwaitedState.BEHIND:
         return awaited
     waiting = {rank: place.waits_in for rank, place in places.items()}
     wait = find_failed_wait(
@@ -289,7 +289,7 @@ def find_awaited(
         awaited=awaited.ranks,
         script_dir=script_dir,
     )
-    if awaited.absence is Absence.STUCK:
+    if awaited.state is AwaitedState.STUCK:
         stuck = awaited.wait or FailedWait(kind=WaitKind.COLLECTIVE)
         wait = replace(wait or stuck, mechanism=Mechanism.NCCL_HEARTBEAT, timeout_s=stuck.timeout_s)
     return replace(awaited, wait=wait)
@@ -314,10 +314,10 @@ def _find(
     first_s = min(one.end.ended_s for one in victims)
     waited = tuple(sorted(failed))
     if early := [end.rank for end in ends if _ended_early(end, first_s)]:
-        return Awaited(ranks=tuple(early), absence=Absence.ENDED, failed=waited)
+        return Awaited(ranks=tuple(early), state=AwaitedState.ENDED, failed=waited)
     silent = sorted(({end.rank for end in ends if end.told_to_stop} | set(running)) - failed)
     if over := [rank for rank in silent if rank in places and places[rank].is_over]:
-        return Awaited(ranks=tuple(over), absence=Absence.OVER, failed=waited)
+        return Awaited(ranks=tuple(over), state=AwaitedState.OVER, failed=waited)
     if stuck := _stuck(victims, logs, len(ends) + len(running)):
         return stuck
     if behind := _behind(logs, progress):
@@ -363,7 +363,7 @@ def find_odd_parameters(
         them = "its" if len(ranks) == 1 else "their"
         return Awaited(
             ranks=tuple(ranks),
-            absence=Absence.ODD,
+            state=AwaitedState.ODD,
             odd=f"gave DDP {rare} parameters, and {name_ranks(others)} {common}: {them} model "
             "differs",
         )
@@ -376,7 +376,7 @@ def find_odd_parameters(
         number, shape = next(iter(sizes.values()))
         return Awaited(
             ranks=(0,),
-            absence=Absence.ODD,
+            state=AwaitedState.ODD,
             odd=f"gave DDP a parameter {number} of another size than the {shape} of "
             f"{name_ranks(sorted(sizes))}: its model differs",
         )
@@ -432,7 +432,7 @@ def _absent(
     call = place.call if place else None
     return Awaited(
         ranks=tuple(ranks),
-        absence=Absence.AWAY,
+        state=AwaitedState.AWAY,
         failed=tuple(sorted(failed)),
         inside=call,
         frame=place.frame if place else None,
@@ -455,7 +455,7 @@ def _stuck(
     one = next((one for one in victims if one.end.rank == ranks[0]), None)
     return Awaited(
         ranks=ranks,
-        absence=Absence.STUCK,
+        state=AwaitedState.STUCK,
         failed=tuple(sorted({one.end.rank for one in victims} - set(ranks))),
         wait=FailedWait(
             kind=WaitKind.COLLECTIVE, timeout_s=None if seconds is None else float(seconds[:9])
@@ -530,7 +530,7 @@ def _lowest(
     call = work[3] if work is not None and int(work[2][:18]) == number else None
     return Awaited(
         ranks=tuple(low),
-        absence=Absence.BEHIND,
+        state=AwaitedState.BEHIND,
         failed=tuple(rest),
         wait=FailedWait(
             kind=WaitKind.COLLECTIVE,
@@ -583,7 +583,7 @@ def _odd(calls: Mapping[int, str], places: Mapping[int, _Place] | None) -> Await
     place = places.get(ranks[0]) if places else None
     return Awaited(
         ranks=tuple(ranks),
-        absence=Absence.ODD,
+        state=AwaitedState.ODD,
         odd=f"called {rare} while {name_ranks(others)} called {common}",
         frame=place.frame if place else None,
         stack=place.stack if place else (),

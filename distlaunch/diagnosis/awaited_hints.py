@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from distlaunch.core.model.option_names import Opt
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import name_ranks
-from distlaunch.diagnosis.awaited import Absence, Awaited
+from distlaunch.diagnosis.awaited import Awaited, AwaitedState
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.failed_waits import key_of
 from distlaunch.diagnosis.failure_kinds import FailureKind, Hint
@@ -48,7 +48,7 @@ class AwaitedRow(Record):
     kind: FailureKind
     hint: str
     when: Callable[[AwaitedFailure], bool] = lambda _: True
-    absences: tuple[Absence, ...] = (Absence.AWAY,)
+    states: tuple[AwaitedState, ...] = (AwaitedState.AWAY,)
 
 
 AWAITED: tuple[AwaitedRow, ...] = (
@@ -58,7 +58,7 @@ AWAITED: tuple[AwaitedRow, ...] = (
             "ranks issue different collectives, or one is behind: look for a collective under a "
             "condition on the rank, and for unequal numbers of batches"
         ),
-        absences=(Absence.BEHIND,),
+        states=(AwaitedState.BEHIND,),
     ),
     AwaitedRow(
         kind=K.ORDER,
@@ -126,7 +126,7 @@ def hint_for_awaited(awaited: Awaited, text: str) -> Hint | None:
         return Hint(kind=awaited.place_hint.kind, text=f"{rank}: {awaited.place_hint.text}")
     failure = AwaitedFailure(awaited=awaited, text=text)
     for row in AWAITED:
-        if awaited.absence in row.absences and row.when(failure):
+        if awaited.state in row.states and row.when(failure):
             there = "at that line" if awaited.frame else "meanwhile"
             return Hint(
                 kind=row.kind, text=row.hint.format(rank=rank, there=there, key=failure.key)

@@ -142,7 +142,7 @@ _NO_NAME = ("wait", "wait_tensor", "synchronize", "mpi4py")
 """Functions that wait for any collective."""
 
 
-class Call(Record):
+class WaitingCall(Record):
     """The call in which a rank waited, by its stack."""
 
     name: str
@@ -162,7 +162,7 @@ def key_of(text: str) -> str | None:
     return None
 
 
-def call_of_wait(wait: Wait | None) -> Call | None:
+def call_of_wait(wait: Wait | None) -> WaitingCall | None:
     """Return a call of a stack as that in which a rank waited; None if it need not wait for other
     ranks."""
     if wait is None or (wait.waiting is not Waiting.SURELY and wait.name != "backward"):
@@ -177,7 +177,7 @@ def call_of_wait(wait: Wait | None) -> Call | None:
     elif wait.name == "a store of torch.distributed":
         kind = WaitKind.KEY
     named = kind is not WaitKind.KEY and function not in _NO_NAME
-    return Call(
+    return WaitingCall(
         name=wait.name,
         kind=kind,
         function=function if named else None,
@@ -185,7 +185,7 @@ def call_of_wait(wait: Wait | None) -> Call | None:
     )
 
 
-def call_of(evidence: FailureEvidence, script_dir: str) -> Call | None:
+def call_of(evidence: FailureEvidence, script_dir: str) -> WaitingCall | None:
     """Return the call in which a failed rank waited, by the traceback of its exception; None if
     that shows none."""
     frames = tuple(reversed(evidence.frames))
@@ -197,7 +197,7 @@ def call_of(evidence: FailureEvidence, script_dir: str) -> Call | None:
 def find_failed_wait(
     victims: Sequence[FailureEvidence],
     logs: Mapping[int, str],
-    waiting: Mapping[int, Call],
+    waiting: Mapping[int, WaitingCall],
     *,
     awaited: Collection[int],
     script_dir: str,

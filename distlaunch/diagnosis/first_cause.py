@@ -17,8 +17,8 @@ from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.awaited import (
-    Absence,
     Awaited,
+    AwaitedState,
     find_awaited,
     find_odd_collective,
     find_odd_parameters,
@@ -161,7 +161,7 @@ def diagnose(
             script_dir,
         )
     )
-    stuck = awaited is not None and awaited.absence is Absence.STUCK
+    stuck = awaited is not None and awaited.state is AwaitedState.STUCK
     if awaited is not None:
         if stuck:  # its own message says more than those of the others
             best = seen.get(awaited.ranks[0], best)
@@ -193,7 +193,7 @@ def diagnose(
     hint = known
     if cause_seen or (stuck and known is not None):
         pass
-    elif awaited is not None and awaited.absence is Absence.OVER:
+    elif awaited is not None and awaited.state is AwaitedState.OVER:
         hint = hint_at_end_of_script()
     elif not (known and known.tells_why_ranks_did_not_meet):
         hint = _hint_to_meet(awaited, best, hint) or (
@@ -539,7 +539,7 @@ def _hint_to_meet(
     """Return the hint for the awaited ranks if their line, or their number of collectives, is
     known."""
     if awaited is None or (
-        awaited.frame is None and awaited.absence is not Absence.BEHIND and not awaited.stall
+        awaited.frame is None and awaited.state is not AwaitedState.BEHIND and not awaited.stall
     ):
         return None
     stall = awaited.stall.text if awaited.stall else ""
