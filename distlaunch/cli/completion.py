@@ -118,7 +118,7 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> Candidates:
         case ["completion"]:
             return _matching_words(word, [(shell, "") for shell in SHELLS])
         case ["help", *asked]:
-            return _matching_words(word, _topics() if not asked else _next_words(tuple(asked)))
+            return _matching_words(word, _help_topics() if not asked else _next_words(tuple(asked)))
         case ["backends", *rest]:
             return _complete_backends(rest, word)
         case ["render" | "accelerate"]:
@@ -155,7 +155,7 @@ def _complete_job(word: str, before: Sequence[str], environ: Mapping[str, str]) 
     return _matching_words(word, [("latest", ""), *((job.name, command(job)) for job in jobs)])
 
 
-def _topics() -> list[tuple[str, str]]:
+def _help_topics() -> list[tuple[str, str]]:
     from distlaunch.cli.pages import topics
 
     return [*_next_words(()), *((topic, "") for topic in topics())]
@@ -221,11 +221,11 @@ def _flag_rows(options: Iterable[Spelling], word: str) -> list[tuple[str, str]]:
             continue
         for flag in option.all_flags:
             spelt = "--" + flag[2:].replace("-", "_") if "_" in word else flag
-            found.append((spelt, _summary(option)))
+            found.append((spelt, _first_sentence(option)))
     return [*found, *((flag, "Print the help and exit.") for flag in HELP_FLAGS)]
 
 
-def _summary(option: Spelling) -> str:
+def _first_sentence(option: Spelling) -> str:
     text = option.help if isinstance(option, Option) else getattr(option, "here", "")
     return str(text).partition(". ")[0].rstrip(".")
 

@@ -300,7 +300,9 @@ def _job_command_page(command: CommandHelp) -> HelpPage:
     )
 
 
-def _jobs(name: str, summary: str, *examples: Row, argument: str = "JOB") -> CommandHelp:
+def _job_command_help(
+    name: str, summary: str, *examples: Row, argument: str = "JOB"
+) -> CommandHelp:
     return CommandHelp(
         words=(name,),
         purpose="Jobs",
@@ -315,19 +317,19 @@ _JOB_IS = (
     "JOB is the id of a job or its beginning, a --job-id, latest, or the path of a run directory."
 )
 _JOB_COMMANDS = (
-    _jobs(
+    _job_command_help(
         "ps",
         "List the jobs that run.",
         ("distlaunch ps --all", "All jobs, the newest first."),
         argument="",
     ),
-    _jobs(
+    _job_command_help(
         "status",
         "Show what a job does now.",
         ("distlaunch status latest", "The newest job."),
         ("distlaunch status 20261129-21 --format json", "A job by the beginning of its id."),
     ),
-    _jobs(
+    _job_command_help(
         "logs",
         "Print the output of the ranks of a job.",
         ("distlaunch logs latest --follow", "The output of all ranks, as it is written."),
@@ -337,13 +339,13 @@ _JOB_COMMANDS = (
             "Some lines of the last minutes.",
         ),
     ),
-    _jobs(
+    _job_command_help(
         "events",
         "Print what happened in a job.",
         ("distlaunch events latest --type failure,hang --tail 5", "The last failures and hangs."),
         ("distlaunch events latest --format json | jq .type", "For programs."),
     ),
-    _jobs(
+    _job_command_help(
         "report",
         "Write a report of a job, or compare two jobs.",
         ("distlaunch report latest", "An HTML file: times, failures, step times, losses."),
@@ -351,34 +353,34 @@ _JOB_COMMANDS = (
         ("distlaunch report exp exp-2 -o compared.html", "Two jobs side by side."),
         argument="JOB [JOB]",
     ),
-    _jobs(
+    _job_command_help(
         "top",
         "Show what each rank of a running job uses, and which ranks are slow.",
         ("distlaunch top latest", "? shows the keys, q ends."),
         ("distlaunch top latest --once --format json", "For programs."),
     ),
-    _jobs(
+    _job_command_help(
         "stack",
         "Show where in their code the ranks of a running job are.",
         ("distlaunch stack latest", "Equal stacks are shown once, those that differ first."),
         ("distlaunch stack latest --rank 3", "The stack of one rank."),
     ),
-    _jobs(
+    _job_command_help(
         "attach",
         "Show the console of a job that was started with --detach. Ctrl-C asks: detach or stop?",
         ("distlaunch attach latest", "From the last screenful, until the job has ended."),
     ),
-    _jobs(
+    _job_command_help(
         "wait",
         "Wait until a job has ended. Exit with its exit code.",
         ("distlaunch wait latest && ./upload.sh", "Continue after a job that succeeds."),
     ),
-    _jobs(
+    _job_command_help(
         "stop",
         "Stop a job: send SIGTERM to its launcher, and wait for the end.",
         ("distlaunch stop latest", "The workers have the time of --grace to save."),
     ),
-    _jobs(
+    _job_command_help(
         "rm",
         "Remove the files of a job that has ended. Files of other programs stay.",
         ("distlaunch rm 20261129-211237-eaa322", "Its logs, events and plans."),
@@ -387,7 +389,7 @@ _JOB_COMMANDS = (
 )
 
 
-def _manifest(kind: str, summary: str) -> CommandHelp:
+def _manifest_help(kind: str, summary: str) -> CommandHelp:
     return CommandHelp(
         words=("render", kind),
         purpose="Files",
@@ -415,9 +417,9 @@ _FILE_KINDS = (
             ),
         ),
     ),
-    _manifest("kubernetes", "Print an Indexed Job and its Service for Kubernetes."),
-    _manifest("pytorchjob", "Print a PyTorchJob for Kubeflow's Training Operator."),
-    _manifest("trainjob", "Print a TrainJob for Kubeflow Trainer."),
+    _manifest_help("kubernetes", "Print an Indexed Job and its Service for Kubernetes."),
+    _manifest_help("pytorchjob", "Print a PyTorchJob for Kubeflow's Training Operator."),
+    _manifest_help("trainjob", "Print a TrainJob for Kubeflow Trainer."),
 )
 _TABLE = (
     CommandHelp(

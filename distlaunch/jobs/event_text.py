@@ -63,7 +63,7 @@ def event_lines(event: _Event, *, with_date: bool = False, colour: bool = False)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         texts = _safe_lines(_fields_line(event))
     first, *more = texts
-    when, kind = _time(event, with_date=with_date), printable(kind).ljust(_KIND_WIDTH)
+    when, kind = _time_text(event, with_date=with_date), printable(kind).ljust(_KIND_WIDTH)
     if colour:
         when = f"\x1b[2m{when}\x1b[0m"
         kind = f"\x1b[{severity.value}m{kind}\x1b[0m" if severity.value else kind
@@ -84,7 +84,7 @@ def day_of(seconds: object) -> tuple[int, ...] | None:
         return None
 
 
-def _time(event: _Event, *, with_date: bool) -> str:
+def _time_text(event: _Event, *, with_date: bool) -> str:
     when: Any = event.get("time")
     if day_of(when) is None:
         return "time not known"
@@ -94,13 +94,13 @@ def _time(event: _Event, *, with_date: bool) -> str:
 
 def _fields_line(event: _Event) -> _Lines:
     yield " ".join(
-        f"{name}={_field(value)}"
+        f"{name}={_field_text(value)}"
         for name, value in event.items()
         if name not in ("time", "type", "schema")
     )
 
 
-def _field(value: object) -> str:
+def _field_text(value: object) -> str:
     is_word = isinstance(value, str) and value and not any(map(str.isspace, value))
     return cast("str", value) if is_word else json.dumps(value, separators=(",", ":"))
 
@@ -113,17 +113,17 @@ def _job_started(event: _Event) -> _Lines:
     parts = [f"job {event['job_id']}"]
     parts += [counted(size, "worker")] if type(size) is int else []
     parts += [backend] if backend else []
-    yield f"{', '.join(parts)}; launcher {_process(event)}"
-    if words := script_words(_strings(event.get("argv"))):
+    yield f"{', '.join(parts)}; launcher {_process_place(event)}"
+    if words := script_words(_only_strings(event.get("argv"))):
         where = event.get("cwd")
         yield f"command: {shlex.join(words)}" + (f" (in {where})" if where else "")
 
 
-def _process(event: _Event) -> str:
+def _process_place(event: _Event) -> str:
     return f"pid {event['pid']} on {event['host']}"
 
 
-def _strings(value: object) -> list[str]:
+def _only_strings(value: object) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
@@ -193,7 +193,7 @@ def _failure(event: _Event) -> _Lines:
     who = f"{name_ranks(cause.ranks)}: " if cause.ranks else ""
     yield f"attempt {event['attempt']} failed: {who}{what}"
     yield f"at {cause.frame}" if cause.frame else ""
-    yield from _strings(found.get("others"))
+    yield from _only_strings(found.get("others"))
     yield f"hint: {found['hint']}" if found.get("hint") else ""
     yield f"log: {found['log_path']}" if found.get("log_path") else ""
     if isinstance(reason := event.get("reason"), str):
@@ -225,10 +225,10 @@ def _leftovers_ended(event: _Event) -> _Lines:
         rank = "" if each.get("rank") is None else f" of rank {each['rank']}"
         host = f" on {each['host']}" if each.get("host") else ""
         yield f"pid {each['pid']}{rank}{host}: {each.get('command')}"
-    yield from _more(len(processes) - _MOST_PROCESSES)
+    yield from _more_lines(len(processes) - _MOST_PROCESSES)
 
 
-def _more(count: int) -> _Lines:
+def _more_lines(count: int) -> _Lines:
     if count > 0:
         yield f"{count} more"
 
@@ -238,7 +238,7 @@ def _preload(event: _Event) -> _Lines:
     if event.get("problem"):
         yield f"workers start without preloading{where}: {event['problem']}"
         return
-    names = ", ".join(_strings(event["modules"])) or "nothing"
+    names = ", ".join(_only_strings(event["modules"])) or "nothing"
     yield f"{names} imported in {format_duration(event['elapsed_s'])}{where}"
     left_out = event.get("left_out")
     yield f"left out: {', '.join(map(str, left_out))}" if left_out else ""
@@ -294,7 +294,7 @@ def _hosts_discovered(event: _Event) -> _Lines:
 
 
 def _host_names(hosts: Sequence[Any]) -> str:
-    return ", ".join([*map(str, hosts[:_MOST_HOSTS]), *_more(len(hosts) - _MOST_HOSTS)])
+    return ", ".join([*map(str, hosts[:_MOST_HOSTS]), *_more_lines(len(hosts) - _MOST_HOSTS)])
 
 
 def _reforming(event: _Event) -> _Lines:
@@ -368,7 +368,9 @@ def _places(event: _Event) -> _Lines:
         waits = f", in {group['waits_in']}" if group.get("waits_in") else ""
         where = group.get("frame") or group.get("kind")
         yield f"{name_ranks(_whole_numbers(group['ranks']))}{waits}: {where}"
-    yield from _more(max(0, len(groups) - _MOST_PROCESSES) + (event.get("groups_left_out") or 0))
+    yield from _more_lines(
+        max(0, len(groups) - _MOST_PROCESSES) + (event.get("groups_left_out") or 0)
+    )
 
 
 _ACTIVITIES = {

@@ -66,7 +66,7 @@ def select_events(
     while True:
         now = read_job(job.path) if follow else None
         has_ended = now is None or now.state.has_ended
-        written = _matching(_parse_each(lines.lines()), kinds, since)
+        written = _select_matching(_parse_each(lines.lines()), kinds, since)
         yield from written if tail is None else deque(written, maxlen=tail)
         if has_ended:
             return
@@ -74,7 +74,7 @@ def select_events(
         time.sleep(POLL_S)
 
 
-def _matching(
+def _select_matching(
     events: Iterable[dict[str, Any]], kinds: frozenset[str] | None, since: float | None
 ) -> Iterator[dict[str, Any]]:
     for event in events:

@@ -130,7 +130,7 @@ class RemoteLogs:
         if wanted:
             try:
                 with refuse_odd_answers(self._job):
-                    answers = self._ask("logs", attempt=attempt, ranks=_ranges(wanted))
+                    answers = self._ask_launcher("logs", attempt=attempt, ranks=_ranges(wanted))
                     for answer in answers:
                         files += self._files_of(answer, attempt)
                     problems = _problems(answers)
@@ -141,16 +141,16 @@ class RemoteLogs:
                     self._retry_at[attempt, rank] = now + _RETRY_S
             asked = frozenset(wanted) - {file.rank for file in files}
             for unread in _unread_of(others, problems, asked):
-                self._report(unread)
+                self._report_once(unread)
         files.sort(key=lambda file: (file.rank, file.stream))
         return _Found(at=time.monotonic(), files=tuple(files), lost_ranks=lost)
 
-    def _report(self, unread: UnreadLogs) -> None:
+    def _report_once(self, unread: UnreadLogs) -> None:
         if unread not in self._reported:
             self._reported.add(unread)
             self._on_unread(unread)
 
-    def _ask(self, kind: str, **fields: object) -> Any:
+    def _ask_launcher(self, kind: str, **fields: object) -> Any:
         return ask_running(self._job, "logs", kind, timeout_s=_ANSWER_S, **fields)
 
     def _files_of(self, answer: Mapping[str, Any], attempt: int) -> list[LogFile]:
@@ -170,7 +170,7 @@ class RemoteLogs:
             path = f"{node.node}/{attempt}/{rank}/{stream}"
             before = self._remote.get(path)
             if before is not None and before.gap != gap:
-                self._forget(path)  # bytes were moved within the file
+                self._forget_block(path)  # bytes were moved within the file
             self._remote[path] = _Remote(node=node, size=int(each["size"]), gap=gap)
             files.append(LogFile(path=path, rank=rank, stream=stream, source=self))
         self._broken.pop(host, None)
@@ -188,35 +188,37 @@ class RemoteLogs:
 
     def blocks(self, file: LogFile, start: int, end: int) -> Iterator[bytes]:
         """Yield the bytes of a part of a file, until its node does not answer."""
-        while start < end and (block := self._block(file, start, end)):
+        while start < end and (block := self._cached_block(file, start, end)):
             yield block
             start += len(block)
 
-    def _block(self, file: LogFile, start: int, end: int) -> bytes:
+    def _cached_block(self, file: LogFile, start: int, end: int) -> bytes:
         at, data = self._cache.get(file.path, (0, b""))
         if not at <= start < at + len(data):
-            self._forget(file.path)
+            self._forget_block(file.path)
             remote = self._remote[file.path]
             most = min(remote.size - start, LOG_PART_BYTES)
-            at, data = start, self._part(remote.node, file.rank, file.stream, start, most)
+            at, data = start, self._fetch_part(remote.node, file.rank, file.stream, start, most)
             self._cache[file.path] = at, data
             self._cached_bytes += len(data)
             while self._cached_bytes > _MOST_CACHED:
-                self._forget(next(iter(self._cache)))
+                self._forget_block(next(iter(self._cache)))
         else:
             self._cache.move_to_end(file.path)
         return data[start - at : end - at]
 
-    def _forget(self, path: str) -> None:
+    def _forget_block(self, path: str) -> None:
         _, data = self._cache.pop(path, (0, b""))
         self._cached_bytes -= len(data)
 
-    def _part(self, node: _Node, rank: int, stream: int | None, start: int, size: int) -> bytes:
+    def _fetch_part(
+        self, node: _Node, rank: int, stream: int | None, start: int, size: int
+    ) -> bytes:
         if size <= 0 or node.host in self._broken:
             return b""
         try:
             with refuse_odd_answers(self._job):
-                answer = self._ask(
+                answer = self._ask_launcher(
                     "log_part",
                     attempt=node.attempt,
                     rank=rank,
@@ -228,7 +230,7 @@ class RemoteLogs:
         except ConfigError as exc:
             self._broken[node.host] = exc.message
             logs = OtherLogs(host=node.host, ranks=(node.rank,), directory="", is_lost=False)
-            self._report(UnreadLogs(logs=logs, why=exc.message))
+            self._report_once(UnreadLogs(logs=logs, why=exc.message))
             return b""
 
     def marks(
@@ -277,7 +279,7 @@ class RemoteLogs:
         while end > 0:
             start = max(0, end - step)
             step = min(2 * step, LOG_PART_BYTES)
-            data = self._part(node, node.rank, None, start, end - start)
+            data = self._fetch_part(node, node.rank, None, start, end - start)
             if len(data) != end - start:
                 break
             end = start

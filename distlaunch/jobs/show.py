@@ -41,14 +41,14 @@ def jobs_table(
         "  ".join(
             [
                 *(cell.ljust(width) for cell, width in zip(row, widths, strict=False)),
-                _shortened(row[-1], most),
+                _shorten_text(row[-1], most),
             ]
         ).rstrip()
         for row in rows
     ]
 
 
-def _shortened(text: str, most: int) -> str:
+def _shorten_text(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -87,7 +87,7 @@ def _state_text(job: Job) -> str:
 def command(job: Job) -> str:
     """Return the script of a job and its arguments, cut to one line."""
     text = printable(shlex.join(script_words(job.argv)))
-    return _shortened(text, _LONGEST_COMMAND)
+    return _shorten_text(text, _LONGEST_COMMAND)
 
 
 def script_words(argv: Sequence[str]) -> list[str]:

@@ -171,7 +171,7 @@ def _reason_lines(rows: Sequence[RankRow], room: int | None) -> list[Text]:
 def _rank_lines(
     view: TopView, rows: Sequence[RankRow], state: ScreenState, width: int, room: int | None
 ) -> list[Text]:
-    columns = _drop_columns(_columns(view, width), rows, width)
+    columns = _drop_columns(_choose_columns(view, width), rows, width)
     first, last = 0, len(rows)
     if room is not None and len(rows) > room - 1:
         count = max(1, room - 2)  # one line says how many are not shown
@@ -217,7 +217,7 @@ def _join_cells(texts: Sequence[str], widths: Sequence[int], columns: Sequence[_
     ).rstrip()
 
 
-def _columns(view: TopView, width: int) -> list[_Column]:
+def _choose_columns(view: TopView, width: int) -> list[_Column]:
     longest = 12 if width < WIDE else 40
     rows = view.ranks
     found = [

@@ -206,7 +206,7 @@ class LogFollower:
         while not has_ended:
             job = read_job(self._job.path)
             has_ended = job is None or job.state.has_ended
-            attempts = self._attempts()
+            attempts = self._followed_attempts()
             for attempt in attempts:
                 files = self._find(attempt, self._ranks)
                 yield from self._new_lines(files)
@@ -236,7 +236,7 @@ class LogFollower:
         gap = _gap_of(file, self._job.log_bytes)
         return (0, None) if gap is None else (gap.shift, gap)
 
-    def _attempts(self) -> list[int]:
+    def _followed_attempts(self) -> list[int]:
         if self._attempt is not None:
             return [self._attempt]
         return [attempt for attempt in attempts_of(self._job) if attempt >= self._oldest]

@@ -190,7 +190,7 @@ class _Screen:
             rank, self._wanted_stacks = self._wanted_stacks, None
             try:
                 if rank is not None:
-                    self._text = self._stacks(rank)
+                    self._text = self._stacks_or_problem(rank)
                 self._readings.read()
             except NotNowError as exc:
                 self._text = exc.message
@@ -201,7 +201,7 @@ class _Screen:
             self._order.wait(self._interval_s)
             self._order.clear()
 
-    def _stacks(self, rank: int) -> str:
+    def _stacks_or_problem(self, rank: int) -> str:
         try:
             return self._readings.stacks(rank)
         except JobEndedError:

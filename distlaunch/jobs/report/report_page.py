@@ -134,7 +134,9 @@ def _draw_curves(page: _Page, styled: Sequence[tuple[JobReport, str]]) -> None:
     losses = [
         ChartLine(label=each.job.name, style=style, curves=each.losses) for each, style in styled
     ]
-    if (chart := draw_lines(times, title="Step time", x_text=_elapsed, is_time=True)) is not None:
+    if (
+        chart := draw_lines(times, title="Step time", x_text=_elapsed_text, is_time=True)
+    ) is not None:
         page.heading("Step time")
         page.paragraph(
             "Seconds, over the time since the start. The line is the median of the ranks, the band "
@@ -152,7 +154,7 @@ def _draw_curves(page: _Page, styled: Sequence[tuple[JobReport, str]]) -> None:
         page.draw(chart)
 
 
-def _elapsed(seconds: float) -> str:
+def _elapsed_text(seconds: float) -> str:
     return format_duration(seconds) if seconds else "0"
 
 

@@ -134,7 +134,7 @@ def failures_table(report: JobReport) -> Table | None:
                 "" if each.attempt is None else str(each.attempt),
                 OUTCOME_NAMES[each.kind],
                 "\n".join(filter(None, (who, each.host))),
-                _shortened(each.cause) + at + hint + log,
+                _shorten_text(each.cause) + at + hint + log,
             )
         )
     heads = ("After", "Attempt", "Kind", "Where", "First cause")
@@ -277,7 +277,7 @@ def _cut_table(
     )
 
 
-def _shortened(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} …"
 
 

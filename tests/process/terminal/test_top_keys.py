@@ -92,7 +92,7 @@ def test_the_stacks_of_a_rank_that_has_ended_are_a_text(readings):
     answers["snapshot"] = {"attempt": 0, "workers": []}
     answers["stacks"] = {"attempt": 0, "nodes": []}
     screen = commands_top._Screen(read, 1.0)
-    assert "rank 3" in screen._stacks(3)
+    assert "rank 3" in screen._stacks_or_problem(3)
     os.close(screen._wake)
     os.close(screen._wake_end)
 

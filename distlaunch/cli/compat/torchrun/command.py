@@ -78,7 +78,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
     identity = read_surroundings(options, environ).identity
     if host is None or is_this_machine(host, identity):
         return
-    found = _resolve(host)
+    found = _resolve_host(host)
     if found and not any(is_this_machine(address, identity) for address in found):
         raise ConfigError(
             f"{Opt.RENDEZVOUS}: {printable(host)} is another machine, but without {Opt.NODE_RANK} "
@@ -88,7 +88,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
         )
 
 
-def _resolve(host: str) -> list[str]:
+def _resolve_host(host: str) -> list[str]:
     answers: list[list[Address] | OSError | UnicodeError] = []
     answered = threading.Event()
 
@@ -177,9 +177,11 @@ class TorchrunFront(Front):
         self._first_rank = first_rank
         for prefixes in (self._prefixes, *self._filtered.values()):
             for place, rank in enumerate(sorted(prefixes)):
-                prefixes[rank] = self._prefix(place if prefixes is self._prefixes else rank)
+                prefixes[rank] = self._prefix_of_worker(
+                    place if prefixes is self._prefixes else rank
+                )
 
-    def _prefix(self, place: int) -> bytes:
+    def _prefix_of_worker(self, place: int) -> bytes:
         return self._display.prefix(
             self._first_local_rank + place, self._hostname, rank=self._first_rank + place
         )
@@ -196,6 +198,6 @@ class TorchrunFront(Front):
                     for place in places
                     if display.mode(self._first_local_rank + place, stream) == "tee"
                 ]
-                self._filtered[stream] = {place: self._prefix(place) for place in tee_d}
+                self._filtered[stream] = {place: self._prefix_of_worker(place) for place in tee_d}
                 filters[stream] = LineFilter(needles, self._filtered[stream])
         return filters

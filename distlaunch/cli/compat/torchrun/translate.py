@@ -249,7 +249,7 @@ def _join_timeout(conf: str | None, source: str) -> float:
     """Return the time that nodes have to join, in seconds. Raises ConfigError for a text that
     torchrun does not accept."""
     items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
-    entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
+    entries = [(key.strip(), _strip_quotes(value.strip())) for key, _, value in items]
     pairs = dict(entries)
     if not all(key and value for key, value in entries):
         raise option_error(source, f"takes KEY=VALUE,KEY=VALUE, not {quoted(conf or '')}")
@@ -264,7 +264,7 @@ def _join_timeout(conf: str | None, source: str) -> float:
     return next((float(pairs[name]) for name in _JOIN_KEYS if name in pairs), _JOIN_S)
 
 
-def _unquoted(value: str) -> str:
+def _strip_quotes(value: str) -> str:
     quotes = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1].strip() if quotes else value
 
