@@ -11,9 +11,14 @@ from distlaunch.core.model.record import Record
 DEVIATIONS = 3.0
 """A rank is a straggler if its step time is above the median by more than this many median
 deviations."""
-LEAST_DEVIATION = 0.02
-"""The median deviation counts as at least this share of the median. Ranks that wait for each other
-have equal step times, and the times of their reports differ by more than nothing."""
+LEAST_RATIO = 1.2
+"""And above the median times this. Ranks that wait for each other have equal step times. Their median
+deviation is nearly 0, and the measured times differ by the delay of reports."""
+LEAST_STEPS = 20
+"""A step time that was measured over fewer steps is not judged."""
+LEAST_DELAY_S = 2.0
+"""A straggler has fallen behind the median by more than this in the measured steps. Reports come with
+a delay of up to 1 s."""
 LEAST_RANKS = 3
 """Of two ranks it is not known which one differs."""
 
@@ -41,37 +46,41 @@ class Straggler(Record):
         return f"step time {self.step_s / self.median_s:.2g} x the median"
 
 
-def slowest_rank(step_times: Mapping[int, float]) -> int | None:
+StepTime = tuple[float, float]
+"""Seconds per step, and over how many steps they were measured."""
+
+
+def slowest_rank(step_times: Mapping[int, StepTime]) -> int | None:
     """Return the rank with the longest steps; None if they are not longer than those of the others
     by more than reports can show.
 
     Of two ranks the other one is the measure, of more the median.
     """
-    if len(step_times) < 2:
+    judged = _judged(step_times)
+    if len(judged) < 2:
         return None
-    slowest = max(step_times, key=lambda rank: step_times[rank])
-    limit_s = median_low(step_times.values()) * (1 + DEVIATIONS * LEAST_DEVIATION)
-    return slowest if step_times[slowest] > limit_s else None
+    slowest = max(judged, key=lambda rank: judged[rank])
+    middle = median_low(judged.values())
+    return slowest if _is_far_above(judged[slowest], middle, step_times[slowest][1]) else None
 
 
-def are_equal(step_times: Mapping[int, float]) -> bool:
+def are_equal(step_times: Mapping[int, StepTime]) -> bool:
     """Return whether several ranks have equal step times, as ranks that wait for each other in
     every step have."""
-    return len(step_times) > 1 and slowest_rank(step_times) is None
+    judged = _judged(step_times)
+    return (
+        1 < len(judged) == len(step_times)
+        and max(judged.values()) <= min(judged.values()) * LEAST_RATIO
+    )
 
 
-def find_stragglers(step_times: Mapping[int, float]) -> dict[int, Straggler]:
-    """Return the stragglers by rank, from the seconds per step of each rank.
-
-    The times are means over the last steps of each rank.
-    """
-    if len(step_times) < LEAST_RANKS:
+def find_stragglers(step_times: Mapping[int, StepTime]) -> dict[int, Straggler]:
+    """Return the stragglers by rank, from the step times of each rank."""
+    judged = _judged(step_times)
+    if len(judged) < LEAST_RANKS:
         return {}
-    middle = median(step_times.values())
-    if middle <= 0:
-        return {}
-    deviation_s = median(abs(each - middle) for each in step_times.values())
-    limit_s = middle + DEVIATIONS * max(deviation_s, LEAST_DEVIATION * middle)
+    middle = median(judged.values())
+    deviation_s = median(abs(each - middle) for each in judged.values())
     return {
         rank: Straggler(
             rank=rank,
@@ -80,6 +89,16 @@ def find_stragglers(step_times: Mapping[int, float]) -> dict[int, Straggler]:
             median_s=middle,
             deviation_s=deviation_s,
         )
-        for rank, step_s in step_times.items()
-        if step_s > limit_s
+        for rank, step_s in judged.items()
+        if step_s > middle + DEVIATIONS * deviation_s
+        and _is_far_above(step_s, middle, step_times[rank][1])
     }
+
+
+def _judged(step_times: Mapping[int, StepTime]) -> dict[int, float]:
+    """Return the seconds per step of the ranks with enough steps."""
+    return {rank: step_s for rank, (step_s, steps) in step_times.items() if steps >= LEAST_STEPS}
+
+
+def _is_far_above(step_s: float, middle: float, steps: float) -> bool:
+    return 0 < middle * LEAST_RATIO < step_s and (step_s - middle) * steps > LEAST_DELAY_S

@@ -116,7 +116,7 @@ def view_of(
     }
     given = snapshot["workers"]
     step_times = {
-        each["rank"]: each["step_s"]
+        each["rank"]: (each["step_s"], each.get("timed_steps") or 0.0)
         for each in given
         if each.get("step_s") is not None and each["state"] == "running"
     }

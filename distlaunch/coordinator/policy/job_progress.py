@@ -21,7 +21,10 @@ _RATE_S = 10.0
 """The number of steps per second is an average over this time."""
 _LEAST_RATE_S = 0.9
 STEPS = 20
-"""The step time of a rank is a mean over this many steps."""
+"""The step time of a rank is a mean over this many steps, or over more if they take less than
+``_LEAST_TIMED_S``."""
+_LEAST_TIMED_S = 10.0
+"""The delay of a report, up to 1 s, is small against this."""
 _REPORTS_S = 3.0
 """Reports of progress may take this long to arrive."""
 
@@ -43,8 +46,7 @@ class Summary(Record):
 
 
 class _Steps:
-    """The rate of a rank's last ``STEPS`` steps. A rank reports at most once a second, so fast
-    steps are measured over more."""
+    """The rate of a rank's last ``STEPS`` steps, or of the steps of the last 10 s if they are more."""
 
     def __init__(self, step: float, now: float) -> None:
         self._samples: deque[tuple[float, float]] = deque([(step, now)])
@@ -56,8 +58,16 @@ class _Steps:
             self._samples.clear()
         if step != last:
             self._samples.append((step, now))
-        while len(self._samples) > 2 and self._samples[1][0] <= step - STEPS:
+        while len(self._samples) > 2:
+            second_step, second_at = self._samples[1]
+            if second_step > step - STEPS or second_at > now - _LEAST_TIMED_S:
+                break
             self._samples.popleft()
+
+    @property
+    def timed_steps(self) -> float:
+        """Return over how many steps the time of a step is measured."""
+        return self._samples[-1][0] - self._samples[0][0]
 
     def step_s(self, now: float) -> float | None:
         """Return the seconds per step, if known. A step that is not ended counts once it takes
@@ -111,6 +121,11 @@ class Progress:
         """Return a rank's seconds per step over its last steps, if known."""
         steps = self._steps.get(rank)
         return None if steps is None else steps.step_s(now)
+
+    def timed_steps(self, rank: int) -> float:
+        """Return over how many steps ``step_s`` is measured."""
+        steps = self._steps.get(rank)
+        return 0.0 if steps is None else steps.timed_steps
 
     def on_heartbeats(
         self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float

@@ -249,6 +249,11 @@ def _progress_values(snapshot: JobSnapshot) -> dict[str, _Samples]:
     workers = snapshot.workers
     steps = [worker.step for worker in workers if worker.step is not None]
     times = {worker.rank: worker.step_s for worker in workers if worker.step_s is not None}
+    measured = {
+        worker.rank: (worker.step_s, worker.timed_steps)
+        for worker in workers
+        if worker.step_s is not None
+    }
     losses = (worker.loss for worker in workers if worker.loss is not None)
     samples = [worker.samples for worker in workers if worker.samples is not None]
     return {
@@ -256,7 +261,7 @@ def _progress_values(snapshot: JobSnapshot) -> dict[str, _Samples]:
         "distlaunch_step_highest": _single_sample(max(steps, default=None)),
         "distlaunch_step_seconds": _single_sample(median(times.values()) if times else None),
         "distlaunch_slowest_step_seconds": _single_sample(max(times.values(), default=None)),
-        "distlaunch_slowest_rank": _single_sample(slowest_rank(times)),
+        "distlaunch_slowest_rank": _single_sample(slowest_rank(measured)),
         "distlaunch_loss": _single_sample(next(losses, None)),
         "distlaunch_samples": _single_sample(sum(samples) if samples else None),
     }

@@ -49,6 +49,8 @@ class WorkerSnapshot(Record):
     looks for hangs."""
     progress_age_s: float | None = None
     """Seconds since it reported progress."""
+    timed_steps: float = 0.0
+    """Over how many steps ``step_s`` was measured."""
 
 
 class JobSnapshot(Record):
@@ -188,6 +190,7 @@ def _worker_snapshots(
                     returncode=ended.get(rank),
                     step=values.get(STEP),
                     step_s=progress.step_s(rank, now),
+                    timed_steps=progress.timed_steps(rank),
                     loss=values.get(LOSS),
                     samples=values.get(SAMPLES),
                     progress_age_s=None

@@ -226,7 +226,7 @@ def build_report(job: Job, now: float | None = None) -> JobReport:
         step_times=tuple(step_time_curves(series, begin, end)),
         losses=losses,
         slow=() if newest is None else tuple(slow_ranks(series, newest)),
-        has_equal_steps=are_equal({rank: step_s for rank, (step_s, _) in times.items()}),
+        has_equal_steps=are_equal(times),
         missing=tuple(missing),
         stop_signal=next(
             (_text_or_empty(event.get("signal")) for event in events if is_stop_signal(event)), None

@@ -11,16 +11,13 @@ from itertools import pairwise
 from statistics import median
 
 from distlaunch.core.model.record import Record
-from distlaunch.diagnosis.stragglers import find_stragglers
+from distlaunch.diagnosis.stragglers import LEAST_STEPS, StepTime, find_stragglers
 from distlaunch.jobs.reported_steps import RankSeries, Sample
 
 POINTS = 120
 """How many points a curve has at most."""
 _LEAST_S = 2.0
 """Shortest time over which a step time is measured: reports come with a delay of up to 1 s."""
-_LEAST_STEPS = 20
-_LEAST_DELAY_S = 2.0
-"""How far behind the median a slow rank must have fallen: reports come with a delay of up to 1 s."""
 _LOW = 0.1
 
 
@@ -128,7 +125,7 @@ def _build_curves(values: Iterable[tuple[int, float, list[float]]]) -> list[Curv
     return [Curve(attempt=attempt, points=tuple(found)) for attempt, found in points.items()]
 
 
-def mean_step_times(series: RankSeries, attempt: int) -> dict[int, tuple[float, float]]:
+def mean_step_times(series: RankSeries, attempt: int) -> dict[int, StepTime]:
     """Return for each rank of an attempt its mean step time in seconds, and over how many steps.
 
     Ranks with fewer than 20 steps are left out.
@@ -142,23 +139,22 @@ def mean_step_times(series: RankSeries, attempt: int) -> dict[int, tuple[float, 
             if high >= low:
                 seconds += after - before
                 steps += high - low
-        if steps >= _LEAST_STEPS:
+        if steps >= LEAST_STEPS:
             found[rank] = (seconds / steps, steps)
     return found
 
 
 def slow_ranks(series: RankSeries, attempt: int) -> list[SlowRank]:
-    """Return the stragglers of an attempt by their mean step times, the slowest first.
-
-    They must also have fallen behind by more than the precision of the reports.
-    """
+    """Return the stragglers of an attempt by their mean step times, the slowest first."""
     times = mean_step_times(series, attempt)
-    found = find_stragglers({rank: step_s for rank, (step_s, _) in times.items()})
     slow = [
         SlowRank(
-            attempt=attempt, rank=rank, step_s=each.step_s, median_s=each.median_s, steps=steps
+            attempt=attempt,
+            rank=rank,
+            step_s=each.step_s,
+            median_s=each.median_s,
+            steps=times[rank][1],
         )
-        for rank, each in found.items()
-        if (each.step_s - each.median_s) * (steps := times[rank][1]) > _LEAST_DELAY_S
+        for rank, each in find_stragglers(times).items()
     ]
     return sorted(slow, key=lambda each: -each.step_s)

@@ -12,12 +12,16 @@ from distlaunch.diagnosis.stragglers import (
 )
 
 
+def times(*step_times: float, steps: float = 40.0) -> dict[int, tuple[float, float]]:
+    return {rank: (step_s, steps) for rank, step_s in enumerate(step_times)}
+
+
 def of(*step_times: float) -> list[int]:
-    return sorted(find_stragglers(dict(enumerate(step_times))))
+    return sorted(find_stragglers(times(*step_times)))
 
 
 def test_a_rank_far_above_the_median_is_one():
-    found = find_stragglers({0: 1.0, 1: 1.1, 2: 0.9, 3: 2.0})
+    found = find_stragglers(times(1.0, 1.1, 0.9, 2.0))
     assert list(found) == [3]
     assert found[3].reason is StragglerReason.STEP_TIME
     assert (found[3].step_s, found[3].median_s) == (2.0, pytest.approx(1.05))
@@ -28,7 +32,8 @@ def test_a_rank_far_above_the_median_is_one():
     "step_times",
     [
         (1.0, 1.0, 1.0, 1.0),
-        (1.0, 1.001, 1.002, 1.03),  # all within what differs between reports
+        (1.0, 1.001, 1.002, 1.19),  # all within what differs between reports
+        (0.452, 0.402, 0.402),  # ranks that wait for each other, by reports of one second
         (1.0, 2.0, 3.0, 4.0),  # widely spread
         (1.0, 5.0),  # one of two
         (0.0, 0.0, 1.0),
@@ -40,28 +45,38 @@ def test_ranks_that_are_as_slow_as_the_others_are_none(step_times):
 
 
 def test_ranks_with_equal_step_times_do_not_hide_one():
-    assert of(*[0.5] * 511, 0.6) == [511]
+    assert of(*[0.5] * 511, 0.7) == [511]
+
+
+def test_few_steps_and_short_delays_are_not_judged():
+    assert list(find_stragglers(times(1.0, 1.0, 2.0, steps=20))) == [2]
+    assert find_stragglers(times(1.0, 1.0, 2.0, steps=19)) == {}
+    assert find_stragglers(times(0.01, 0.01, 0.02, steps=100)) == {}, "1 s behind"
+    assert list(find_stragglers(times(0.01, 0.01, 0.02, steps=500))) == [2]
+    assert slowest_rank(times(1.0, 2.0, steps=19)) is None
+    assert not are_equal(times(1.0, 1.0, steps=19))
 
 
 @pytest.mark.parametrize(
     ("step_times", "rank"),
     [
-        ((1.0, 1.2), 1),
+        ((1.0, 1.3), 1),
+        ((1.0, 1.1), None),
         ((1.0, 2.0, 3.0, 4.0), 3),
         ((1.0, 2.0, 2.0), None),  # one that is fast is no slow one
         ((0.0, 0.0), None),
     ],
 )
 def test_the_slowest_rank_differs_from_the_others(step_times, rank):
-    found = dict(enumerate(step_times))
-    assert slowest_rank(found) == rank
-    assert are_equal(found) == (rank is None)
+    assert slowest_rank(times(*step_times)) == rank
 
 
 def test_ranks_that_wait_for_each_other_have_no_slowest_one():
-    assert are_equal({0: 0.501, 1: 0.5, 2: 0.52, 3: 0.499})
-    assert not are_equal({0: 1.0})
-    assert slowest_rank({0: 1.0}) is None
+    assert are_equal(times(0.501, 0.5, 0.52, 0.499))
+    assert are_equal(times(0.452, 0.402, 0.402))
+    assert not are_equal(times(1.0, 2.0, 2.0))
+    assert not are_equal(times(1.0))
+    assert slowest_rank(times(1.0)) is None
     assert slowest_rank({}) is None
 
 

@@ -44,6 +44,7 @@ def snapshot(ranks: int, nodes: int) -> dict:
                 "returncode": 0 if rank == 1 else None,
                 "step": 1200.0 + rank % 3,
                 "step_s": 0.25 + rank % 5 / 1000 + (0.4 if rank == ranks - 2 else 0),
+                "timed_steps": 40.0,
                 "loss": None if rank == 3 else 2.0625,
                 "last_sign_age_s": 0.25 * (rank % 4),
             }

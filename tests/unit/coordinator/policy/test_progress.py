@@ -119,6 +119,14 @@ def test_the_step_time_of_a_rank_is_a_mean_over_its_last_twenty_steps(progress):
     assert progress.step_s(1, 208.0) is None
 
 
+def test_fast_steps_are_measured_over_ten_seconds(progress):
+    for second in range(60):
+        beat(progress, float(second), r0=second * 100)
+    assert progress.step_s(0, 60.0) == pytest.approx(0.01)
+    assert 1000 <= progress.timed_steps(0) <= 1100
+    assert progress.timed_steps(1) == 0
+
+
 def test_steps_between_two_reports_count_each(progress):
     beat(progress, 10.0, r0=0)
     assert progress.step_s(0, 10.0) is None

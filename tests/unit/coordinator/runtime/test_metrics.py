@@ -58,6 +58,7 @@ def snapshot(ranks: int = 4, *, nodes: int = 2, host: str = "n") -> JobSnapshot:
                 returncode=None,
                 step=10.0 + rank,
                 step_s=0.5 if rank == 2 else 0.25,
+                timed_steps=40.0,
                 loss=None if rank == 0 else rank / 10,
                 samples=100.0,
                 last_sign_age_s=2.0,
