@@ -1,4 +1,8 @@
-"""Events as text for people. No I/O."""
+"""Events as text for people. No I/O.
+
+A function named as a type of events (``_node_lost``) yields the sentence of such an event, and
+perhaps more lines.
+"""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from distlaunch.jobs.remote_logs import RemoteLogs, UnreadLogs
 
 EXIT_KILLED = 137
+"""Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
 _LAUNCHER_S = 2.0
 """A launcher usually exits within this time after its job has ended."""
-"""Exit code of ``wait`` for a job whose launcher was killed, as a shell has it for SIGKILL."""
 _MOST_RANKS = 1_000_000
 """Limit for ranks of a job whose number of workers is not known."""
 _MOST_JOBS = 10_000

@@ -56,8 +56,10 @@ class AdvisoryFault(Record):
 
 
 class Advisory:
-    """Calls code of the parts. The first fault of each part is passed to ``on_fault``, in the thread
-    of the fault."""
+    """Calls code of the parts that only observe the job.
+
+    The first fault of each part is passed to ``on_fault``, in the thread of the fault.
+    """
 
     def __init__(self, on_fault: Callable[[AdvisoryFault], None]) -> None:
         self._on_fault = on_fault
@@ -94,7 +96,8 @@ class Advisory:
             raise
 
     def on_exception(self, part: AdvisoryPart, exc: Exception) -> None:
-        """Pass an exception to ``on_fault`` if it is the first one of the part."""
+        """Pass an exception to ``on_fault`` if it is the first one of the part. Later ones are
+        ignored."""
         if part in self._faulty:
             return
         self._faulty.add(part)
@@ -115,7 +118,8 @@ class Advisory:
 
 
 def loss_of(part: AdvisoryPart) -> str:
-    """Return what the user loses by a fault in a part, as a clause."""
+    """Return what the user loses by a fault in a part, as a clause: ``the metrics could not be
+    given``."""
     return {
         AdvisoryPart.HANG_DETECTION: "hang detection is off for the rest of the job",
         AdvisoryPart.PROGRESS: "the progress of the workers is not shown for the rest of the job",
