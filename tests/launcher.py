@@ -196,10 +196,21 @@ def job_names(jobs: Path) -> list[str]:
     return [entry.name for entry in os.scandir(jobs) if entry.is_dir(follow_symlinks=False)]
 
 
-def default_signals() -> None:
-    """Reset signals: pytest under nohup or in a script's background ignores HUP and INT."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
+_SIGNALS = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "CONT", "CHLD", "TTIN", "TTOU")
+
+
+def give_children_default_signals() -> None:
+    """Let this process ignore signals by a handler, which a program that it starts does not inherit.
+
+    Under nohup or in a script's background HUP, INT and QUIT are ignored, and a launcher would
+    ignore them, too. ``preexec_fn`` would cost 20 ms for each process: Python forks for it, and
+    pytest is large.
+    """
+    for name in _SIGNALS:
+        number = getattr(signal, f"SIG{name}")
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 class Launcher:
@@ -270,7 +281,6 @@ class Launcher:
                     "stdin": subprocess.DEVNULL,
                     "stdout": out_file,
                     "stderr": err_file,
-                    "preexec_fn": default_signals,
                     **popen,
                 },
             )

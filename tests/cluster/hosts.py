@@ -19,7 +19,7 @@ from testbedlib.client import Hosts, Process, Started, until
 from testbedlib.layout import HEAD
 from testbedlib.sandbox import TestbedError
 
-from tests.launcher import Result, Running, default_signals, job_names
+from tests.launcher import Result, Running, job_names
 
 __all__ = [
     "HEAD",
@@ -87,7 +87,6 @@ class Cluster(Hosts):
                 "stdin": subprocess.DEVNULL,
                 "stdout": out_file,
                 "stderr": err_file,
-                "preexec_fn": default_signals,
             }
             started = self.launch(
                 args,

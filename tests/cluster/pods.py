@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tests.cluster.hosts import Cluster, RunningOnHost, Started, until
 from tests.cluster.launchers_on_hosts import HostLaunchers
-from tests.launcher import default_signals
 from tests.unit.render.cluster import NAMESPACE, Pod
 
 CONTAINER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec unshare --pid --fork --mount-proc "$@"'
@@ -61,7 +60,6 @@ class Pods(HostLaunchers):
                 ],
                 cwd=self.hosts.work,
                 env=environ,
-                preexec_fn=default_signals,
                 stdin=subprocess.DEVNULL,
                 stdout=out_file,
                 stderr=err_file,

@@ -13,7 +13,6 @@ import pytest
 
 from tests.cluster.hosts import HEAD, faults, until
 from tests.facts import mentions
-from tests.launcher import default_signals
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "nodes"
 PRINTS_VARIABLES, STAYS = PROGRAMS / "prints_variables.py", PROGRAMS / "stays.py"
@@ -536,7 +535,6 @@ def test_a_low_limit_of_open_files_is_the_workers_and_costs_no_log(hosts):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def limited() -> None:
-        default_signals()
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
 
     worker = ["--no-python", "sh", "-c", "ulimit -Sn; sleep 1"]

@@ -22,7 +22,6 @@ SRUN = PROGRAMS / "nodes" / "srun.sh"
 SPAWNER = "dl-spawner"
 WATCHER = "dl-watcher"
 SERVER = "dl-warm"
-_DEFAULTS = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "CONT", "CHLD", "TTIN", "TTOU")
 
 
 SLURM_WORKER = """
@@ -32,13 +31,6 @@ print("token", os.environ.get("DISTLAUNCH_TOKEN"), flush=True)
 while "stay" in sys.argv:
     time.sleep(0.1)
 """
-
-
-def as_in_a_fresh_shell() -> None:
-    """Reset signals: a background job of a script ignores INT, one under nohup HUP."""
-    for name in _DEFAULTS:
-        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> Any:
@@ -119,11 +111,6 @@ class Job:
         preexec: Callable[[], None] | None = None,
         **popen: Any,
     ):
-        def prepare() -> None:
-            as_in_a_fresh_shell()
-            if preexec is not None:
-                preexec()
-
         words = [
             "train",
             "--num-procs",
@@ -134,7 +121,7 @@ class Job:
             self.program(program),
             *args,
         ]
-        return self.launcher.start(words, preexec_fn=prepare, **popen)
+        return self.launcher.start(words, preexec_fn=preexec, **popen)
 
     def run(
         self,
@@ -247,7 +234,6 @@ def shell_job(distlaunch):
         opened.append(master)
 
         def own_the_terminal() -> None:
-            as_in_a_fresh_shell()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
         shell = subprocess.Popen(

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests.dap import Client
-from tests.launcher import default_signals
 from tests.ports import free_port
 
 SOURCE = """\
@@ -51,7 +50,6 @@ def test_a_breakpoint_stops_in_both_workers_and_each_is_announced_once(distlaunc
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        preexec_fn=default_signals,
     )
     client = Client(port, source=str(script), line=3)
     try:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import distlaunch
-from tests.launcher import default_signals
 
 MOMENTS = 25
 ROUNDS = 8
@@ -23,7 +22,6 @@ def interrupted(words: list[str], after_s: float) -> tuple[int, str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=default_signals,
     )
     time.sleep(after_s)  # any moment will do
     running.send_signal(2)

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from tests.launcher import default_signals
 from tests.process.loopback import LoopbackLaunchers
 
 # The very end of ``launch.run_job``, with a console that tells how long it would have waited for
@@ -48,7 +47,6 @@ def wind_up(code: int, *numbers: int) -> tuple[str, int]:
         text=True,
         timeout=60,
         check=False,
-        preexec_fn=default_signals,  # the tests may run in the background, where a shell has some ignored
     )
     return done.stdout, done.returncode
 

@@ -10,7 +10,6 @@ import threading
 import pytest
 
 from tests.facts import mentions
-from tests.launcher import default_signals
 
 SOURCE = "import os, sys\nprint(os.path.basename(__file__), os.environ['RANK'], sys.argv[1:], repr(sys.stdin.read()))\n"
 
@@ -87,9 +86,7 @@ def test_torchrun_takes_a_script_from_stdin(distlaunch):
 
 def test_a_script_that_is_typed_runs_when_it_ends(distlaunch):
     ours, theirs = pty.openpty()
-    running = distlaunch.start(
-        ["train", "--num-procs", "2", "-"], stdin=theirs, preexec_fn=default_signals
-    )
+    running = distlaunch.start(["train", "--num-procs", "2", "-"], stdin=theirs)
     os.write(ours, b"import os\nprint('typed', os.environ['RANK'])\n\x04")
     result = running.wait()
     assert [result.lines_of(rank) for rank in (0, 1)] == [["typed 0"], ["typed 1"]]

@@ -13,7 +13,7 @@ import pytest
 
 from distlaunch.coordinator.policy.signals import MERGE_S, SECOND_S
 from tests.facts import mentions
-from tests.process.conftest import as_in_a_fresh_shell, later_than_a_double
+from tests.process.conftest import later_than_a_double
 
 
 def exits(result) -> dict[int, int]:
@@ -427,7 +427,6 @@ print(set(SignalPipe().read()) >= set(ENDING))
         text=True,
         timeout=60,
         check=False,
-        preexec_fn=as_in_a_fresh_shell,
     )
     assert (done.stdout, done.stderr) == ("True\n", "")
 

@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from tests.launcher import PROGRAMS, default_signals
+from tests.launcher import PROGRAMS
 
 SHELL = PROGRAMS / "output_shell.py"
 ROWS, COLUMNS = 30, 200
@@ -25,7 +25,6 @@ HOLD = f"import os, signal, sys, time\nsys.path.insert(0, {str(PROGRAMS)!r})\nim
 
 def _as_a_login_shell_starts_it() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    default_signals()
 
 
 class Screen:
