@@ -10,7 +10,7 @@ from distlaunch.backends.base import BackendOption, Value, option_name
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.duration import read_duration
 from distlaunch.core.model.option_names import Opt
-from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.text import near_choices, printable, quoted
 
 if TYPE_CHECKING:
     from distlaunch.planning.train_options import TrainOptions
@@ -100,7 +100,7 @@ def chosen_options(
             text = "on"
         value = convert_value(option, text)
         if value is None:
-            near = get_close_matches(text.lower(), option.choices, n=1, cutoff=0.6)
+            near = near_choices(text, option.choices)
             hint = f"did you mean {near[0]}?" if near else None
             bounds = f", a whole number from 0 to {_MAX_COUNT}" if option.kind == "count" else ""
             raise ConfigError(

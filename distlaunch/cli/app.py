@@ -33,7 +33,7 @@ from distlaunch.cli.help_layout import terminal_columns
 from distlaunch.cli.option_table import HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.cli.suggestions import drop_in_note, replace_torchrun_option, suggest_command
 from distlaunch.core.errors import UsageError
-from distlaunch.core.model.text import quoted
+from distlaunch.core.model.text import near_choices, quoted
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.render.request import RenderOptions, Target
 
@@ -325,9 +325,10 @@ def _add_completion(app: typer.Typer, environ: Mapping[str, str]) -> None:
 class _Files(_Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            near = near_choices(args[0], list(TARGETS))
             raise UsageError(
                 f"render prints {', '.join(TARGETS)}, and no {quoted(args[0])}",
-                hint="distlaunch render --help",
+                hint=f"did you mean {near[0]}?" if near else "distlaunch render --help",
             )
         return super().resolve_command(ctx, args)
 

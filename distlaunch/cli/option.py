@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import quoted
+from distlaunch.core.model.text import near_choices, quoted
 
 Kind = Literal[
     "text",
@@ -191,28 +191,6 @@ def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
         hint = f"did you mean {near[0]}?" if near else None
         raise option_error(source, f"takes {listed}, not {quoted(text)}", hint=hint)
     return text
-
-
-def near_choices(text: str, choices: Sequence[str], *, most: int = 1) -> list[str]:
-    """Return the choices that a text is likely to mean, the most likely first.
-
-    These are similar words, words that the text begins (``js`` for json), and short forms of the
-    text (``md`` for markdown).
-    """
-    from difflib import get_close_matches
-
-    word = text.strip().lower()
-    by_word = {choice.lower(): choice for choice in choices}
-    near = get_close_matches(word, by_word, n=most)
-    if word:
-        near += [each for each in by_word if each.startswith(word) or _is_short_for(each, word)]
-    return [by_word[each] for each in list(dict.fromkeys(near))[:most]]
-
-
-def _is_short_for(short: str, word: str) -> bool:
-    """Return whether all letters of ``short`` stand in this order in the word, from its first."""
-    letters = iter(word)
-    return short[:1] == word[:1] and all(letter in letters for letter in short)
 
 
 def _read_backend(text: str, source: str) -> str:

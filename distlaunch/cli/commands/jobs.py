@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distlaunch.cli.commands.jobs_options import JOB_OPTIONS
 from distlaunch.cli.error_output import EXIT_INTERRUPTED, print_notice
-from distlaunch.cli.option import convert, near_choices
+from distlaunch.cli.option import convert
 from distlaunch.cli.parser import scan
 from distlaunch.console.escapes import clean_text
 from distlaunch.console.prefixes import may_colour, read_ranks
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import STDOUT
-from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.text import counted, near_choices, printable, quoted
 from distlaunch.jobs.event_text import day_of, event_kinds, event_lines
 from distlaunch.jobs.events import select_events
 from distlaunch.jobs.find import find_job, find_jobs, newer_jobs

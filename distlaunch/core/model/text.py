@@ -8,7 +8,7 @@ output of workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _LONGEST = 80
 _BYTE = "\udc80", "\udcff"
@@ -95,3 +95,25 @@ def format_ranks(ranks: Iterable[int]) -> str:
         parts.append(str(first) if first == last else f"{first}-{last}")
         start = end + 1
     return ",".join(parts)
+
+
+def near_choices(text: str, choices: Sequence[str], *, most: int = 1) -> list[str]:
+    """Return the choices that a text is likely to mean, the most likely first.
+
+    These are similar words, words that the text begins (``js`` for json), and short forms of the
+    text (``md`` for markdown).
+    """
+    from difflib import get_close_matches
+
+    word = text.strip().lower()
+    by_word = {choice.lower(): choice for choice in choices}
+    near = get_close_matches(word, by_word, n=most)
+    if word:
+        near += [each for each in by_word if each.startswith(word) or _is_short_for(each, word)]
+    return [by_word[each] for each in list(dict.fromkeys(near))[:most]]
+
+
+def _is_short_for(short: str, word: str) -> bool:
+    """Return whether all letters of ``short`` stand in this order in the word, from its first."""
+    letters = iter(word)
+    return short[:1] == word[:1] and all(letter in letters for letter in short)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.option_names import Opt
-from distlaunch.core.model.text import quoted
+from distlaunch.core.model.text import near_choices, quoted
 
 if TYPE_CHECKING:
     from distlaunch.planning.allocation import Allocation
@@ -188,8 +188,11 @@ def _with_options(
 
 def _systems_with_markers(environ: Mapping[str, str], wanted: str) -> list[tuple[str, str]]:
     if wanted not in NAMES:
+        near = near_choices(wanted, NAMES)
+        meant = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(
-            f"{Opt.SOURCE(quoted(wanted))}: no such source", hint=f"there is: {', '.join(NAMES)}"
+            f"{Opt.SOURCE(quoted(wanted))}: no such source",
+            hint=f"{meant}there is: {', '.join(NAMES)}",
         )
     return [
         (name, module)

@@ -195,7 +195,7 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
             ["--num-nodes 2: only this machine is known", "--rendezvous HOST:PORT", "--node-rank"],
         ),
         (["--source", "slurm"], ["--source slurm does not apply", "SLURM_JOB_ID"]),
-        (["--source", "slrm"], ["--source 'slrm': no such source"]),
+        (["--source", "slrm"], ["--source 'slrm': no such source", "did you mean slurm?"]),
     ],
     ids=lambda value: (
         " ".join(value) if isinstance(value, list) and value[0].startswith("--") else ""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.cli.option import convert
+from distlaunch.cli.option import convert, read_choice
 from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import fields_of
@@ -227,3 +227,21 @@ def test_any_text_gives_a_value_or_one_printable_line(option, text):
         message = error.message
     assert message == "" or message.isprintable()
     assert len(message) < 250
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("markdown", "md"),
+        ("js", "json"),
+        ("JSN", "json"),
+        ("htm", "html"),
+        ("yaml", None),
+        ("", None),
+        ("\x1b[31m", None),
+    ],
+)
+def test_a_wrong_choice_names_the_nearest(text, near):
+    with pytest.raises(UsageError) as caught:
+        read_choice(text, ("html", "md", "json"), "--format")
+    assert caught.value.hint == (None if near is None else f"did you mean {near}?")
