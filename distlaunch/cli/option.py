@@ -1,4 +1,8 @@
-"""The records of options, and the conversion of their texts to values."""
+"""The records of options, and the conversion of their texts to values.
+
+Functions that read a text raise UsageError if it is from the command line, and ConfigError if it is
+from a variable.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +103,7 @@ class Spelling(Record):
 
     @property
     def negation(self) -> str | None:
-        """The flag that turns a switch off."""
+        """The flag that turns a switch off; None here, for options of other launchers."""
         return None
 
     @property
@@ -128,7 +132,8 @@ class Option(Spelling):
 
     @property
     def negation(self) -> str | None:
-        """The flag that turns off a switch which a variable may have turned on: ``--no-quiet``."""
+        """The flag that turns off a switch which a variable may have turned on: ``--no-quiet``;
+        None for other options."""
         return (
             "--no-" + self.flags[-1][2:]
             if self.kind == "flag" and self.variable is not None

@@ -189,7 +189,8 @@ def _short_steps(word: str, by_flag: Mapping[str, Spelling]) -> list[Step]:
 
 
 def _one_dash_name(word: str, by_flag: Mapping[str, Spelling]) -> Step | None:
-    """Read a name with one dash, such as ``-np``, abbreviated, or with a number attached.
+    """Read a name with one dash, such as ``-np``, abbreviated, or with a number attached; None for
+    another word.
 
     If the first letter is itself an option, only the complete name is accepted.
     """

@@ -220,7 +220,10 @@ def _event_kinds(text: str | None) -> frozenset[str] | None:
 
 
 def _since(job: Job, since_s: float | None) -> float | None:
-    """Return the time in seconds since 1970 that --since means."""
+    """Return the time in seconds since 1970 that --since means; None if it is not given.
+
+    Of a job that has ended, --since counts from its last event.
+    """
     if since_s is None:
         return None
     return (job.changed if job.state.has_ended else time.time()) - since_s

@@ -259,6 +259,7 @@ def _split_options(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]
     """Split the options into those of train and those of render.
 
     A value of ``-o`` without ``=`` is the name of the file, unless the backend has such an option.
+    Raises UsageError if several files are named, or for an option that the backend lacks.
     """
     own = fields_of(RenderOptions)
     backend = values.get("backend", TrainOptions().backend)

@@ -280,7 +280,8 @@ def _parse_entry(
 ) -> _Entry:
     """Parse ``[user@]host[:slots][:key=value]...`` and the ``key=value`` words after it.
 
-    ``cache`` has parsed fields by their text: most lines of a long file have the same.
+    ``cache`` has parsed fields by their text: most lines of a long file have the same. Raises
+    ConfigError.
     """
     word = words[0]
     user: str | None = None
@@ -352,7 +353,7 @@ def _set_field(fields: dict[str, str], key: str, value: str, source: _Source) ->
 
 def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
     """Split ``host:rest`` into host names (several for a range) and the rest, which is None without
-    a colon."""
+    a colon. Raises ConfigError."""
     name, colon, rest = word.partition(":")
     if _PLAIN.fullmatch(name) and ":" not in rest:  # true for nearly all entries of a long file
         _check_ipv4(name, source)

@@ -199,7 +199,10 @@ def _read_nodes(text: str, source: str) -> tuple[int, int]:
 
 
 def _read_streams(text: str, source: str) -> Mapping[int, int] | int:
-    """Parse ``3``, or ``0:3,12:1`` by local rank: 1 stdout, 2 stderr, 3 both."""
+    """Parse ``3``, or ``0:3,12:1`` by local rank: 1 stdout, 2 stderr, 3 both.
+
+    Raises UsageError or ConfigError.
+    """
     if text in ("0", "1", "2", "3"):
         return int(text)
     by_rank: dict[int, int] = {}
