@@ -79,17 +79,19 @@ class NodeLogs:
 
     # --- requests of other shells
 
-    def list(self, attempt: int, ranks: Iterable[tuple[int, int]]) -> Future[tuple[NodeFiles, ...]]:
+    def list(self, attempt: int, ranks: Iterable[object]) -> Future[tuple[NodeFiles, ...]]:
         """Return a future of the log files of these ranks, by node.
 
         ``ranks`` has the first and the last rank of each range. Raises ConfigError.
         """
         known = self._nodes_of(attempt)
-        wanted = {
-            rank
-            for first, last in ranks
-            for rank in range(max(first, 0), min(last + 1, known.world_size))
-        }
+        wanted: set[int] = set()
+        for each in ranks:
+            match each:
+                case [int(first), int(last)]:
+                    wanted.update(range(max(first, 0), min(last + 1, known.world_size)))
+                case _:
+                    raise ConfigError("a range of ranks is no pair of numbers")
         listing = _Listing(
             NodeFiles(node=node, host=known.host(node), ranks=chosen)
             for node in known.numbers

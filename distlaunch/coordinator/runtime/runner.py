@@ -287,8 +287,7 @@ class Runner:
         """
         match fields:
             case {"attempt": int(attempt), "ranks": list(ranks)}:
-                pairs = [(int(first), int(last)) for first, last in ranks]
-                return self._read_node_logs().list(attempt, pairs)
+                return self._read_node_logs().list(attempt, ranks)
         raise ConfigError("the request needs the fields attempt and ranks")
 
     def _on_log_part_request(self, fields: Mapping[str, object]) -> object:

@@ -158,6 +158,13 @@ def test_requests_for_what_is_not_there_are_refused(nodes, fields):
     assert nodes.sent == []
 
 
+@pytest.mark.parametrize("odd", [3, None, [1], [1, 2, 3], ["0", "1"], [0.5, 1.5], {}])
+def test_ranges_that_are_none_are_refused(nodes, odd):
+    with pytest.raises(ConfigError):
+        nodes.logs.list(1, [[0, 1], odd])
+    assert nodes.sent == []
+
+
 def test_open_requests_end_with_the_job(nodes):
     part, waiting = nodes.read(2), nodes.read(2)
     nodes.logs.close()
