@@ -33,6 +33,16 @@ SPECIFIC_FILE_ROWS: tuple[HintRow, ...] = (
     ),
     HintRow(
         kind=K.COMMAND,
+        hint=(
+            "git finds no repository: has the copy of the code on this node no folder .git, or do the "
+            "workers start elsewhere ({Opt.WORKDIR})? Pass the commit in a variable ({Opt.ENV}), or "
+            "let the script go on without it"
+        ),
+        marks=("fatal: not a git repository", "invalidgitrepositoryerror"),
+        when=lambda failure: "dubious ownership" not in failure.lower,
+    ),
+    HintRow(
+        kind=K.COMMAND,
         hint=special.missing_command,
     ),
     HintRow(
@@ -509,7 +519,7 @@ FILE_ROWS: tuple[HintRow, ...] = (
             "safe.directory PATH for the workers' user, or set GIT_CONFIG_COUNT variables "
             "({Opt.ENV})"
         ),
-        marks=("fatal: detected dubious ownership in repository",),
+        marks=("detected dubious ownership in repository",),
         in_output=True,
     ),
     HintRow(

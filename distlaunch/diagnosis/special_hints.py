@@ -116,7 +116,7 @@ def question(failure: Failure) -> str | None:
         if evidence.exception_type is None
         else evidence.exception_type == "bdb.BdbQuit"
     )
-    return f"it found no input; {alone}" if debugged else None
+    return f"a debugger found no input: remove the breakpoint; {alone}" if debugged else None
 
 
 def dashes(failure: Failure) -> str | None:
