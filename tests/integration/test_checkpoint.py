@@ -74,9 +74,9 @@ def uninterrupted(tmp_path_factory) -> set[str]:
 
 
 def test_a_job_whose_worker_is_killed_goes_on_and_is_the_uninterrupted_one_bit_for_bit(
-    distlaunch, tmp_path, uninterrupted
+    train_warm, tmp_path, uninterrupted
 ):
-    result = distlaunch.train(
+    result = train_warm(
         *("--num-procs", "2", "--max-restarts", "1", "--min-uptime", "0"),
         *(PROGRAM, tmp_path / "c", "--steps", "40", "--every", "7", "--at", "31"),
         timeout=180,
@@ -122,7 +122,10 @@ def test_a_signal_to_one_worker_saves_all_of_them_together(train_warm, tmp_path,
 
 def test_term_at_the_launcher_saves_within_the_grace(distlaunch, tmp_path):
     running = distlaunch.start(
-        ["train", "--num-procs", "2", PROGRAM, tmp_path / "c", "--steps", "1000000"]
+        [
+            *("train", "--num-procs", "2", "--preload", PRELOAD),
+            *(PROGRAM, tmp_path / "c", "--steps", "1000000"),
+        ]
     )
     while "state after 0 steps" not in running.stdout:
         assert running.process.poll() is None, running.stderr

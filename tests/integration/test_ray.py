@@ -126,6 +126,7 @@ def cluster(python):
         "RAY_TMPDIR": made,
         "LANG": "C.UTF-8",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": str(PATIENCE_S),  # not 30
     }
     port = free_port()
     running = started(python, port, env)
@@ -194,7 +195,10 @@ def test_workers_of_each_node_are_together_and_reduce_over_all_nodes(in_ray, clu
 
 
 def test_a_launcher_outside_of_the_cluster_needs_no_way_but_rays_client(in_ray, cluster):
-    result = in_ray(cluster.client, "--num-procs", "4", PROGRAM).wait(PATIENCE_S)
+    for _ in range(STARTS):  # the process that Ray starts for each client may end on a busy machine
+        result = in_ray(cluster.client, "--num-procs", "4", PROGRAM).wait(PATIENCE_S)
+        if "Starting Ray client server failed" not in result.stderr:
+            break
     assert result.returncode == 0, result.stderr
     assert reported(result.stdout) == [
         [str(r), "0", "-", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)
