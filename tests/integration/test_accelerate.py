@@ -10,6 +10,9 @@ import pytest
 from tests.facts import mentions
 from tests.launcher import TRAINING
 
+# Accelerate takes some 5 s of processor to be imported by each of the workers.
+pytestmark = pytest.mark.timeout(480)
+
 PROGRAMS = Path(__file__).parents[1] / "programs" / "frameworks"
 CONFIG = """\
 compute_environment: LOCAL_MACHINE
@@ -39,10 +42,9 @@ def train(distlaunch, *words: str, workers: int = 2, warm: bool = True):
     of_start = ["--preload", f"accelerate,{TRAINING},sklearn.datasets"] if warm else []
     command = ["train", "--num-procs", str(workers), "--format", "plain", *of_start]
     command += ["--backend", "accelerate", *words]
-    return distlaunch.run([*command, PROGRAMS / "accelerate_digits.py"], timeout=110)
+    return distlaunch.run([*command, PROGRAMS / "accelerate_digits.py"], timeout=220)
 
 
-@pytest.mark.timeout(240)
 def test_two_workers_have_the_losses_of_one_at_the_same_global_batch(distlaunch):
     (alone,) = reported(train(distlaunch, workers=1))
     both = reported(train(distlaunch))

@@ -24,7 +24,7 @@ from distlaunch.core.model.topology import Node, Topology
 from tests.facts import mentions
 from tests.ports import free_port
 
-PATIENCE_S = 110.0
+PATIENCE_S = 220.0
 PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 FSDP = """\
 compute_environment: LOCAL_MACHINE
@@ -208,7 +208,7 @@ def got(folder) -> list[tuple[dict[str, str], list[str]]]:
     return [tuple(json.loads((folder / name).read_text())) for name in sorted(os.listdir(folder))]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("line", STARTED)
 def test_workers_get_what_accelerate_launch_gives_them(line, folder, distlaunch):
     script = folder / "show.py"
@@ -249,7 +249,7 @@ def test_workers_get_what_accelerate_launch_gives_them(line, folder, distlaunch)
             assert mine["OMP_NUM_THREADS"] == other["OMP_NUM_THREADS"] == "3"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_machines_that_each_have_a_launcher_share_the_number_of_processes(distlaunch, folder):
     script = folder / "show.py"
     script.write_text(SHOW)

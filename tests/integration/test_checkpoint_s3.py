@@ -22,6 +22,7 @@ from tests.s3 import Fault, s3_server
 
 ROOT = "s3://bucket/run"
 PROGRAM = PROGRAMS / "toolkit" / "s3.py"
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +240,7 @@ def test_two_workers_agree_when_a_damaged_one_cannot_be_set_aside(s3):
         [sys.executable, str(PROGRAM), ROOT],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -6,9 +6,6 @@ import math
 
 import kubernetes_validate
 import pytest
-from kubeflow.training import models as training
-from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
-from kubernetes.client import models as core
 
 from tests.unit.render.cluster import SECRET, pods_of
 
@@ -86,6 +83,10 @@ def test_every_pod_is_valid_by_itself(manifests, target, words):
 def closed(kind: str, value: object) -> None:
     """Check a value against a model of kubeflow-training or its client. Unknown fields are
     errors."""
+    # here, since each process of a session imports this module
+    from kubeflow.training import models as training
+    from kubernetes.client import models as core
+
     if kind.startswith("list["):
         for each in value:
             closed(kind[5:-1], each)
@@ -119,6 +120,8 @@ def test_pytorchjobs_have_no_field_that_kubeflows_model_lacks(manifests, words):
 
 @pytest.mark.parametrize("words", [LITTLE, MUCH], ids=["one", "much"])
 def test_trainjobs_have_no_field_that_kubeflows_model_lacks(manifests, words):
+    from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+
     (job,) = manifests("trainjob", *words, *ODD)
     # What a model does not know it drops, so that what comes back is what it knows.
     assert TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
