@@ -61,8 +61,9 @@ def find_job(
 
     In this order: the path of a run directory; ``latest``; the name of a run directory; a job id;
     the beginning of one job id or name. Of several jobs, the newest is meant. With ``only`` the
-    word must mean one job alone, not counting those for which it is false. Raises UsageError if
-    there is none, or several.
+    word must mean one job alone, not counting those for which it is false; ``latest`` means the
+    newest all the same if it was started in the working directory. Raises UsageError if there is
+    none, or several.
     """
     if os.sep in word:
         job = read_job(os.path.realpath(word))
@@ -74,7 +75,7 @@ def find_job(
         return job
     jobs = find_jobs(log_dir, environ)
     if word == LATEST and jobs:
-        return jobs[0]
+        return jobs[0] if only is None else _sure_newest(jobs, only)
     for same in (
         [job for job in jobs if job.name == word],
         [job for job in jobs if job.job_id == word],
@@ -98,6 +99,30 @@ def newer_jobs(job: Job, log_dir: str | None, environ: Mapping[str, str]) -> lis
     same = [each.path for each in jobs if each.job_id == job.job_id]
     newer = same[: same.index(job.path)] if job.path in same else []
     return [each for each in jobs if each.path in newer]
+
+
+def _sure_newest(jobs: list[Job], only: Callable[[Job], bool]) -> Job:
+    """Return the newest job, for a command that changes it.
+
+    Raises UsageError if it was started in another directory, and the user may mean another job.
+    """
+    newest, left = jobs[0], [job for job in jobs if only(job)]
+    if len(left) > 1 and newest in left and not _is_here(newest):
+        raise UsageError(
+            f"the newest job is {printable(newest.name)}, and it was started in another directory: "
+            f"{printable(newest.cwd) or 'not known'}; {LATEST} may also mean: "
+            f"{_list_names([job for job in left if job is not newest])}",
+            hint=f"write the name of the job instead of {LATEST}; distlaunch ps --all lists your jobs",
+        )
+    return newest
+
+
+def _is_here(job: Job) -> bool:
+    """Return whether a job was started in the working directory."""
+    try:
+        return bool(job.cwd) and os.path.samefile(job.cwd, os.curdir)
+    except OSError:
+        return False
 
 
 def _choose_newest(jobs: list[Job], word: str, only: Callable[[Job], bool] | None) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import time
@@ -13,9 +14,10 @@ from distlaunch.core.model.text import counted, name_ranks, printable
 from distlaunch.jobs.job import Job, State
 from distlaunch.jobs.status import JobStatus
 
-_COLUMNS = ("JOB", "STATE", "AGE", "WORKERS", "STEP", "HOST", "COMMAND")
+_COLUMNS = ("JOB", "STATE", "AGE", "WORKERS", "STEP", "HOST", "DIRECTORY", "COMMAND")
 _LONGEST_COMMAND = 60
 _SHORTEST_COMMAND = 12
+_LONGEST_DIRECTORY = 30
 _SILENT_S = 10.0
 _SHOWN_FAILURES = 5
 
@@ -67,8 +69,34 @@ def _job_row(job: Job, status: JobStatus | None, now: float) -> tuple[str, ...]:
         workers,
         step,
         printable(job.host) or "-",
+        _short_directory(job),
         command(job),
     )
+
+
+def _directory(job: Job) -> str:
+    """Return the working directory of a job, with ``~`` for the home directory."""
+    home = os.path.expanduser("~").rstrip("/")
+    cwd = job.cwd
+    if home and (cwd == home or cwd.startswith(f"{home}/")):
+        cwd = f"~{cwd[len(home) :]}"
+    return printable(cwd)
+
+
+def _short_directory(job: Job) -> str:
+    text = _directory(job) or "-"
+    most = _LONGEST_DIRECTORY
+    return text if len(text) <= most else f"...{text[3 - most :]}"
+
+
+def describe_job(job: Job, now: float) -> str:
+    """Return which job this is, as one line: its name, script, directory and age.
+
+    ``now`` is in seconds since 1970.
+    """
+    age = "" if job.started is None else f", started {format_age(now - job.started)} ago"
+    where = f" in {_directory(job)}" if job.cwd else ""
+    return f"job {printable(job.name)}: {command(job)}{age}{where}"
 
 
 def _short_state_text(job: Job, status: JobStatus | None, now: float) -> str:
@@ -105,11 +133,13 @@ def status_lines(status: JobStatus, now: float) -> list[str]:
         ("state", _long_state_text(status, now)),
         ("started", _time_text(job.started, now)),
         ("command", command(job)),
+        ("directory", _directory(job)),
         ("launcher", _launcher_text(status)),
         ("nodes", printable(status.hosts)),
         ("attempt", _attempt_text(status)),
         ("workers", _workers_text(status)),
         ("step", _step_text(status, now)),
+        ("checkpoint", _checkpoint_text(status, now)),
         ("last sign of life", _last_sign_text(status, now)),
         ("last event" if job.exit_code is None else "ended", _last_event_text(job, now)),
         *_failure_rows(status),
@@ -245,11 +275,21 @@ def _step_text(status: JobStatus, now: float) -> str:
         return ""
     low, high = progress["step_min"], progress.get("step_max")
     text = str(low) if high in (None, low) else f"{low} to {high}"
+    if status.job.state.has_ended:
+        return text
     rate = progress.get("steps_per_s")
     if isinstance(rate, (int, float)):
         text += f", {rate:.3g} steps/s"
     when = progress.get("time")
     return f"{text} ({format_age(now - when)} ago)" if isinstance(when, (int, float)) else text
+
+
+def _checkpoint_text(status: JobStatus, now: float) -> str:
+    found = status.checkpoint
+    if found is None:
+        return ""
+    age = "" if found.time is None else f" ({format_age(now - found.time)} ago)"
+    return f"step {found.step:g}{age}"
 
 
 def _time_text(seconds: float | None, now: float) -> str:

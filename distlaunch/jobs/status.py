@@ -97,6 +97,14 @@ class FailureCause(Record):
         }
 
 
+class SavedCheckpoint(Record):
+    """A checkpoint that a worker has reported."""
+
+    step: float
+    time: float | None
+    """When the launcher wrote it down, in seconds since 1970."""
+
+
 class JobStatus(Record):
     """What a job does now. Times are seconds since 1970."""
 
@@ -127,6 +135,8 @@ class JobStatus(Record):
     """When the launcher got it."""
     grace_s: float | None = None
     """The time that workers have to stop (--grace); None if the event file does not have it."""
+    checkpoint: SavedCheckpoint | None = None
+    """The last checkpoint that a worker has reported."""
     is_suspended: bool = False
     """Whether the launcher is stopped (Ctrl-Z, a debugger), and so cannot answer."""
     phase: str | None = None
@@ -179,6 +189,9 @@ class JobStatus(Record):
             },
             "failure": self.failures[-1].line() if self.failures else None,
             "failures": [failure.record() for failure in self.failures],
+            "checkpoint": None
+            if self.checkpoint is None
+            else {"step": self.checkpoint.step, "time": self.checkpoint.time},
             "hang": self.hang or None,
             "report": self.report,
             "metrics": self.metrics,
@@ -306,6 +319,7 @@ def fold_events(job: Job, events: Iterable[Mapping[str, Any]]) -> JobStatus:
         stop_signal=state.stop_signal,
         stop_time=state.stop_time,
         grace_s=state.grace_s,
+        checkpoint=state.checkpoint,
         metrics=None if job.state.has_ended else state.metrics,
     )
 
@@ -326,6 +340,7 @@ class _StatusBuilder:
         self.stop_signal: str | None = None
         self.stop_time: float | None = None
         self.grace_s: float | None = None
+        self.checkpoint: SavedCheckpoint | None = None
 
     def apply(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -365,6 +380,11 @@ class _StatusBuilder:
                 self.hang = summary
             case {"type": "metrics_served", "url": str(url)}:
                 self.metrics = url
+            case {"type": "checkpoint", "step": float(step) | int(step), **more}:
+                when = more.get("time")
+                self.checkpoint = SavedCheckpoint(
+                    step=step, time=when if isinstance(when, (int, float)) else None
+                )
             case {"type": "node_lost"}:
                 self.lost += 1
             case {"type": "progress"}:

@@ -291,6 +291,38 @@ def test_a_job_is_found_by_id_beginning_path_and_job_id(distlaunch):
     assert mentions(distlaunch.run(["status", "EXP"]).stderr, "near: exp")
 
 
+def test_stop_and_rm_name_the_latest_job_and_refuse_one_of_another_directory(distlaunch):
+    put(distlaunch)
+    elsewhere = distlaunch.work / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "go").touch()
+    for name, cwd in (("first", None), ("second", elsewhere)):
+        program = PROGRAMS / "prints_and_waits.py"
+        job = ["train", "--job-id", name, "--num-procs", "1", program, "1"]
+        assert distlaunch.start(job, cwd=cwd).wait(LONG_S).returncode == 0
+    refused = distlaunch.run(["rm", "latest"])
+    assert refused.returncode == 2
+    assert mentions(refused.stderr, "second", elsewhere, "first")
+    assert mentions(distlaunch.run(["ps", "--all"]).stdout, "elsewhere")
+    removed = distlaunch.start(["rm", "latest"], cwd=elsewhere).wait(LONG_S)
+    assert (removed.returncode, mentions(removed.stderr, "second", "prints_and_waits.py")) == (
+        0,
+        True,
+    )
+    removed = distlaunch.run(["rm", "latest"])
+    assert (removed.returncode, mentions(removed.stderr, "first")) == (0, True)
+
+
+def test_logs_say_that_a_rank_has_written_nothing(distlaunch):
+    program = distlaunch.work / "one_prints.py"
+    program.write_text("import os\nif os.environ['RANK'] == '0': print('here')\n")
+    assert distlaunch.train("--num-procs", "2", program).returncode == 0
+    shown = distlaunch.run(["logs", "latest", "--rank", "1"])
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert mentions(shown.stderr, "rank 1", "no output")
+    assert distlaunch.run(["logs", "latest", "--rank", "0"]).stderr == ""
+
+
 def test_a_job_of_a_taken_id_is_called_by_its_directory(distlaunch):
     put(distlaunch)
     words = ["--num-procs", "1", "--job-id", "exp", PROGRAMS / "prints_and_waits.py", "1", "3"]

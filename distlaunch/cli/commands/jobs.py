@@ -24,12 +24,12 @@ from distlaunch.console.prefixes import may_colour, read_ranks
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import STDOUT
-from distlaunch.core.model.text import counted, near_choices, printable, quoted
+from distlaunch.core.model.text import counted, name_ranks, near_choices, printable, quoted
 from distlaunch.jobs.event_text import day_of, event_kinds, event_lines
 from distlaunch.jobs.events import select_events
 from distlaunch.jobs.find import find_job, find_jobs, newer_jobs
 from distlaunch.jobs.job import Job, State, remove_job, wait_for_launcher
-from distlaunch.jobs.show import describe_stop, jobs_table, status_lines
+from distlaunch.jobs.show import describe_job, describe_stop, jobs_table, status_lines
 from distlaunch.jobs.status import job_record, read_status
 from distlaunch.jobs.stop import find_end, stop_job, wait_for_end
 from distlaunch.jobs.worker_logs import (
@@ -83,9 +83,14 @@ class _Request(Record):
     def single_jobs(self, only: Callable[[Job], bool]) -> list[Job]:
         """Return the job that each word means alone, for a command that changes them.
 
-        Jobs for which ``only`` is false do not count. Raises UsageError if there is none.
+        Jobs for which ``only`` is false do not count. A notice says which job another word than a
+        name means. Raises UsageError if there is none.
         """
-        return [self._find_job(word, only) for word in self.words]
+        found = [self._find_job(word, only) for word in self.words]
+        for word, job in zip(self.words, found, strict=True):
+            if word != job.name and os.sep not in word:
+                print_notice(f"{printable(word)} is {describe_job(job, time.time())}")
+        return found
 
     def jobs(self) -> list[Job]:
         """Return the jobs. Raises UsageError if there is none for a word."""
@@ -240,7 +245,9 @@ def _run_logs(request: _Request) -> int:
     remote = _remote_logs(job, partial(_print_unread, job) if follow else unread.append)
     if remote is None and follow:
         _print_other_logs(job, values["attempt"], ranks)
+    has_lines = False
     for line in _selected_lines(job, ranks, values, keep, remote):
+        has_lines = True
         if request.is_json:
             record = {"rank": line.rank, "text": line.text.decode(errors="replace")}
             _write_line(json.dumps(record).encode(), flush=follow)
@@ -254,7 +261,24 @@ def _run_logs(request: _Request) -> int:
         _print_unread(job, each)
     if remote is None and not follow:
         _print_other_logs(job, values["attempt"], ranks)
+    if not (has_lines or follow or unread or job.launchers or job.node_logs):
+        _print_no_lines(job, ranks, values)
     return 0
+
+
+def _print_no_lines(job: Job, ranks: frozenset[int] | None, values: Mapping[str, Any]) -> None:
+    who = "all ranks" if ranks is None else name_ranks(ranks)
+    known = attempts_of(job)
+    shown = values["attempt"] if values["attempt"] is not None else (known[-1] if known else 0)
+    which = any(values[each] is not None for each in ("grep", "since", "tail"))
+    what = (
+        "no line fits"
+        if which
+        else "no output so far"
+        if job.state is State.RUNNING
+        else "no output"
+    )
+    print_notice(f"job {printable(job.name)}, {who}, attempt {shown}: {what}")
 
 
 def _remote_logs(job: Job, on_unread: Callable[[UnreadLogs], None]) -> RemoteLogs | None:
@@ -473,10 +497,13 @@ def _stop_one(job: Job, *, now: bool) -> int:
             f"distlaunch stop {name} --now kills its workers"
         )
         return EXIT_INTERRUPTED
-    killed = read_status(ended).killed
+    status = read_status(ended)
+    killed, saved = status.killed, status.checkpoint
     more = (
         f"; {counted(killed, 'worker')} {'was' if killed == 1 else 'were'} killed" if killed else ""
     )
+    if saved is not None:
+        more += f"; last checkpoint: step {saved.step:g}"
     print_notice(f"job {name} has ended: {_describe_end(ended)}{more}")
     if not wait_for_launcher(ended, _LAUNCHER_S):
         print_notice(f"{_launcher_of(ended)} still runs, for example a command of --on-event")

@@ -38,6 +38,7 @@ TYPES = [
     "progress",
     "job_ended",
     "signal",
+    "checkpoint",
 ]
 FIELDS = [
     "time",
@@ -62,6 +63,7 @@ FIELDS = [
     "argv",
     "cwd",
     "world_size",
+    "step",
 ]
 EVENTS = st.builds(
     lambda kind, fields: {"type": kind, **fields},
@@ -339,3 +341,21 @@ def test_workers_that_have_not_started_count_in_the_total(run_dir):
     assert "1 of 4" in line
     smaller = {"type": "composed", "hosts": "a", "world_size": 2}
     assert fold_events(job, [smaller, *events]).world_size == 2
+
+
+def test_an_ended_job_has_its_last_step_without_a_rate_and_its_last_checkpoint(run_dir):
+    progress = {"type": "progress", "time": 108.0, "step_min": 225, "step_max": 225}
+    events = [
+        {"type": "job_started", "time": 100.0, "cwd": "/work/exp", "argv": ["python", "train.py"]},
+        {**progress, "steps_per_s": 0.658},
+        {"type": "checkpoint", "time": 109.0, "attempt": 0, "rank": 0, "step": 220},
+        {"type": "job_ended", "time": 110.0, "exit_code": 143},
+    ]
+    write(run_dir, events)
+    status = read_status(read_job(str(run_dir)))
+    lines = dict(line.split(maxsplit=1) for line in status_lines(status, 120.0))
+    assert lines["step"] == "225"
+    assert lines["checkpoint"].startswith("step 220")
+    assert lines["directory"] == "/work/exp"
+    assert status.record()["checkpoint"] == {"step": 220, "time": 109.0}
+    assert "/work/exp" in jobs_table([status.job], {}, 120.0)[1]
