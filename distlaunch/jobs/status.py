@@ -97,7 +97,7 @@ class FailureCause(Record):
         }
 
 
-class SavedCheckpoint(Record):
+class LastCheckpoint(Record):
     """A checkpoint that a worker has reported."""
 
     step: float
@@ -135,7 +135,7 @@ class JobStatus(Record):
     """When the launcher got it."""
     grace_s: float | None = None
     """The time that workers have to stop (--grace); None if the event file does not have it."""
-    checkpoint: SavedCheckpoint | None = None
+    checkpoint: LastCheckpoint | None = None
     """The last checkpoint that a worker has reported."""
     is_suspended: bool = False
     """Whether the launcher is stopped (Ctrl-Z, a debugger), and so cannot answer."""
@@ -340,7 +340,7 @@ class _StatusBuilder:
         self.stop_signal: str | None = None
         self.stop_time: float | None = None
         self.grace_s: float | None = None
-        self.checkpoint: SavedCheckpoint | None = None
+        self.checkpoint: LastCheckpoint | None = None
 
     def apply(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -382,7 +382,7 @@ class _StatusBuilder:
                 self.metrics = url
             case {"type": "checkpoint", "step": float(step) | int(step), **more}:
                 when = more.get("time")
-                self.checkpoint = SavedCheckpoint(
+                self.checkpoint = LastCheckpoint(
                     step=step, time=when if isinstance(when, (int, float)) else None
                 )
             case {"type": "node_lost"}:
