@@ -79,6 +79,7 @@ _LOST_PEER_IF_DISTRIBUTED = (
     "connection reset by peer",
     "broken pipe",
     "connection refused",
+    "interrupted system call",  # of a TCPStore that connects when the launcher asks for stacks
 )
 """Texts that show a consequence if a collective library has written them. Otherwise the program may
 have lost another server."""

@@ -581,3 +581,15 @@ def test_rank_that_has_ended_is_named_with_what_it_missed(end_of, lost):
         found.cause.summary == "ended with exit code 0 before the all_reduce that rank 0 waited in"
     )
     assert found.hint_kind == "ranks-that-end-early"
+
+
+def test_connection_that_a_request_for_stacks_has_interrupted_is_no_cause(end_of):
+    """Text of torch 2.13."""
+    late = of_init(
+        "The client socket has timed out after 3000ms while trying to connect to (127.0.0.1, 46229)."
+    )
+    ends = [end_of(1, late), end_of(2, of_init("Interrupted system call"), ended_s=5.1)]
+    ends += [end_of(0, returncode=-15, told_to_stop=True, ended_s=6.0)]
+    at = stack(0, "/home/user/data.py:7:download", "/home/user/train.py:8:<module>")
+    found = diagnose(ends, world_size=3, stacks=[at], script_dir="/home/user")
+    assert (found.cause.ranks, found.hint_kind) == ((0,), "ranks-that-do-not-join")
