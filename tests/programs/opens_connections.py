@@ -20,7 +20,7 @@ if soft < needed:
 
 fields = {
     "t": "Call",
-    "version": 3,
+    "version": 4,
     "release": "1.2.3",
     "job_key": "77",
     "rank": None,
