@@ -129,7 +129,10 @@ class Horovod(Backend):
     def worker_variables(
         self, topology: Topology, node_rank: int, local_rank: int, rank: int
     ) -> Mapping[str, str]:
-        """Return the worker's ranks. Its cross rank counts workers with the same local rank."""
+        """Return the worker's rank, local rank, cross rank and cross size.
+
+        The cross rank numbers the workers with the same local rank; the cross size is their number.
+        """
         cross = self._cross_ranks(topology)
         return {
             "HOROVOD_RANK": str(rank),

@@ -327,6 +327,8 @@ class Writer:
         return part
 
     def _on_written(self, count: int) -> bool:
+        """Count bytes as written, and call ``on_room`` if the buffer has room again. Return False if
+        the writer has given up."""
         with self._cond:
             if self._dead:
                 return False

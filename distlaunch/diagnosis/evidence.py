@@ -793,6 +793,8 @@ def _usage_error(lines: Sequence[str]) -> str | None:
 
 
 def _standing_of_signal(number: int, lines: Sequence[str]) -> Standing:
+    """Return how strong a death by a signal is as evidence of the cause. For SIGABRT the last lines
+    decide."""
     if signal_name(number) in ("SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"):
         return Standing.WEAK
     return (

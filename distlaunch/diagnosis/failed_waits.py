@@ -274,7 +274,7 @@ def how_it_ended(wait: FailedWait) -> str:
 
 def what_they_missed(wait: FailedWait) -> str:
     """Return what the awaited ranks did not come to, with the ranks that waited there: ``the
-    all_reduce in which ranks 0-1 waited``."""
+    all_reduce that ranks 0-1 waited in``."""
     ranks = name_ranks(wait.ranks)
     match wait.kind:
         case WaitKind.BARRIER:

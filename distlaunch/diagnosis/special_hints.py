@@ -428,7 +428,7 @@ def aborted_at_exit(failure: Failure) -> bool:
 
 
 def crashed_somewhere(failure: Failure) -> bool:
-    """Return whether native code crashed and nothing shows where."""
+    """Return whether SIGABRT or SIGSEGV ended the worker and nothing shows where."""
     evidence = failure.evidence
     return (
         evidence.end.returncode in (-6, -11)

@@ -51,10 +51,11 @@ StepTime = tuple[float, float]
 
 
 def slowest_rank(step_times: Mapping[int, StepTime]) -> int | None:
-    """Return the rank with the longest steps; None if they are not longer than those of the others
-    by more than reports can show.
+    """Return the rank with the longest steps. Return None if they are not clearly longer
+    (LEAST_RATIO, LEAST_DELAY_S), or if fewer than two ranks have enough steps.
 
-    Of two ranks the other one is the measure, of more the median.
+    With two ranks, the slower one is compared with the other. With more, it is compared with the
+    median.
     """
     judged = _judged(step_times)
     if len(judged) < 2:

@@ -249,6 +249,7 @@ def signal_name(number: int) -> str:
 
 
 def _last_event_text(job: Job, now: float) -> str:
+    """Return when the job last changed; of a job that has ended, also how long it ran."""
     text = _time_text(job.changed, now)
     if job.exit_code is None or job.started is None:
         return text

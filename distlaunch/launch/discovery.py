@@ -181,11 +181,13 @@ def _guard(
 
 
 def _become_command(
-    command: str, environ: Mapping[str, str], guard: int, output: int, errors: int
+    command: str, environ: Mapping[str, str], guard_pid: int, output: int, errors: int
 ) -> NoReturn:
+    """Replace this process by the command. ``guard_pid`` is the parent, with which the command ends;
+    ``output`` and ``errors`` become stdout and stderr."""
     try:
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != guard:  # the guard was killed before the line above took effect
+        if os.getppid() != guard_pid:  # the guard was killed before the line above took effect
             os._exit(NO_WORKER)
         os.setsid()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """Work with DTensors, of which each worker has a shard.
 
-torch 2.2 to 2.4 have DTensor in another module.
+``is_sharded`` does not import DTensor, because torch 2.2 to 2.4 have it in another module.
+``sharded_like`` imports ``torch.distributed.tensor`` if ``like`` is a DTensor.
 """
 
 from __future__ import annotations

@@ -414,6 +414,8 @@ def _option_words(option: Option, options: TrainOptions) -> tuple[str, ...]:
 
 
 def _option_text(value: object) -> str:
+    """Return a value as the text of an option: ``0.5``; ``2:4`` for a range. Raises ConfigError for
+    another kind of value."""
     match value:
         case int() | str():
             return str(value)

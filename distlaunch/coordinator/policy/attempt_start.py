@@ -133,7 +133,8 @@ class AttemptStart:
         return nodes, actions
 
     def note(self, losses: Sequence[Loss]) -> None:
-        """Store lost nodes for the next notice about nodes, which names them."""
+        """Store which nodes were lost, and why, instead of what was stored before. The next notice
+        about nodes names them."""
         self._node_setup.left = who_left(losses)
 
     def replaces(self) -> bool:

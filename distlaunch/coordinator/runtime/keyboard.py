@@ -1,4 +1,5 @@
-"""Pass keystrokes to the only worker, if it has the user's terminal."""
+"""Pass keystrokes to the only worker, if it uses the user's terminal through a
+pseudo-terminal."""
 
 from __future__ import annotations
 

@@ -177,7 +177,8 @@ class OutputFiles:
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set the function to call, from any thread, each time ``has_room`` changes to True."""
+        """Set the function to call, from any thread, each time ``has_room`` changes to True, or if
+        ``tick`` is due earlier."""
         self._sink.on_room(wake)
 
 

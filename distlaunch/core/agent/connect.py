@@ -656,7 +656,8 @@ class SeveralHostAddresses:
 
     @property
     def settled(self) -> threading.Event:
-        """An event that is set once an address is known, or no lookup is running."""
+        """An event that is set if an address is known or no lookup is running; otherwise when one
+        of the running lookups ends. Get it again after each wait."""
         awaited = (
             [] if self.known else [one.settled for one in self._each if not one.settled.is_set()]
         )

@@ -388,8 +388,8 @@ class _RayConnection(TcpConnection):
 
 
 def _driver_sys_path() -> list[str]:
-    """Return ``sys.path`` for the driver, with the working directory, which ``python -m`` puts
-    first, last."""
+    """Return ``sys.path`` for the driver. The working directory, which ``python -m`` puts first,
+    comes last."""
     here = os.getcwd()
     return sorted(sys.path, key=lambda each: each in {"", here})
 

@@ -137,7 +137,8 @@ def rename_process(name: str, title: str) -> None:
 
 
 def ignore_signals(ignored: Collection[int], *, default: Collection[int] = ()) -> None:
-    """Ignore signals, or reset them to their default, without Python's signal handling.
+    """Ignore the signals in ``ignored`` and reset those in ``default``, by the C library instead of
+    Python's ``signal``.
 
     For a process without handlers that should write little to memory shared with its parent.
     """
