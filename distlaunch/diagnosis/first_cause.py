@@ -141,7 +141,7 @@ def diagnose(
     broken = {one.end.rank: one for one in _broken_before(first_s, ends, in_script)}
     best = min((*seen.values(), *broken.values()), key=lambda one: (one.standing, one.failed_s))
     if best.standing >= Standing.TIMED_OUT:
-        best = _cause_of_a_stopped_one(ends, seen, in_script) or best
+        best = _cause_of_a_stopped_one(first_s, ends, seen, in_script) or best
     code = 1 if best.summary == _WHILE_ENDING else best.end.returncode
     broken |= _broken_with(best, first_s, ends, in_script)
     same = (*_same(best, seen, eligible), *_stopped_alike(best, bad))
@@ -391,12 +391,21 @@ def _as_if_it_had_ended(end: WorkerExit) -> FailureEvidence:
 
 
 def _cause_of_a_stopped_one(
-    ends: Sequence[WorkerExit], seen: dict[int, FailureEvidence], in_script: Mapping[int, bool]
+    first_s: float,
+    ends: Sequence[WorkerExit],
+    seen: dict[int, FailureEvidence],
+    in_script: Mapping[int, bool],
 ) -> FailureEvidence | None:
-    """Return the evidence of a worker that had printed its own exception before it was stopped;
-    None if none had."""
+    """Return the evidence of the first stopped worker that had printed its own exception; None if
+    there is none.
+
+    A worker whose script still ran (``in_script``) at the first failure had survived what it had
+    printed until then.
+    """
     for end in ends[:_READ_WHOLE]:
-        if end.rank in seen or not end.told_to_stop or in_script.get(end.rank, False):
+        if end.rank in seen or not end.told_to_stop:
+            continue
+        if in_script.get(end.rank, False) and printed_s(end) <= first_s:
             continue
         if was_stopped(end) or end.returncode == 0:
             evidence = _as_if_it_had_ended(end)

@@ -88,20 +88,25 @@ class DetachedLauncher:
         with suppress(OSError):
             if os.fstat(STDOUT).st_size < CONSOLE_BYTES:
                 return
+            with suppress(FileNotFoundError):  # left by an attempt that failed half-way
+                os.unlink(self._path + _NEW)
             console = _new_console(self._path + _NEW)
-            os.replace(self._path, self._path + BEFORE)
-            os.replace(self._path + _NEW, self._path)
-            for number in (STDOUT, STDERR):
-                os.dup2(console, number)
-            os.close(console)
+            try:
+                with suppress(FileNotFoundError):  # somebody has removed it
+                    os.replace(self._path, self._path + BEFORE)
+                os.replace(self._path + _NEW, self._path)
+                for number in (STDOUT, STDERR):
+                    os.dup2(console, number)
+            finally:
+                os.close(console)
 
     def on_started(self) -> None:
-        """Tell the waiting command that all workers have started, so that it returns."""
+        """Send the waiting command the message that all workers have started, so that it returns."""
         self._send({"started": True})
         os.close(self._status)
 
     def on_alive(self) -> None:
-        """Tell the waiting command that systemd-run has started the launcher."""
+        """Send the waiting command the message that systemd-run has started the launcher."""
         self._send({"alive": True})
 
     def _copy(self, console: int, offset: int) -> int:

@@ -17,21 +17,30 @@ def threads_of(pid: int) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("Threads:")).split()[1])
 
 
-@pytest.mark.parametrize("words", [(), ("--preload", "torch")], ids=["cold", "preloaded"])
-def test_the_rank_that_is_behind_is_named_with_the_collective(distlaunch, words):
-    running = distlaunch.start(
-        ["train", "--num-procs", "3", *words, PROGRAMS / "left_behind.py", "1"]
-    )
+def wait_until_ready(distlaunch, running) -> None:
+    """Wait until the three workers have their process groups."""
     running.wait_for(
         lambda: all((distlaunch.work / f"ready-{rank}").exists() for rank in range(3)),
         "process groups",
         timeout=LONG_S,
     )
 
+
+def stacks_of_latest(distlaunch) -> dict:
+    result = distlaunch.run(["stack", "latest", "--format", "json"])
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("words", [(), ("--preload", "torch")], ids=["cold", "preloaded"])
+def test_the_rank_that_is_behind_is_named_with_the_collective(distlaunch, words):
+    running = distlaunch.start(
+        ["train", "--num-procs", "3", *words, PROGRAMS / "left_behind.py", "1"]
+    )
+    wait_until_ready(distlaunch, running)
+
     def waits() -> dict | None:
-        result = distlaunch.run(["stack", "latest", "--format", "json"])
-        assert result.returncode == 0, result.stderr
-        found = json.loads(result.stdout)
+        found = stacks_of_latest(distlaunch)
         [group] = found["process_groups"]
         return group if group["waiting"] == [0, 2] else None
 
@@ -45,16 +54,10 @@ def test_the_rank_that_is_behind_is_named_with_the_collective(distlaunch, words)
 
 def test_a_rank_that_has_begun_no_collective_is_behind_in_each_of_its_groups(distlaunch):
     running = distlaunch.start(["train", "--num-procs", "3", PROGRAMS / "first_collective.py"])
-    running.wait_for(
-        lambda: all((distlaunch.work / f"ready-{rank}").exists() for rank in range(3)),
-        "process groups",
-        timeout=LONG_S,
-    )
+    wait_until_ready(distlaunch, running)
 
     def waits() -> dict | None:
-        result = distlaunch.run(["stack", "latest", "--format", "json"])
-        assert result.returncode == 0, result.stderr
-        found = json.loads(result.stdout)
+        found = stacks_of_latest(distlaunch)
         is_there = [group["waiting"] for group in found["process_groups"]] == [[0], [2]]
         return found if is_there else None
 

@@ -456,15 +456,16 @@ def _run_attach(request: _Request) -> int:
 
 @contextmanager
 def _terminable_until_end(job: Job) -> Iterator[None]:
-    """Ignore SIGTERM from the end of the job on.
+    """Ignore SIGTERM from the end of the job on, until this process has ended.
 
     A step of Slurm in the allocation of the job gets SIGTERM when the batch script ends, and that
     is at once after the job.
     """
+    has_ended = False
 
     def on_term(number: int, _frame: object) -> None:
         with suppress(ConfigError):
-            if find_end(job) is not None:
+            if has_ended or find_end(job) is not None:
                 return
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
@@ -475,8 +476,11 @@ def _terminable_until_end(job: Job) -> Iterator[None]:
     signal.signal(signal.SIGTERM, on_term)
     try:
         yield
+        with suppress(ConfigError):
+            has_ended = find_end(job) is not None
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not has_ended:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run_stop(request: _Request) -> int:

@@ -176,6 +176,8 @@ class JoinedRunner:
         """Whether this launcher leaves the job although the coordinator is not lost."""
         self._exit_code: int | None = None
         self._message_check = CoordinatorMessageCheck()
+        self._log_requests: set[int] = set()
+        """Serial numbers of this connection's requests for logs that are not answered."""
         self._restart_rule = RestartRule(allowed=settings.max_restarts)
         self._running: int | None = None
         """The attempt whose workers run on this node."""
@@ -264,6 +266,7 @@ class JoinedRunner:
         self._joined_at = time.monotonic()
         self._silence.reset()
         self._message_check.joined()
+        self._log_requests.clear()
         self._coordinator.open(connection)
 
     def _send_launcher_info(self) -> None:
@@ -389,10 +392,11 @@ class JoinedRunner:
                 | m.Prepare()
                 | m.CollectStacks()
                 | m.ReadUsage()
-                | m.ListLogs()
-                | m.ReadLog()
                 | m.Reach()
             ):
+                own.handle(message)
+            case m.ListLogs() | m.ReadLog():
+                self._log_requests.add(message.serial)
                 own.handle(message)
             case _:
                 pass
@@ -460,6 +464,10 @@ class JoinedRunner:
         if isinstance(message, m.SpawnerSignalled):
             self._take_signal(message.signum, spawner=True)
             return
+        if isinstance(message, (m.LogList, m.LogPart)):
+            if message.serial not in self._log_requests:
+                return  # it was asked for on an earlier connection
+            self._log_requests.discard(message.serial)
         self._send(message)
         self._note(message)
         if isinstance(message, m.AgentFailed):

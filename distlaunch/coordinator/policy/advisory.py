@@ -1,12 +1,14 @@
 """Guard the code that only observes a job, so that a fault of ours there does not end the job. No I/O.
 
-Code that decides what happens to the job (attempts, restarts, signals) is not guarded.
+Code that decides what happens to the job (attempts, restarts, signals) is not guarded. It also works
+without the parts that are: without hang detection no hang ends the job, and without a first cause the
+exit codes of the workers decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
@@ -104,13 +106,13 @@ class Advisory:
         import traceback
 
         text = " ".join(traceback.format_exception_only(exc)[-1].split())
-        self._on_fault(
-            AdvisoryFault(
-                part=part,
-                text=printable(text)[:_TEXT_CHARS],
-                traceback="".join(traceback.format_exception(exc)),
-            )
+        fault = AdvisoryFault(
+            part=part,
+            text=printable(text)[:_TEXT_CHARS],
+            traceback="".join(traceback.format_exception(exc)),
         )
+        with suppress(Exception):  # a fault that cannot be reported does not end the job, either
+            self._on_fault(fault)
 
     def is_off(self, part: AdvisoryPart) -> bool:
         """Return whether a part is not used any longer, because of a fault."""

@@ -267,15 +267,17 @@ class JobPolicy:
     def _of_progress(
         self, instead: T, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return self._advisory.call(AdvisoryPart.PROGRESS, instead, function, *args, **kwargs)
+        """Call a function of ``progress``. After a fault there, the restart rule uses --min-uptime,
+        as for workers that report nothing."""
+        result = self._advisory.call(AdvisoryPart.PROGRESS, instead, function, *args, **kwargs)
+        if self._advisory.is_off(AdvisoryPart.PROGRESS):
+            self.progress = Progress()
+        return result
 
     def _take_faults(self) -> list[Action]:
-        """Return the faults since the last call. After one in ``progress``, the restart rule uses
-        --min-uptime, as for workers that report nothing."""
+        """Return the faults since the last call."""
         faults: list[Action] = [*self._faults]
         self._faults.clear()
-        if faults and self._advisory.is_off(AdvisoryPart.PROGRESS):
-            self.progress = Progress()
         return faults
 
     def _stop_without_stacks(self) -> list[Action]:

@@ -25,6 +25,7 @@ _REQUESTS_PER_S = 24.0
 """For one node. A joined launcher accepts 64 messages in a second."""
 _PARTS_IN_FLIGHT = 4
 """``ReadLog`` requests to all nodes together."""
+_MOST_OFFSET = 1 << 62
 _NOT_CONNECTED = "it is not connected"
 _SILENT = "it did not answer in time"
 _ENDING = "the job has ended"
@@ -86,7 +87,10 @@ class NodeLogs:
         """
         known = self._nodes_of(attempt)
         wanted: set[int] = set()
-        for each in ranks:
+        ranges = list(ranks)
+        if len(ranges) > known.world_size:
+            raise ConfigError(f"{len(ranges)} ranges of ranks are more than the job has ranks")
+        for each in ranges:
             match each:
                 case [int(first), int(last)]:
                     wanted.update(range(max(first, 0), min(last + 1, known.world_size)))
@@ -117,7 +121,12 @@ class NodeLogs:
         """
         known = self._nodes_of(attempt)
         node = next((each for each in known.numbers if rank in known.ranks(each)), None)
-        if node is None or offset < 0 or size < 1 or stream not in (None, *_STREAMS):
+        if (
+            node is None
+            or not 0 <= offset < _MOST_OFFSET
+            or size < 1
+            or stream not in (None, *_STREAMS)
+        ):
             raise ConfigError(f"attempt {attempt} has no such log of rank {rank}")
         future: Future[dict[str, str]] = Future()
 
@@ -182,7 +191,7 @@ class NodeLogs:
         return parts < _PARTS_IN_FLIGHT
 
     def on_message(self, node: int, message: object) -> bool:
-        """Take a message of a node if it is an answer. Return whether it is one.
+        """Handle an answer of a node. Return False for any other message.
 
         An answer that comes too late has no effect.
         """

@@ -499,7 +499,10 @@ class Runner:
                 self._policy.deadline(),
                 self._transport.deadline(),
                 series_due,
-                *(asking.deadline() for asking in self._asking()),
+                *(
+                    self.advisory.call(AdvisoryPart.CONTROL, None, asking.deadline)
+                    for asking in self._asking()
+                ),
             )
             if time is not None
         ]

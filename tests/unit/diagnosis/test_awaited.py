@@ -338,6 +338,18 @@ def test_an_error_that_the_awaited_rank_has_survived_is_in_the_report(end_of, ta
     assert mentions(written, "rank 2", told)
 
 
+def test_an_error_that_the_awaited_rank_prints_after_its_stack_was_taken_is_the_cause(end_of):
+    away = stack(2, "/home/user/data.py:7:read", "/home/user/train.py:12:<module>")
+    ends = [end_of(0, timed_out(), ended_s=5.0)]
+    ends += [
+        end_of(2, OWN_ERROR, returncode=-15, told_to_stop=True, ended_s=6.0, traceback_age_s=0.8)
+    ]
+    found = diagnose(ends, world_size=2, stacks=[away], script_dir="/home/user")
+    assert found.cause.ranks == (2,)
+    assert not found.cause.awaited
+    assert found.cause.exception_type == "OSError"
+
+
 # --- hints
 
 AWAY = stack(2, "/home/user/data.py:7:load", "/home/user/train.py:12:<module>")

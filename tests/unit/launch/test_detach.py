@@ -110,7 +110,10 @@ from distlaunch.launch import detach
 detach.CONSOLE_BYTES = 100
 launcher = detach.DetachedLauncher(os.pipe()[1], os.memfd_create("early"))
 launcher.on_run_dir(sys.argv[1])
+removed = sys.argv[2:]
 for text in (b"a" * 50, b"b" * 50, b"c", b"d" * 100, b"e"):
+    if text[:1].decode() in removed:
+        os.unlink(sys.argv[1] + "/console.log")
     os.write(1, text)
     launcher.on_output(1 << 20)
 os.write(2, b"f")
@@ -122,3 +125,10 @@ def test_a_full_console_is_kept_and_a_new_one_is_begun(tmp_path):
     assert (tmp_path / "console.log.1").read_text() == "c" + "d" * 100
     assert (tmp_path / "console.log").read_text() == "ef"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["console.log", "console.log.1"]
+
+
+def test_a_console_that_somebody_has_removed_is_begun_again(tmp_path):
+    (tmp_path / "console.log.new").touch()
+    subprocess.run([sys.executable, "-c", WRITES, tmp_path, "d"], check=True, timeout=60)
+    assert (tmp_path / "console.log").read_text() == "ef"
+    assert not (tmp_path / "console.log.new").exists()

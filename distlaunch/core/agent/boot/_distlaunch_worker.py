@@ -131,7 +131,7 @@ class Worker:
             os.kill(os.getpid(), server.signal.SIGINT)
 
     def _place_descriptors(self, descriptors: list[int]) -> None:
-        """Give the descriptors their numbers in the worker, and close the reserved ones."""
+        """Move the descriptors to their numbers in the worker, and close the reserved ones."""
         for descriptor, number in zip(
             [self._outside(each) for each in descriptors], self.numbers, strict=True
         ):

@@ -65,6 +65,8 @@ def answer(request: m.ListLogs | m.ReadLog, logs: Logs) -> m.LogList | m.LogPart
         return _part(request, directory, layout)
     except OSError as exc:
         return _refusal(request, exc.strerror or str(exc))
+    except (ValueError, OverflowError) as exc:  # numbers that no file has
+        return _refusal(request, str(exc))
 
 
 def _refusal(request: m.ListLogs | m.ReadLog, problem: str) -> m.LogList | m.LogPart:

@@ -15,7 +15,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from distlaunch.core.protocol import agent_messages as m
@@ -23,6 +23,8 @@ from distlaunch.core.protocol import agent_messages as m
 _MOST_BYTES = 4 << 20
 _GROUPS = 16
 """Largest number of process groups of a worker in an answer."""
+_GROUPS_MADE = 64
+"""Largest number of groups that ``boot/_distlaunch_groups.py`` sends."""
 _TEXT_CHARS = 200
 _DIMENSIONS = 16
 """Largest number of dimensions of a tensor."""
@@ -162,7 +164,7 @@ def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
     for entry in record.get("entries", ()):
         if not entry["is_p2p"] and not entry["retired"] and entry["state"] != "completed":
             pending.setdefault(_short_text(entry["pg_id"]), []).append(entry)
-    made = _groups_made(record.get("distlaunch_groups"), pending)
+    made = _groups_made(record.get("distlaunch_groups"), pending, record["pg_status"])
     found = {}
     for key, status in list(record["pg_status"].items())[:_GROUPS]:
         number = _short_text(key)
@@ -186,7 +188,7 @@ def _groups_in(record: Any) -> tuple[m.ProcessGroup, ...]:
 
 
 def _groups_made(
-    given: Any, pending: Mapping[str, Sequence[Mapping[str, Any]]]
+    given: Any, pending: Mapping[str, Sequence[Mapping[str, Any]]], status: Iterable[object]
 ) -> dict[str, tuple[str, str]]:
     """Return name and description of each group by torch's number for it.
 
@@ -202,6 +204,8 @@ def _groups_made(
     for number, entries in pending.items():
         if made.get(number) != _names(entries[0]):
             return {}
+    if len(made) < _GROUPS_MADE and not {_short_text(key) for key in status} <= made.keys():
+        return {}  # a number that is too high: groups before it are gone
     return made
 
 

@@ -287,6 +287,23 @@ def test_a_coordinator_that_comes_back_learns_how_far_the_job_was(joined_launche
     assert [start.attempt for start in launcher.handled(m.Start)] == [2, 3]
 
 
+def test_an_answer_to_an_earlier_coordinator_is_not_sent_to_the_next_one(joined_launcher):
+    def listed(serial: int):
+        return lambda: launcher.own.say(m.LogList(serial=serial, files=(), index_bytes=0))
+
+    def asks(serial: int) -> m.ListLogs:
+        return m.ListLogs(serial=serial, attempt=0, ranks=(2,))
+
+    launcher = joined_launcher(
+        *(commence(), asks(1), listed(1), asks(2), lambda: None, CLOSED),
+        max_restarts=1,
+        again=[[commence(1), listed(2), asks(3), listed(3), lambda: None, VERDICT]],
+    )
+    assert launcher.run() == 7
+    assert [each.serial for each in launcher.sent(m.LogList)] == [1]
+    assert [each.serial for each in launcher.sent(m.LogList, 1)] == [3]
+
+
 def test_the_name_of_a_job_that_goes_on_under_another_is_its_new_workers_and_noted(joined_launcher):
     launcher = joined_launcher(
         commence(), CLOSED, max_restarts=1, again=[[commence(1), VERDICT]], names=["j-2"]

@@ -216,3 +216,17 @@ def test_a_coordinator_names_no_directory_of_a_joined_launcher():
         check.check(request, running=True)
         with pytest.raises(ProtocolError):
             check.check(replace(request, directory="/etc"), running=True)
+
+
+@pytest.mark.parametrize("ranges", [[(0, 1)] * 9, [(0,)], ["0-1"]])
+def test_ranges_that_are_none_or_too_many_are_refused(nodes, ranges):
+    with pytest.raises(ConfigError):
+        nodes.logs.list(1, ranges)
+    assert nodes.sent == []
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 63])
+def test_an_offset_that_no_file_has_is_refused(nodes, offset):
+    with pytest.raises(ConfigError):
+        nodes.read(2, offset=offset)
+    assert nodes.sent == []

@@ -83,6 +83,15 @@ def test_groups_that_do_not_fit_the_record_are_not_believed():
     assert (group.number, group.name) == ("0", "default_pg")
 
 
+def test_names_are_not_believed_if_a_group_has_a_number_above_all_that_are_left():
+    """Group 1 was destroyed: the second group that is left has number 2, not 1."""
+    made = {"distlaunch_groups": [["0", "default_pg"], ["2", "pair"]]}
+    status = {"0": {"last_enqueued_collective": "9"}, "2": {"last_enqueued_collective": "4"}}
+    data = json.dumps({**made, "entries": [], "pg_status": status}).encode()
+    found = {group.number: (group.name, group.enqueued) for group in f.parse_record(data)}
+    assert found == {"0": ("", 9), "2": ("", 4)}
+
+
 class Runs:
     """Its pickle would make a directory."""
 
