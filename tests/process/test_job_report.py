@@ -149,12 +149,22 @@ def test_a_browser_shows_the_page_in_both_colour_schemes(distlaunch, resumed, sc
     page.write_text(page.read_text().replace("</body>", f"{CHECK}</body>"))
     done = subprocess.run(
         [
-            browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", "--window-size=1100,900",
-            f"--user-data-dir={tmp_path}/browser", "--disable-dev-shm-usage",
-            f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", f"file://{page}",
+            browser,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--dump-dom",
+            "--window-size=1100,900",
+            f"--user-data-dir={tmp_path}/browser",
+            "--disable-dev-shm-usage",
+            f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
+            f"file://{page}",
         ],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title is not None, done.stderr
     found = json.loads(html.unescape(title.group(1)))

@@ -24,5 +24,5 @@ try:
     save()
     steps(10**9)
 except PermissionError:
-    time.sleep(2.2)
+    time.sleep(3)
     raise
