@@ -252,8 +252,14 @@ def test_status_of_an_ended_job_has_its_length_and_how_each_rank_ended(run_dir):
     write(
         run_dir,
         [
-            {"time": NOW - 90, "type": "job_started", "job_id": "job", "world_size": 3,
-             "argv": ["python", "train.py"], **this_process().fields()},
+            {
+                "time": NOW - 90,
+                "type": "job_started",
+                "job_id": "job",
+                "world_size": 3,
+                "argv": ["python", "train.py"],
+                **this_process().fields(),
+            },
             {"time": NOW - 89, "type": "attempt_started", "attempt": 0},
             *(
                 {"time": NOW - 2, "type": "worker_exited", "rank": rank, "returncode": code}
@@ -261,7 +267,7 @@ def test_status_of_an_ended_job_has_its_length_and_how_each_rank_ended(run_dir):
             ),
             {"time": NOW - 1, "type": "job_ended", "exit_code": 1},
         ],
-    )  # fmt: skip
+    )
     os.utime(run_dir / "events.jsonl", (NOW - 1, NOW - 1))
     lines = status_lines(read_status(read_job(str(run_dir))), NOW)
     rows = dict(line.split(maxsplit=1) for line in lines)
