@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster import slurm_jobs
 from tests.cluster.slurm_jobs import ROOT
+from tests.launcher import PROGRAMS
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -61,3 +62,26 @@ def test_a_job_in_a_batch_script_is_seen_and_stopped_by_srun(slurm):
     done = job.wait()
     assert (done.state, done.exit_code) == ("FAILED", f"{128 + signal.SIGTERM}:0"), done.output
     assert ask("status", "exp")["state"] == "stopped"
+
+
+def test_logs_that_are_on_the_nodes_of_a_running_job_are_read_from_them(slurm):
+    here = slurm.work / "node-logs"
+    here.mkdir()
+    variables = {"XDG_STATE_HOME": f"{slurm.work}/state", "PYTHONPATH": str(ROOT)}
+    exports = " ".join(f"{name}={value}" for name, value in variables.items())
+    train = f"train --job-id far --procs-per-node 1 --device cpu --node-logs {here}/$SLURM_JOB_ID"
+    job = slurm.submit(
+        f"cd {here}\nexport {exports}\n"
+        f"exec {sys.executable} -m distlaunch {train} {PROGRAMS}/prints_and_waits.py 2 0\n",
+        *("-N2", "-w", "n1,n2"),
+    )
+
+    slurm_jobs.until(lambda: len(list(here.glob("printed-0-*"))) == 2, "workers")
+    asked = (sys.executable, "-m", "distlaunch", "logs", "far", "--format", "json")
+    shown = [json.loads(line) for line in slurm.run(*asked, **variables).splitlines()]
+    assert sorted((each["rank"], each["text"]) for each in shown) == [
+        (rank, f"attempt 0 rank {rank} line {number}") for rank in (0, 1) for number in (0, 1)
+    ]
+    (here / "go").touch()
+    [finished] = slurm.wait(job)
+    assert finished.exit_code == "0:0"
