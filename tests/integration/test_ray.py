@@ -78,6 +78,7 @@ class Cluster:
             *map(str, (port, NODES, CPUS, GPUS)),
         ]
         pipe = subprocess.PIPE
+        self._folder = env["RAY_TMPDIR"]
         self.process = subprocess.Popen(
             words, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
         )
@@ -89,6 +90,14 @@ class Cluster:
         line = self.process.stdout.readline().strip()
         assert line, f"the cluster ended with {self.process.wait()}"
         return line
+
+    def logs(self, pattern: str) -> str:
+        """Return the ends of Ray's own logs."""
+        return "\n".join(
+            f"{path}: {path.read_text(errors='replace')[-2000:]}"
+            for path in Path(self._folder).rglob(pattern)
+            if path.is_file()
+        )
 
     def do(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -199,7 +208,7 @@ def test_a_launcher_outside_of_the_cluster_needs_no_way_but_rays_client(in_ray, 
         result = in_ray(cluster.client, "--num-procs", "4", PROGRAM).wait(PATIENCE_S)
         if "Starting Ray client server failed" not in result.stderr:
             break
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, f"{result.stderr}\n{cluster.logs('ray_client_server*.err')}"
     assert reported(result.stdout) == [
         [str(r), "0", "-", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)
     ]

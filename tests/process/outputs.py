@@ -9,9 +9,7 @@ from tests.launcher import PROGRAMS
 
 BYTES, LINES = PROGRAMS / "output_bytes.py", PROGRAMS / "output_lines.py"
 LONG_LINE, FLOOD, DISK = (PROGRAMS / f"output_{name}.py" for name in ("long_line", "flood", "disk"))
-PEAK_KB = 40 << 10
-"""The launcher has some 20 MB, up to 6 MB of output for a slow reader, and copies of a part of it
-while that is split and joined."""
+PEAK_KB = 32 << 10
 
 
 def script(distlaunch, source: str) -> Path:

@@ -58,7 +58,8 @@ class AgentActor:
             env=environ,
             start_new_session=True,
         )
-        threading.Thread(target=self._read_stderr, daemon=True).start()
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
         threading.Thread(target=self._send_code, args=(code,), daemon=True).start()
         until = time.monotonic() + within_s
         received = b""
@@ -111,6 +112,8 @@ class AgentActor:
             code = self._agent.wait(2.0)
         except subprocess.TimeoutExpired:
             code = None
+        else:
+            self._stderr_reader.join(1.0)  # another process may have stderr open for longer
         lines = [
             line.strip()
             for line in self._stderr.decode(errors="replace").splitlines()
