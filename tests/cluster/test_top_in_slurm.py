@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def test_the_agents_of_a_step_answer(slurm):
-    job = slurm_jobs.Job(slurm, "-N2 -w n1,n2", train="--job-id exp")
+    job = slurm_jobs.Job(slurm, "-N2 -w n1,n2", train="--job-id shown")
     reports = job.up(2)
     command = [sys.executable, "-m", "distlaunch"]
     variables = {"XDG_STATE_HOME": f"{slurm.work}/state", "PYTHONPATH": str(ROOT)}
@@ -25,11 +25,11 @@ def test_the_agents_of_a_step_answer(slurm):
     def ask(*words: str):
         return json.loads(slurm.run(*command, *words, "--format", "json", **variables))
 
-    view = ask("top", "exp")
+    view = ask("top", "shown")
     assert [(row["rank"], row["host"]) for row in view["ranks"]] == [(0, "n1"), (1, "n2")]
     assert view["unanswered"] == []
     assert all(row["rss_bytes"] for row in view["ranks"])
-    stack = ask("stack", "exp")
+    stack = ask("stack", "shown")
     [group] = stack["groups"]
     assert (group["ranks"], stack["unanswered"]) == ([0, 1], [])
     assert "logs_signals.py" in group["frame"]
